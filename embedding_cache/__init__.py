@@ -1,0 +1,5 @@
+"""What did we last know? Keys -> rows and their ages. Plain torch; it has never heard of a graph."""
+
+from embedding_cache.table import EmbeddingTable
+
+__all__ = ["EmbeddingTable"]

@@ -1,0 +1,46 @@
+"""Graph Segment Training: learn how fast giant computation graphs run, and place them on devices.
+
+Names are loaded when they are first used, so that `gst --help` is quick and a machine that lacks a library only misses
+what needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedding_cache import EmbeddingTable
+    from gst.batch import SegmentBatch
+    from gst.estimator import GraphSegmentTraining
+    from gst.graph import Graph
+    from gst.segments import SegmentedGraph, segment
+    from gst.store import open_store, prepare
+
+_HOMES = {
+    "EmbeddingTable": "embedding_cache",
+    "Graph": "gst.graph",
+    "GraphSegmentTraining": "gst.estimator",
+    "SegmentBatch": "gst.batch",
+    "SegmentedGraph": "gst.segments",
+    "open_store": "gst.store",
+    "prepare": "gst.store",
+    "segment": "gst.segments",
+}
+
+__all__ = [
+    "EmbeddingTable",
+    "Graph",
+    "GraphSegmentTraining",
+    "SegmentBatch",
+    "SegmentedGraph",
+    "open_store",
+    "prepare",
+    "segment",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gst' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

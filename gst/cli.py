@@ -1,0 +1,175 @@
+"""The `gst` command line. Errors of the user print one line and exit 2."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+TRAINING = ("fit", "validate", "test", "predict")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        if arguments and arguments[0] in TRAINING:
+            return _train(arguments)
+        options = _parser().parse_args(arguments)
+        run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
+        result = run(options)
+        if options.json:
+            _write_json(options.json, result)
+        return 0
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        print(f"gst: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("gst: interrupted; every file is as it was last saved", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gst",
+        description="Learn how fast giant computation graphs run, and place them on real devices.",
+        epilog=f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). Add --debug to any command for "
+        "the traceback of an error.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in TRAINING:
+        commands.add_parser(name, help=_TRAINING_HELP[name], add_help=False)
+
+    demo = _command(commands, "demo", _demo, "the whole loop on the devices found: capture, measure, learn, place, report",
+                    "gst demo\ngst demo --program inception --json runs/demo.json")
+    demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
+    demo.add_argument("--budget", type=int, default=40, help="plans to measure during the search (default: %(default)s)")
+    demo.add_argument("--seed", type=int, default=0)
+
+    prepare = _command(commands, "prepare", _prepare, "cut graphs into segments and write the segment store",
+                       "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
+                       "gst prepare synthetic:200000 --method contiguous")
+    prepare.add_argument("dataset", nargs="+", help="TpuGraphs npz files or patterns, or synthetic:NODES")
+    prepare.add_argument("--store", type=Path, default=Path("runs/stores"), help="where stores live (default: %(default)s)")
+    prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
+    prepare.add_argument("--method", default="metis", help="partitioner: metis, contiguous or random (default: %(default)s)")
+    prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
+    prepare.add_argument("--seed", type=int, default=0, help="of the partitioner (default: %(default)s)")
+
+    rank = _command(commands, "rank", _rank, "order the configurations of a program with a trained model",
+                    "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv")
+    rank.add_argument("checkpoint", type=Path)
+    rank.add_argument("file", type=Path, help="a TpuGraphs npz file")
+    rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
+    rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
+
+    trace = _command(commands, "trace", _trace, "capture a PyTorch training step as a graph",
+                     "gst trace rnnlm\ngst trace mypackage.training:make_step --out step.json")
+    trace.add_argument("program", help="a bundled program or MODULE:FUNCTION")
+
+    _command(commands, "devices", _devices, "the devices this process may use", "gst devices --json devices.json")
+    return parser
+
+
+_TRAINING_HELP = {
+    "fit": "train a model (LightningCLI: every trainer flag works)",
+    "validate": "evaluate on the validation part",
+    "test": "evaluate on the test part",
+    "predict": "score the test part",
+}
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], dict[str, Any]], summary: str, examples: str
+) -> argparse.ArgumentParser:
+    indented = "\n".join(f"  {line}" for line in examples.splitlines())
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary, epilog=f"examples:\n{indented}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_argument("--json", type=Path, help="write the result here, for programs")
+    command.set_defaults(run=run)
+    return command
+
+
+def _write_json(path: Path, result: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)
+
+
+def _train(arguments: list[str]) -> int:
+    from gst.training.cli import run
+
+    if "--json" not in arguments:
+        run(arguments)
+        return 0
+    at = arguments.index("--json")
+    if at + 1 == len(arguments):
+        raise ValueError("--json needs a path after it")
+    path = Path(arguments[at + 1])
+    _write_json(path, run(arguments[:at] + arguments[at + 2 :]))
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> dict[str, Any]:
+    from tqdm import tqdm
+
+    from gst.data import GraphSource, SyntheticPrograms, TpuGraphs
+    from gst.store import open_store, prepare
+
+    first = options.dataset[0]
+    source: GraphSource
+    if first.startswith("synthetic:"):
+        source = SyntheticPrograms(num_nodes=int(first.removeprefix("synthetic:")))
+    else:
+        source = TpuGraphs(options.dataset)
+    with tqdm(desc="preparing", unit=" graphs") as bar:
+        directory = prepare(
+            source, options.store, options.max_nodes, options.method, options.halo, options.seed,
+            lambda name: bar.update() and None,
+        )  # fmt: skip
+    graphs = open_store(directory)
+    result = {
+        "store": str(directory),
+        "graphs": len(graphs),
+        "nodes": sum(graph.num_nodes for graph in graphs),
+        "segments": sum(graph.num_segments for graph in graphs),
+        "configs": sum(graph.num_configs for graph in graphs),
+        "bytes": sum(graph.nbytes() for graph in graphs),
+    }
+    print("{store}: {graphs} graphs, {nodes} nodes in {segments} segments, {configs} configurations".format(**result))
+    return result
+
+
+def _rank(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.training.rank import rank
+
+    scores = rank(options.checkpoint, options.file)
+    order = scores.argsort(kind="stable")
+    print(f"{'config':>8}  score (lower = faster)")
+    for config in order[: options.top]:
+        print(f"{config:>8}  {scores[config]:.6g}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        partial = options.out.with_name(options.out.name + ".partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["config", "score"])
+            writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
+        partial.replace(options.out)
+    return {"file": str(options.file), "num_configs": len(scores), "top": order[: options.top].tolist()}

@@ -1,0 +1,133 @@
+"""Which configurations of which graphs go into each step, and which are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from gst.sampling import generator_for
+from gst.segments import SegmentedGraph
+
+Selection = tuple[SegmentedGraph, Int64[Tensor, " configs"]]
+"""A graph and some of its configurations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The work of one step.
+
+    Args:
+        graphs: the graphs; one may stand here twice, then with different configurations.
+        configs: configurations of each, -1 where a graph has fewer than another.
+        targets: of these configurations, NaN at -1.
+    """
+
+    graphs: tuple[SegmentedGraph, ...]
+    configs: Int64[Tensor, "graphs configs"]
+    targets: Float64[Tensor, "graphs configs"]
+
+
+class StepLoader:
+    """Iterates over steps. Every epoch shuffles the configurations of each graph, deals them out in lists of
+    `configs_per_graph`, shuffles the lists and puts `graphs_per_step` of them in a step. The order depends on the seed
+    and the epoch alone, and the position can be saved, so that a resumed training sees the very steps it would have.
+
+    Args:
+        selections: graphs and the configurations to use of each.
+        lists_per_graph: at most so many lists of each graph in an epoch; all if None.
+        shuffle: False deals everything in order.
+    """
+
+    def __init__(
+        self, selections: Sequence[Selection], graphs_per_step: int = 1, configs_per_graph: int = 32,
+        lists_per_graph: int | None = None, shuffle: bool = True, seed: int = 0,
+    ) -> None:  # fmt: skip
+        if graphs_per_step < 1 or configs_per_graph < 1:
+            raise ValueError(f"graphs_per_step ({graphs_per_step}) and configs_per_graph ({configs_per_graph}) start at 1")
+        self.selections = [selection for selection in selections if len(selection[1])]
+        self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
+        self.lists_per_graph, self.shuffle, self.seed = lists_per_graph, shuffle, seed
+        self.epoch = 0
+        self._position = 0
+
+    def __len__(self) -> int:
+        lists = sum(self._num_lists(configs) for _, configs in self.selections)
+        return -(-lists // self.graphs_per_step)
+
+    def __iter__(self) -> Iterator[Step]:
+        lists = self._deal()
+        starts = range(self._position * self.graphs_per_step, len(lists), self.graphs_per_step)
+        for start in starts:
+            self._position += 1
+            yield _step(lists[start : start + self.graphs_per_step])
+        self._position = 0
+        self.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch, self._position = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self._position = state["epoch"], state["position"]
+
+    def _num_lists(self, configs: Tensor) -> int:
+        lists = -(-len(configs) // self.configs_per_graph)
+        return lists if self.lists_per_graph is None else min(lists, self.lists_per_graph)
+
+    def _deal(self) -> list[Selection]:
+        lists: list[Selection] = []
+        for i, (graph, configs) in enumerate(self.selections):
+            if self.shuffle:
+                configs = configs[torch.randperm(len(configs), generator=generator_for(self.seed, self.epoch, i))]
+            lists += [(graph, part) for part in configs.split(self.configs_per_graph)][: self._num_lists(configs)]
+        if not self.shuffle:
+            return lists
+        order = torch.randperm(len(lists), generator=generator_for(self.seed, self.epoch, -1))
+        return [lists[i] for i in order.tolist()]
+
+
+def _step(lists: Sequence[Selection]) -> Step:
+    width = max(len(configs) for _, configs in lists)
+    padded = torch.full((len(lists), width), -1)
+    targets = torch.full((len(lists), width), torch.nan, dtype=torch.float64)
+    for row, (graph, configs) in enumerate(lists):
+        padded[row, : len(configs)] = configs
+        targets[row, : len(configs)] = torch.from_numpy(graph.targets[configs.numpy()])
+    return Step(tuple(graph for graph, _ in lists), padded, targets)
+
+
+def split(
+    graphs: Sequence[SegmentedGraph], by: Literal["configs", "graphs"], valid: int, test: int, seed: int
+) -> tuple[list[Selection], list[Selection], list[Selection]]:
+    """Train, validation and test part of a dataset.
+
+    Args:
+        by: `configs` holds out configurations of every graph, `graphs` whole graphs.
+        valid, test: how many of them.
+    """
+    everything = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+    if by == "graphs":
+        if valid + test >= len(graphs):
+            raise ValueError(f"{valid} + {test} graphs are to be held out, but there are only {len(graphs)}")
+        order = torch.randperm(len(graphs), generator=generator_for(seed)).tolist()
+        pick = lambda ids: [everything[i] for i in sorted(ids)]  # noqa: E731
+        return pick(order[valid + test :]), pick(order[:valid]), pick(order[valid : valid + test])
+    parts: tuple[list[Selection], list[Selection], list[Selection]] = ([], [], [])
+    for i, (graph, configs) in enumerate(everything):
+        if valid + test >= len(configs):
+            raise ValueError(
+                f"{valid} + {test} configurations of each graph are to be held out, but {graph.name!r} has {len(configs)}"
+            )
+        order = torch.randperm(len(configs), generator=generator_for(seed, i))
+        pieces = order.split([len(order) - valid - test, valid, test])
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append((graph, piece.sort().values))
+    return parts

@@ -1,0 +1,161 @@
+"""Genuine TpuGraphs npz files (Phothilimthana et al. 2023), layout and tile, as `Graph`s."""
+
+from __future__ import annotations
+
+import glob
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gst.data.source import GraphSource
+from gst.graph import Graph
+
+LARGEST_EXACT = 2**53   # above it float64 no longer holds every integer
+IS_ROOT = 0             # column of the 140 node features that marks the root of a tile kernel
+
+
+def read(path: Path | str, merge: bool = True) -> Graph:
+    """Read a layout or a tile file; which of the two is seen from its arrays.
+
+    Edges are stored as (consumer, producer) and come out producer -> consumer. Layout targets are runtimes in ns; tile
+    targets are runtime / normaliser, the ratio that ranks them. A tile configuration belongs to the whole kernel and is
+    given to its root.
+
+    Args:
+        merge: repeated configurations become one, with the mean, the count and the spread (standard deviation) of their
+            runtimes. If False there is one configuration for each row of the file, in its order.
+
+    Raises:
+        ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names it.
+    """
+    path = Path(path)
+    arrays = _load(path)
+    try:
+        graph = _layout(path, arrays) if "node_config_ids" in arrays else _tile(path, arrays)
+        return merge_repeats(graph) if merge else graph
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def merge_repeats(graph: Graph) -> Graph:
+    """One configuration for each distinct one, in order of first appearance."""
+    rows = graph.config_features.reshape(graph.num_configs, -1)
+    if not rows.shape[1]:
+        return graph
+    as_bytes = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
+    _, first, group = np.unique(as_bytes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    group = rank[group]
+    counts = np.bincount(group)
+    means = np.bincount(group, graph.targets) / counts
+    spreads = np.sqrt(np.bincount(group, (graph.targets - means[group]) ** 2) / counts)
+    return Graph(
+        graph.node_features, graph.edges, graph.opcodes, graph.config_nodes,
+        graph.config_features[first[order]], means, counts, spreads, graph.name,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TpuGraphs(GraphSource):
+    """A dataset of TpuGraphs files.
+
+    Args:
+        files: paths or glob patterns of npz files.
+    """
+
+    files: Sequence[str]
+
+    def paths(self) -> list[Path]:
+        found: list[Path] = []
+        for pattern in self.files:
+            matches = sorted(glob.glob(pattern, recursive=True))
+            if not matches:
+                raise ValueError(f"no file matches {pattern!r}; give paths or patterns of TpuGraphs npz files")
+            found += map(Path, matches)
+        return found
+
+    def __iter__(self) -> Iterator[Graph]:
+        return (read(path) for path in self.paths())
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile, KeyError) as error:
+        raise ValueError(f"{path}: not a readable npz file ({error}); fetch or copy it again") from error
+
+
+def _need(arrays: dict[str, np.ndarray], key: str, kinds: str, dims: int) -> np.ndarray:
+    if key not in arrays:
+        raise ValueError(f"array {key!r} is missing; the file holds {', '.join(sorted(arrays)) or 'nothing'}")
+    array = arrays[key]
+    if array.dtype.kind not in kinds or array.ndim != dims:
+        wanted = "numbers" if "f" in kinds else "integers"
+        raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, want {wanted} in {dims} dimensions")
+    return array
+
+
+def _integers(arrays: dict[str, np.ndarray], key: str, dims: int) -> np.ndarray:
+    array = _need(arrays, key, "iu", dims)
+    if array.size and int(array.max()) > LARGEST_EXACT:
+        raise ValueError(f"{key} holds {int(array.max())}, beyond 2**53: an overflow upstream, or not a runtime")
+    return array.astype(np.int64)
+
+
+def _runtimes(arrays: dict[str, np.ndarray], key: str, configs: int) -> np.ndarray:
+    runtimes = _integers(arrays, key, 1)
+    if len(runtimes) != configs:
+        raise ValueError(f"{key} holds {len(runtimes)} entries for {configs} configurations")
+    if runtimes.size and int(runtimes.min()) < 0:
+        raise ValueError(f"{key} holds {int(runtimes.min())}; a runtime is not negative (an overflow upstream?)")
+    return runtimes
+
+
+def _nodes(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    features = _need(arrays, "node_feat", "fiu", 2).astype(np.float32)
+    opcodes = _integers(arrays, "node_opcode", 1)
+    edges = _integers(arrays, "edge_index", 2)
+    if edges.shape[1] != 2:
+        raise ValueError(f"edge_index has shape {edges.shape}, want (edges, 2)")
+    return features, opcodes, np.ascontiguousarray(edges[:, ::-1].T)
+
+
+def _layout(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
+    features, opcodes, edges = _nodes(arrays)
+    config_features = _need(arrays, "node_config_feat", "fiu", 3)
+    runtimes = _runtimes(arrays, "config_runtime", len(config_features))
+    config_nodes = _integers(arrays, "node_config_ids", 1)
+    return Graph(
+        features, edges, opcodes, config_nodes, _compact(config_features), runtimes.astype(np.float64), name=path.stem
+    )
+
+
+def _tile(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
+    features, opcodes, edges = _nodes(arrays)
+    config_features = _need(arrays, "config_feat", "fiu", 2)
+    runtimes = _runtimes(arrays, "config_runtime", len(config_features))
+    normalizers = _runtimes(arrays, "config_runtime_normalizers", len(config_features))
+    if normalizers.size and int(normalizers.min()) < 1:
+        raise ValueError("config_runtime_normalizers holds zeros; a normaliser is at least 1")
+    roots = np.flatnonzero(features[:, IS_ROOT]) if features.shape[1] == 140 else np.zeros(0, np.int64)
+    root = roots[:1] if len(roots) else np.array([len(features) - 1])
+    return Graph(
+        features, edges, opcodes, root, _compact(config_features[:, None]), runtimes / normalizers, name=path.stem
+    )
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """int8 where that loses nothing (layouts always), else float32."""
+    if not np.isfinite(values).all():
+        raise ValueError("configuration features hold NaN or infinity; the file is damaged")
+    if values.size and values.min() >= -128 and values.max() <= 127 and (values == np.trunc(values)).all():
+        return values.astype(np.int8)
+    return values.astype(np.float32)

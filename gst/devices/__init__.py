@@ -1,0 +1,15 @@
+"""What is here and how fast it is: devices, plans, and plans run for real."""
+
+from gst.devices.calls import ExecutionError
+from gst.devices.discover import Device, discover, select
+from gst.devices.executor import Executor, Transfers, eager, pytorch
+from gst.devices.load import LoadGate, LoadMeter
+from gst.devices.log import Log
+from gst.devices.measure import Measurement, machine_record, measure
+from gst.devices.plan import Plan
+from gst.devices.profile import profile
+
+__all__ = [
+    "Device", "ExecutionError", "Executor", "LoadGate", "LoadMeter", "Log", "Measurement", "Plan",
+    "Transfers", "discover", "eager", "machine_record", "measure", "profile", "pytorch", "select",
+]  # fmt: skip

@@ -1,0 +1,126 @@
+"""One graph: what a program is, the configurations it was run under, and how long each run took."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64, Shaped
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A computation graph, its configurations and its measured targets. Arrays only; nothing is copied.
+
+    Index convention: node ids run from 0 to `num_nodes - 1`; an edge points from the producer of a value to its
+    consumer. A graph without configurations has exactly one, with no configurable node.
+
+    Args:
+        node_features: what is known of a node whatever the configuration.
+        edges: row 0 holds producers, row 1 consumers.
+        opcodes: kind of each node, small integers >= 0; zeros if not given.
+        config_nodes: the configurable nodes, each at most once.
+        config_features: for each configuration, the features it gives each configurable node (int8 or float32).
+        targets: what is to be predicted, one number per configuration (a runtime is the mean of its repeats, in
+            nanoseconds: float64 holds every integer up to 2**53 ns, 104 days, exactly). NaN where unknown.
+        counts: how many measurements stand behind each target.
+        spreads: standard deviation of those measurements, in the unit of the targets (0 for a single one).
+        name: unique within a dataset; made from the content if not given.
+
+    Raises:
+        ValueError: an array does not fit the others; the message says which, what it got and what it wanted.
+    """
+
+    node_features: Float32[np.ndarray, "nodes features"]
+    edges: Int64[np.ndarray, "2 edges"]
+    opcodes: Int64[np.ndarray, " nodes"] = field(default=None)  # type: ignore[assignment]
+    config_nodes: Int64[np.ndarray, " configurable"] = field(default=None)  # type: ignore[assignment]
+    config_features: Shaped[np.ndarray, "configs configurable channels"] = field(default=None)  # type: ignore[assignment]
+    targets: Float64[np.ndarray, " configs"] = field(default=None)  # type: ignore[assignment]
+    counts: Int64[np.ndarray, " configs"] = field(default=None)  # type: ignore[assignment]
+    spreads: Float64[np.ndarray, " configs"] = field(default=None)  # type: ignore[assignment]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        nodes = len(self.node_features)
+        fill = lambda field_name, value: object.__setattr__(self, field_name, value)  # noqa: E731 (frozen)
+        if self.opcodes is None:
+            fill("opcodes", np.zeros(nodes, np.int64))
+        if self.config_nodes is None:
+            fill("config_nodes", np.zeros(0, np.int64))
+        if self.config_features is None:
+            configs = 1 if self.targets is None else len(self.targets)
+            fill("config_features", np.zeros((configs, len(self.config_nodes), 0), np.int8))
+        configs = len(self.config_features)
+        if self.targets is None:
+            fill("targets", np.full(configs, np.nan))
+        if self.counts is None:
+            fill("counts", np.ones(configs, np.int64))
+        if self.spreads is None:
+            fill("spreads", np.zeros(configs))
+        if not self.name:
+            fill("name", self.digest())
+        self._check()
+
+    def _check(self) -> None:
+        nodes, configs = self.num_nodes, self.num_configs
+
+        def require(holds: bool, problem: str) -> None:
+            if not holds:
+                raise ValueError(f"graph {self.name!r}: {problem}")
+
+        require(self.node_features.ndim == 2, f"node_features has shape {self.node_features.shape}, want (nodes, features)")
+        require(nodes > 0, "it has no nodes; a graph needs at least one")
+        require(self.edges.ndim == 2 and len(self.edges) == 2, f"edges has shape {self.edges.shape}, want (2, edges)")
+        if self.edges.size:
+            low, high = int(self.edges.min()), int(self.edges.max())
+            require(0 <= low and high < nodes, f"edges name nodes {low}..{high}, but nodes are 0..{nodes - 1}")
+        require(bool(np.isfinite(self.node_features).all()), "node_features holds NaN or infinity; clean them before")
+        require(self.opcodes.shape == (nodes,), f"opcodes has shape {self.opcodes.shape}, want ({nodes},)")
+        require(not self.opcodes.size or int(self.opcodes.min()) >= 0, "opcodes holds negative numbers")
+        require(configs > 0, "it has no configurations; leave config_features out for a graph without any")
+        require(
+            self.config_features.ndim == 3 and self.config_features.shape[1] == len(self.config_nodes),
+            f"config_features has shape {self.config_features.shape}, want (configs, {len(self.config_nodes)}, channels)",
+        )
+        if self.config_features.dtype.kind == "f":
+            require(bool(np.isfinite(self.config_features).all()), "config_features holds NaN or infinity")
+        if self.config_nodes.size:
+            low, high = int(self.config_nodes.min()), int(self.config_nodes.max())
+            require(0 <= low and high < nodes, f"config_nodes names nodes {low}..{high}, but nodes are 0..{nodes - 1}")
+            require(len(np.unique(self.config_nodes)) == len(self.config_nodes), "config_nodes names a node twice")
+        for label in ("targets", "counts", "spreads"):
+            shape = getattr(self, label).shape
+            require(shape == (configs,), f"{label} has shape {shape}, want ({configs},), one for each configuration")
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_features)
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.shape[1]
+
+    @property
+    def num_configs(self) -> int:
+        return len(self.config_features)
+
+    def digest(self) -> str:
+        """16 hexadecimal digits that differ when any array differs."""
+        digest = hashlib.sha256()
+        for entry in fields(self):
+            if entry.name != "name":
+                array = np.ascontiguousarray(getattr(self, entry.name))
+                digest.update(f"{entry.name} {array.dtype.str} {array.shape}".encode())
+                digest.update(array.data.cast("B") if array.size else b"")
+        return digest.hexdigest()[:16]
+
+    def relabelled(self, order: Int64[np.ndarray, " nodes"]) -> Graph:
+        """The same graph with node `order[i]` renamed to `i` (`order` is a permutation of all nodes)."""
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
+        return Graph(
+            self.node_features[order], position[self.edges], self.opcodes[order], position[self.config_nodes],
+            self.config_features, self.targets, self.counts, self.spreads, self.name,
+        )  # fmt: skip

@@ -1,0 +1,22 @@
+"""From the pooled embedding of a graph to its score."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """One number per graph and configuration: a linear term, which a sum over nodes deserves, plus an MLP.
+
+    Args:
+        hidden_channels: width of the hidden layer of the MLP; the width of the embedding is taken from the first one.
+    """
+
+    def __init__(self, hidden_channels: int = 64) -> None:
+        super().__init__()
+        self.linear = nn.LazyLinear(1)
+        self.mlp = nn.Sequential(nn.LazyLinear(hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, 1))
+
+    def forward(self, embedding: Float[Tensor, "graphs configs channels"]) -> Float[Tensor, "graphs configs"]:
+        return (self.linear(embedding) + self.mlp(embedding)).squeeze(-1)

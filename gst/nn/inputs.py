@@ -1,0 +1,58 @@
+"""From raw features to the first hidden state of every node under every configuration."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gst.batch import SegmentBatch
+
+
+class InputProjection(nn.Module):
+    """Opcode embedding + projected node features, computed once, + projected configuration where a node has one.
+
+    Feature widths are taken from the first batch (lazy layers, as in PyG).
+
+    Args:
+        channels: width of the hidden state.
+        num_opcodes: opcodes are 0 .. num_opcodes - 1.
+        config_symbols: if > 0, configuration features are symbols -1 .. config_symbols - 2 (layouts: -1 .. 5, so 7)
+            and each (column, symbol) has an embedding; if 0 they are numbers and are log-scaled.
+    """
+
+    def __init__(self, channels: int, num_opcodes: int = 256, config_symbols: int = 0) -> None:
+        super().__init__()
+        self.config_symbols = config_symbols
+        self.num_opcodes = num_opcodes
+        self.opcode = nn.Embedding(num_opcodes, channels)
+        self.static = nn.LazyLinear(channels)
+        self.config = nn.LazyLinear(channels, bias=False)
+
+    def forward(self, batch: SegmentBatch) -> Float[Tensor, "nodes configs channels"]:
+        if int(batch.opcodes.max()) >= self.num_opcodes:
+            raise ValueError(
+                f"opcode {int(batch.opcodes.max())} found, but the encoder embeds 0..{self.num_opcodes - 1}; "
+                f"raise num_opcodes"
+            )
+        once = self.static(signed_log(batch.node_features)) + self.opcode(batch.opcodes)
+        hidden = once[:, None].expand(-1, batch.num_configs, -1)
+        features = batch.config_features
+        if not features.shape[2]:
+            return hidden
+        given = self._symbols(features) if self.config_symbols else signed_log(features)
+        return hidden.index_add(0, batch.config_nodes, self.config(given).to(hidden.dtype))
+
+    def _symbols(self, features: Float[Tensor, "nodes configs columns"]) -> Float[Tensor, "nodes configs width"]:
+        index = features.long() + 1
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.config_symbols:
+            raise ValueError(
+                f"configuration features {int(index.min()) - 1}..{int(index.max()) - 1} found, but the encoder knows the "
+                f"symbols -1..{self.config_symbols - 2}; set config_symbols to 0 if they are numbers"
+            )
+        return nn.functional.one_hot(index, self.config_symbols).flatten(2).to(features.dtype)
+
+
+def signed_log(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """sign(x) log(1 + |x|): sizes from 1 to 10^9 become numbers of one magnitude."""
+    return torch.sign(x) * torch.log1p(x.abs())

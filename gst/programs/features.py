@@ -1,0 +1,141 @@
+"""What a cost model is told of each operation: sizes, arithmetic, kind and position in the program."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch.utils.flop_counter import conv_flop_count, flop_registry
+
+from gst.programs.colocation import is_elementwise
+from gst.programs.program import Operation, Reference
+
+FEATURE_NAMES = (
+    "log_output_bytes", "log_input_bytes", "log_flops", "rank",
+    "log_dim_0", "log_dim_1", "log_dim_2", "log_dim_3", "dtype_bytes", "is_floating", "num_results",
+    "is_input", "is_constant", "is_operation", "is_view", "is_elementwise",
+    "log_in_degree", "log_out_degree", "depth", "height",
+)  # fmt: skip
+
+# The numbers of opcodes are stored with datasets: only append. 0 = input, 1 = constant, then these in order.
+KNOWN_OPERATIONS = (
+    "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "_to_copy",
+    "_unsafe_view", "abs", "add", "addcdiv", "addcmul", "addmm", "alias", "amax", "amin", "arange", "argmax",
+    "avg_pool2d", "avg_pool2d_backward", "baddbmm", "bernoulli", "bmm", "cat", "clamp", "clone",
+    "constant_pad_nd", "convolution", "convolution_backward", "cos", "cumsum", "div", "embedding",
+    "embedding_dense_backward", "empty", "eq", "erf", "exp", "expand", "fill", "full", "full_like", "gather",
+    "ge", "gelu", "gelu_backward", "getitem", "gt", "index", "index_put", "index_select", "le", "leaky_relu",
+    "log", "lt", "masked_fill", "max", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
+    "maximum", "mean", "min", "minimum", "mm", "mse_loss", "mul", "native_dropout", "native_group_norm",
+    "native_group_norm_backward", "native_layer_norm", "native_layer_norm_backward", "ne", "neg",
+    "new_zeros", "nll_loss_backward", "nll_loss_forward", "ones", "ones_like", "permute", "pow",
+    "reciprocal", "relu", "rsqrt", "rsub", "scalar_tensor", "scatter", "scatter_add", "select",
+    "select_backward", "sigmoid", "sigmoid_backward", "silu", "sin", "slice", "slice_backward", "softplus",
+    "split", "split_with_sizes", "sqrt", "squeeze", "stack", "sub", "sum", "t", "tanh", "tanh_backward",
+    "threshold_backward", "transpose", "unbind", "unsqueeze", "upsample_nearest2d", "var_mean", "view",
+    "where", "zeros", "zeros_like",
+)  # fmt: skip
+NUM_OTHER = 32  # operations not in the list share these, by checksum of their name
+NUM_OPCODES = 2 + len(KNOWN_OPERATIONS) + NUM_OTHER
+_NUMBER = {name: 2 + position for position, name in enumerate(KNOWN_OPERATIONS)}
+
+
+def opcode(operation: Operation) -> int:
+    """Kind of an operation, 0 .. NUM_OPCODES - 1, the same in every process; overloads count as one kind."""
+    if operation.kind != "operation":
+        return 0 if operation.kind == "input" else 1
+    packet = getattr(operation.target, "overloadpacket", operation.target)
+    name = getattr(packet, "__name__", str(packet))
+    if name in _NUMBER:
+        return _NUMBER[name]
+    return 2 + len(KNOWN_OPERATIONS) + zlib.crc32(name.encode()) % NUM_OTHER
+
+
+def node_features(
+    operations: Sequence[Operation], edges: Int64[np.ndarray, "2 edges"]
+) -> Float32[np.ndarray, "nodes features"]:
+    """Columns as in `FEATURE_NAMES`. Logarithms are natural, of 1 + the number; depth and height are 0 .. 1.
+
+    Args:
+        operations: nodes in topological order.
+        edges: producers, consumers; each pair once.
+    """
+    nodes = len(operations)
+    counted = flops(operations)
+    in_degree, out_degree = np.bincount(edges[1], minlength=nodes), np.bincount(edges[0], minlength=nodes)
+    depth, height = _longest_paths(nodes, edges)
+    rows = []
+    for node, operation in enumerate(operations):
+        shape = operation.shapes[0] if operation.shapes else ()
+        dims = [*shape[:4], 0, 0, 0, 0][:4]
+        input_bytes = sum(operations[producer].output_bytes for producer in operation.producers)
+        dtype = operation.dtypes[0] if operation.dtypes else None
+        logarithms = np.log1p([operation.output_bytes, input_bytes, counted[node]])
+        rows.append([
+            *logarithms, len(shape), *np.log1p(dims),
+            dtype.itemsize if dtype else 0, dtype.is_floating_point if dtype else 0, len(operation.shapes),
+            operation.kind == "input", operation.kind == "constant", operation.kind == "operation",
+            operation.is_view, is_elementwise(operation),
+            np.log1p(in_degree[node]), np.log1p(out_degree[node]), depth[node], height[node],
+        ])  # fmt: skip
+    return np.array(rows, np.float32).reshape(nodes, len(FEATURE_NAMES))
+
+
+def flops(operations: Sequence[Operation]) -> Float64[np.ndarray, " nodes"]:
+    """Floating point operations of each node.
+
+    Exact for what PyTorch's flop counter knows (products of matrices, convolutions, attention, and their
+    derivatives; a multiplication and an addition are two); 0 for inputs, constants and views; otherwise one
+    per element of the largest of inputs and output.
+    """
+    return np.array([_flops(operation, operations) for operation in operations], np.float64)
+
+
+def _flops(operation: Operation, operations: Sequence[Operation]) -> float:
+    if operation.kind != "operation" or operation.is_view:
+        return 0.0
+    packet = getattr(operation.target, "overloadpacket", None)
+    if packet is torch.ops.aten.convolution_backward:
+        return _convolution_backward_flops(operation, operations)
+    formula = flop_registry.get(packet)
+    if formula is not None:
+        shapes = operation.shapes[0] if len(operation.shapes) == 1 else operation.shapes
+        return float(formula(*_shapes_of(operation.args, operations), **operation.kwargs, out_val=shapes))
+    return float(max(_elements(operation), *(_elements(operations[each]) for each in operation.producers), 0))
+
+
+def _convolution_backward_flops(operation: Operation, operations: Sequence[Operation]) -> float:
+    """As many as the convolution for each wanted derivative (PyTorch 2.13 counts only if all are)."""
+    gradient, inputs, weight = (operations[each.node].shapes[0] for each in operation.args[:3])
+    transposed, wanted = operation.args[7], operation.args[10]
+    return float(sum(wanted[:2]) * conv_flop_count(list(inputs), list(weight), list(gradient), transposed))
+
+
+def _shapes_of(template: Any, operations: Sequence[Operation]) -> Any:
+    """The template with each reference replaced by the shape of what it stands for."""
+    if isinstance(template, Reference):
+        return operations[template.node].shapes[0]
+    if isinstance(template, list | tuple):
+        return type(template)(_shapes_of(each, operations) for each in template)
+    return template
+
+
+def _elements(operation: Operation) -> int:
+    return sum(int(np.prod(shape)) for shape in operation.shapes)
+
+
+def _longest_paths(
+    nodes: int, edges: Int64[np.ndarray, "2 edges"]
+) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
+    """Edges on the longest path from a source, and to a sink, as a share of the longest in the program."""
+    depth, height = np.zeros(nodes), np.zeros(nodes)
+    for producer, consumer in edges[:, np.argsort(edges[1], kind="stable")].T:
+        depth[consumer] = max(depth[consumer], depth[producer] + 1)
+    for producer, consumer in edges[:, np.argsort(-edges[0], kind="stable")].T:
+        height[producer] = max(height[producer], height[consumer] + 1)
+    longest = max(depth.max(initial=0.0), 1.0)
+    return depth / longest, height / longest

@@ -1,0 +1,6 @@
+"""Graph Segment Training under Lightning."""
+
+from gst.training.datamodule import SegmentDataModule
+from gst.training.module import SegmentTrainingModule
+
+__all__ = ["SegmentDataModule", "SegmentTrainingModule"]

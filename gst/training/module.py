@@ -1,0 +1,149 @@
+"""Graph Segment Training as a LightningModule: steps, metrics, finetuning, checkpoints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Literal
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embedding_cache import EmbeddingTable
+from gst.cost.losses import LOSSES
+from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
+from gst.data.loader import Step
+from gst.estimator import GraphSegmentTraining
+from gst.pooling import Pooling
+
+
+class SegmentTrainingModule(L.LightningModule):
+    """Train an encoder and a head on graphs cut into segments.
+
+    Args:
+        encoder, head, pooling, num_fresh, keep_probability, omit_rest, max_rows, seed: see
+            `gst.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
+        table: keep embeddings of segments between steps (+E).
+        loss: what the scores learn; `log_runtime` makes them logarithms of runtimes.
+        finetune_epochs: for so many epochs at the end only the head learns, on exact embeddings (+F).
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        pooling: Pooling = "mean",
+        num_fresh: int = 1,
+        keep_probability: float = 1.0,
+        table: bool = False,
+        omit_rest: bool = False,
+        loss: Literal["pairwise_hinge", "list_mle", "log_runtime"] = "pairwise_hinge",
+        finetune_epochs: int = 0,
+        max_rows: int = 1 << 18,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.estimator = GraphSegmentTraining(
+            encoder, head, pooling, num_fresh, keep_probability,
+            omit_rest=omit_rest, max_rows=max_rows, seed=seed,
+        )  # fmt: skip
+        self.wants_table, self.loss, self.finetune_epochs = table, loss, finetune_epochs
+        if table and omit_rest:
+            raise ValueError("omit_rest leaves out what the table would give; use one of the two")
+        self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
+        self._evaluated: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def setup(self, stage: str) -> None:
+        loader = getattr(self.trainer.datamodule, f"{_LOADER[stage]}_dataloader")()
+        self.materialise(next(iter(loader)))
+        if stage == "fit" and self.loss == "log_runtime":
+            self.offset.fill_(self.trainer.datamodule.mean_log_target())
+
+    def materialise(self, step: Step) -> None:
+        """Give lazy layers their widths and make the table, from one segment of one graph."""
+        with torch.no_grad():
+            embedded = self.estimator._encode(step.graphs[:1], [(0, 0)], step.configs[:1, :1])
+            self.estimator.head(embedded)
+        if self.wants_table and self.estimator.table is None:
+            self.estimator.table = EmbeddingTable(1, embedded.shape[-1])
+
+    def forward(self, step: Step) -> Tensor:
+        """Scores (graphs, configs): the lower, the faster. exp(score) is a runtime where `loss` is `log_runtime`."""
+        return self.estimator(step.graphs, step.configs) + self.offset.float()
+
+    def training_step(self, step: Step, index: int) -> Tensor:
+        loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(step.graphs))
+        return loss
+
+    def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
+        """A step stays where it is: the estimator moves the segments it chose."""
+        return batch
+
+    def on_train_epoch_start(self) -> None:
+        last = self.trainer.max_epochs
+        if self.finetune_epochs and last and self.current_epoch >= last - self.finetune_epochs:
+            self.estimator.freeze_encoder()
+
+    def on_train_epoch_end(self) -> None:
+        if self.estimator.table is not None:
+            statistics = self.estimator.table.statistics()
+            self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
+
+    def validation_step(self, step: Step, index: int) -> None:
+        self._evaluate(step)
+
+    def test_step(self, step: Step, index: int) -> None:
+        self._evaluate(step)
+
+    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float]]:
+        scores = self(step).cpu()
+        return [
+            (graph.name, int(config), float(score))
+            for graph, configs, row in zip(step.graphs, step.configs, scores, strict=True)
+            for config, score in zip(configs, row, strict=True)
+            if config >= 0
+        ]
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_metrics("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_metrics("test")
+
+    def _evaluate(self, step: Step) -> None:
+        scores = self(step).cpu()
+        for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
+            real = ~targets.isnan()
+            self._evaluated[graph.name].append((row[real], targets[real]))
+
+    def _log_metrics(self, part: str) -> None:
+        pairs = [tuple(map(torch.cat, zip(*pieces, strict=True))) for pieces in self._evaluated.values()]
+        self._evaluated.clear()
+        if pairs and all(len(scores) == 1 for scores, _ in pairs):   # one target per graph: rank the graphs
+            pairs = [tuple(map(torch.cat, zip(*pairs, strict=True)))]
+        metrics = [evaluate(scores.numpy(), targets.numpy()) for scores, targets in pairs]
+        means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
+        self.log_dict(means, prog_bar=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["segmentation"] = self.trainer.datamodule.segmentation
+
+
+_LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+
+
+def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """The metrics of one graph; NaN where its targets order nothing."""
+    return {
+        "tau": kendall_tau(scores, targets),
+        "ordered_pairs": ordered_pair_accuracy(scores, targets),
+        "slowdown@1": slowdown_at_k(scores, targets, 1),
+        "slowdown@5": slowdown_at_k(scores, targets, 5),
+    }
+
+
+def _mean_of_known(values: list[float]) -> float:
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")

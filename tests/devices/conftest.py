@@ -1,0 +1,25 @@
+"""Small programs and two one-thread devices, whatever the machine has."""
+
+import pytest
+
+from gst.devices import Device
+from gst.programs import WORKLOADS, Program, capture
+from tests.programs.small import SMALL
+
+
+def pair(separate_memory: bool) -> list[Device]:
+    """Two CPU devices, free to use any core: they exist on a machine with one core too."""
+    return [
+        Device(f"cpu:{number}", "cpu", (), 1, f"cpu:{number}" if separate_memory else "host", "test")
+        for number in range(2)
+    ]
+
+
+@pytest.fixture(scope="session")
+def programs() -> dict[str, Program]:
+    return {name: capture(WORKLOADS[name](**sizes)) for name, sizes in SMALL.items()}
+
+
+@pytest.fixture(params=sorted(SMALL))
+def program(request: pytest.FixtureRequest, programs: dict[str, Program]) -> Program:
+    return programs[request.param]

@@ -1,0 +1,28 @@
+"""Devices are named, and a missing one is refused by naming those that are there."""
+
+import os
+
+import pytest
+
+from gst.devices import discover, select
+
+
+def test_one_device_for_each_usable_core() -> None:
+    devices = [device for device in discover() if device.kind == "cpu"]
+    assert [device.cores for device in devices] == [(core,) for core in sorted(os.sched_getaffinity(0))]
+    assert [device.name for device in devices] == [f"cpu:{number}" for number in range(len(devices))]
+    assert {device.memory for device in devices} == {"host"} and {device.threads for device in devices} == {1}
+
+
+def test_separate_memory_gives_each_its_own() -> None:
+    devices = discover(separate_memory=True)
+    assert len({device.memory for device in devices}) == len(devices)
+
+
+def test_a_missing_device_is_refused() -> None:
+    devices = discover()
+    assert select(["cpu:0"], devices) == [devices[0]]
+    with pytest.raises(ValueError, match=r"no device 'tpu:0' here; there are cpu:0"):
+        select(["cpu:0", "tpu:0"], devices)
+    with pytest.raises(ValueError, match="twice"):
+        select(["cpu:0", "cpu:0"], devices)

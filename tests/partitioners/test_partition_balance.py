@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_cases import graphs, grid, unhurried
+
+from partitioners import largest_part, num_parts_for, quality, repair, symmetric_csr
+from partitioners.balance import _overflow
+
+
+@unhurried
+@given(graphs(), st.data())
+def test_any_assignment_is_repaired(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
+    edges, num_nodes = graph
+    num_parts = data.draw(st.integers(1, num_nodes))
+    largest = largest_part(num_nodes, num_parts, data.draw(st.sampled_from([0.0, 0.1, 1.0])))
+    part_of_each = st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)
+    given_parts = np.array(data.draw(part_of_each))
+    before = given_parts.copy()
+    csr = symmetric_csr(edges, num_nodes)
+    parts = repair(given_parts, csr, num_parts, largest)
+    measured = quality(edges, parts, num_parts)
+    assert measured.smallest >= 1 and measured.largest <= largest
+    np.testing.assert_array_equal(given_parts, before)
+    np.testing.assert_array_equal(repair(parts, csr, num_parts, largest), parts)
+
+
+def test_surplus_crosses_the_border_it_shares() -> None:
+    """Part 0 of a path is too large: what moves is its end that touches part 1, not its highest ids."""
+    path = np.array([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]])
+    parts = np.array([2, 2, 1, 0, 0, 0, 0, 0])
+    assert repair(parts, symmetric_csr(path, 8), 3, 3).tolist() == [2, 2, 1, 1, 1, 0, 0, 0]
+
+
+def test_surplus_joins_the_part_it_shares_most_edges_with() -> None:
+    """Node 0 has three edges into part 2 and one into part 1; node 1 has one and two."""
+    edges = np.array([[0, 0, 0, 0, 1, 1, 1], [7, 7, 7, 6, 6, 6, 7]])
+    parts = np.array([0, 0, 0, 0, 0, 0, 1, 2])
+    assert repair(parts, symmetric_csr(edges, 8), 3, 4).tolist() == [2, 1, 0, 0, 0, 0, 1, 2]
+
+
+def test_no_more_nodes_move_than_must() -> None:
+    path = np.array([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]])
+    parts = np.array([1, 1, 0, 0, 0, 0, 0, 0])
+    assert repair(parts, symmetric_csr(path, 8), 2, 5).tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+@unhurried
+@given(graphs(), st.integers(2, 4))
+def test_the_kernel_stays_within_its_arrays(graph: tuple[np.ndarray, int], num_parts: int) -> None:
+    """Machine code does not check bounds; the same kernel, interpreted, does, and must do the same."""
+    edges, num_nodes = graph
+    csr = symmetric_csr(edges, num_nodes)
+    skewed = np.sort(np.arange(num_nodes) % (num_parts + 4) % num_parts * (np.arange(num_nodes) % 2))
+    largest = -(-num_nodes // num_parts)
+    results = []
+    for kernel in (_overflow, _overflow.py_func):
+        parts, sizes = skewed.copy(), np.bincount(skewed, minlength=num_parts)
+        kernel(csr.starts, csr.neighbours, csr.weights, parts, sizes, largest)
+        results.append(parts)
+    np.testing.assert_array_equal(*results)
+
+
+def test_surplus_without_a_border_goes_where_there_is_room() -> None:
+    parts = np.array([0, 0, 0, 0, 1, 2])
+    no_edges = symmetric_csr(np.zeros((2, 0), np.int64), 6)
+    assert repair(parts, no_edges, 3, 2).tolist() == [0, 0, 1, 2, 1, 2]
+
+
+def test_repair_keeps_most_of_the_cut_of_a_grid() -> None:
+    """One half of a grid grew by half: the repaired cut stays near one side of the grid."""
+    side = 40
+    edges = grid(side)
+    parts = (np.arange(side * side) >= 30 * side).astype(np.int64)
+    largest = largest_part(side * side, 2, 0.0)
+    repaired = repair(parts, symmetric_csr(edges, side * side), 2, largest)
+    assert quality(edges, repaired).edge_cut <= 1.2 * side / edges.shape[1]
+
+
+def test_a_hub_does_not_make_repair_quadratic() -> None:
+    leaves = 200_000
+    star = np.stack([np.zeros(leaves, np.int64), np.arange(1, leaves + 1)])
+    parts = np.zeros(leaves + 1, np.int64)
+    measured = quality(star, repair(parts, symmetric_csr(star, leaves + 1), 50, 4001), 50)
+    assert (measured.smallest >= 1) and measured.largest <= 4001
+
+
+@given(st.integers(1, 500), st.integers(1, 60), st.sampled_from([0.0, 0.1, 0.5]))
+def test_num_parts_for_is_the_fewest_that_fit(num_nodes: int, max_nodes: int, tolerance: float) -> None:
+    fewest = num_parts_for(num_nodes, max_nodes, tolerance)
+    assert largest_part(num_nodes, fewest, tolerance) <= max_nodes
+    assert all(largest_part(num_nodes, fewer, tolerance) > max_nodes for fewer in range(1, fewest))
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_parts", "tolerance", "wanted"),
+    [(100, 10, 0.1, 11), (100, 1, 0.1, 100), (10, 3, 0.0, 4), (10, 10, 0.1, 1), (10, 9, 5.0, 2)],
+)
+def test_largest_part_by_hand(num_nodes: int, num_parts: int, tolerance: float, wanted: int) -> None:
+    assert largest_part(num_nodes, num_parts, tolerance) == wanted
+
+
+def test_refuses_what_cannot_be() -> None:
+    csr = symmetric_csr(np.zeros((2, 0), np.int64), 10)
+    with pytest.raises(ValueError, match="2 parts of at most 4 nodes cannot hold 10; wanted at least 5"):
+        repair(np.zeros(10, np.int64), csr, 2, 4)
+    with pytest.raises(ValueError, match="ask for at most 10"):
+        largest_part(10, 11)
+    with pytest.raises(ValueError, match="max_nodes 0; wanted both >= 1"):
+        num_parts_for(10, 0)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from partition_cases import graphs, unhurried
+
+from partitioners import symmetric_csr
+from partitioners.arguments import checked_edges
+
+
+def neighbours_of(edges: np.ndarray, num_nodes: int) -> list[list[tuple[int, int]]]:
+    """For each node, its neighbours ascending, each with the number of edges between the two."""
+    shared: list[Counter[int]] = [Counter() for _ in range(num_nodes)]
+    for source, target in edges.T.tolist():
+        if source != target:
+            shared[source][target] += 1
+            shared[target][source] += 1
+    return [sorted(counter.items()) for counter in shared]
+
+
+@unhurried
+@given(graphs())
+def test_equals_the_slow_twin(graph: tuple[np.ndarray, int]) -> None:
+    edges, num_nodes = graph
+    csr = symmetric_csr(edges, num_nodes)
+    rows = [
+        list(zip(csr.neighbours[low:high].tolist(), csr.weights[low:high].tolist(), strict=True))
+        for low, high in zip(csr.starts[:-1], csr.starts[1:], strict=True)
+    ]
+    assert rows == neighbours_of(edges, num_nodes)
+
+
+@unhurried
+@given(graphs())
+def test_order_and_direction_of_edges_do_not_matter(graph: tuple[np.ndarray, int]) -> None:
+    edges, num_nodes = graph
+    expected, turned = symmetric_csr(edges, num_nodes), symmetric_csr(edges[::-1, ::-1], num_nodes)
+    for field in ("starts", "neighbours", "weights"):
+        np.testing.assert_array_equal(getattr(turned, field), getattr(expected, field))
+
+
+def test_a_triangle_with_a_doubled_edge_by_hand() -> None:
+    csr = symmetric_csr(np.array([[0, 1, 2, 1, 3], [1, 0, 1, 1, 0]]), 5)
+    assert csr.starts.tolist() == [0, 2, 4, 5, 6, 6]
+    assert csr.neighbours.tolist() == [1, 3, 0, 2, 1, 0]
+    assert csr.weights.tolist() == [2, 1, 2, 1, 1, 1]
+
+
+def test_compiles_where_no_cache_folder_can_be_written() -> None:
+    """numba refuses `cache=True` there with a RuntimeError; a read-only container must work nevertheless."""
+    program = (
+        "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []; "
+        "import numpy as np; from partitioners import symmetric_csr; "
+        "print(symmetric_csr(np.array([[0], [1]]), 2).neighbours.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1, 0]"
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_other_integers_are_converted(dtype: type) -> None:
+    edges = checked_edges(np.array([[0], [1]], dtype), 2)
+    assert edges.dtype == np.int64 and edges.tolist() == [[0], [1]]
+
+
+def test_refuses_what_are_no_edges() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3, 2\); wanted \(2, edges\)"):
+        checked_edges(np.zeros((3, 2), np.int64), 4)
+    with pytest.raises(ValueError, match="edges are float64"):
+        checked_edges(np.zeros((2, 3)), 4)

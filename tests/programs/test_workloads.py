@@ -1,0 +1,35 @@
+"""The bundled steps: they learn, are pure, and are the same for the same seed."""
+
+import pytest
+import torch
+
+from gst.programs import WORKLOADS
+from tests.programs.small import SMALL
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_loss_decreases_when_the_step_is_iterated(name: str) -> None:
+    step = WORKLOADS[name](**SMALL[name])
+    parameters, *tensors = step.inputs
+    losses = []
+    for _ in range(20):
+        loss, parameters = step.function(parameters, *tensors)
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_the_step_changes_none_of_its_inputs(name: str) -> None:
+    step = WORKLOADS[name](**SMALL[name])
+    before = {key: value.clone() for key, value in step.inputs[0].items()}
+    step.function(*step.inputs)
+    assert all(torch.equal(before[key], value) for key, value in step.inputs[0].items())
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_seed_gives_one_step_and_leaves_the_global_generator_alone(name: str) -> None:
+    before = torch.get_rng_state()
+    first, again, other = (WORKLOADS[name](**SMALL[name], seed=seed).inputs[0] for seed in (1, 1, 2))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+    assert torch.equal(before, torch.get_rng_state())
