@@ -91,6 +91,13 @@ class EmbeddingTable(nn.Module):
         ages = torch.where(known, now - self._written.index_select(0, slots), -1)
         return self._rows.index_select(0, slots), ages, known
 
+    def known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
+        """Whether anything was ever written for `keys`: `pull(keys)[2]` without the rows."""
+        keys = self._checked(keys)
+        if keys.numel():
+            self._check_range(*(int(bound) for bound in keys.aminmax()))
+        return self._slots.index_select(0, keys) > 0
+
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
         """Write one row per key, without its gradient. Rows are not searched for NaN.
 

@@ -62,14 +62,14 @@ def capture(step: TrainingStep) -> Program:
     )  # fmt: skip
 
 
-def capture_function(name: str) -> Program:
-    """Capture a bundled workload ('rnnlm') or what the function without arguments 'module:function' returns.
+def resolve(name: str) -> TrainingStep:
+    """A bundled workload ('rnnlm'), or what the function without arguments 'module:function' returns.
 
     Raises:
-        ValueError: no such module or function, or it does not return a `TrainingStep`; or see `capture`.
+        ValueError: no such module or function, or it does not return a `TrainingStep`.
     """
     if name in WORKLOADS:
-        return capture(WORKLOADS[name]())
+        return WORKLOADS[name]()
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
         known = ", ".join(sorted(WORKLOADS))
@@ -86,7 +86,12 @@ def capture_function(name: str) -> Program:
     step = factory()
     if not isinstance(step, TrainingStep):
         raise ValueError(f"{name!r} returned a {type(step).__name__}, want a gst.programs.TrainingStep")
-    return capture(step)
+    return step
+
+
+def capture_function(name: str) -> Program:
+    """`capture(resolve(name))`."""
+    return capture(resolve(name))
 
 
 def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], tuple[Any, ...]]:

@@ -117,10 +117,10 @@ class Branches(nn.Module):
 
 
 class ConvNormRelu(nn.Sequential):
-    """Convolution that keeps the image's size, GroupNorm (no running statistics: the step is pure), ReLU."""
+    """Convolution, GroupNorm (no running statistics: the step is pure), ReLU; `stride` shrinks the image."""
 
-    def __init__(self, channels: int, width: int, kernel: int) -> None:
-        convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False)
+    def __init__(self, channels: int, width: int, kernel: int, stride: int = 1) -> None:
+        convolution = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
         super().__init__(convolution, nn.GroupNorm(4, width), nn.ReLU())
 
 
@@ -131,7 +131,9 @@ def inception(
     generator = torch.Generator().manual_seed(seed)
 
     def build() -> nn.Module:
-        stem = nn.Sequential(ConvNormRelu(3, width, 3), nn.AvgPool2d(2))
+        stem = ConvNormRelu(
+            3, width, 3, stride=2
+        )  # small at once: what all branches wait for should be short
         body = [Branches(width if module == 0 else 4 * width, width) for module in range(modules)]
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
         return nn.Sequential(stem, *body, head)

@@ -9,7 +9,7 @@ from gst.devices.discover import usable_cores
 
 
 class Clock:
-    """A clock and counters moved by hand; `others` is the share of all cores that others take while we sleep."""
+    """A clock and counters moved by hand; `others`: share of all cores that others take while we sleep."""
 
     def __init__(self, others: list[float]) -> None:
         self.now, self.busy, self.own, self.others = 0.0, 0.0, 0.0, others

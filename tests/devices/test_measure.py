@@ -10,7 +10,8 @@ import pytest
 from gst.devices import Executor, LoadGate, Log, Measurement, measure, profile
 from gst.devices.measure import median_interval
 from gst.programs import Program
-from tests.devices.conftest import pair
+
+from .conftest import pair
 
 
 def test_callables_take_turns_after_their_warm_up() -> None:
@@ -18,8 +19,11 @@ def test_callables_take_turns_after_their_warm_up() -> None:
     rounds: list[tuple[int, int]] = []
     found = measure(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
-        repetitions=3, warmup=2, progress=lambda done, total: rounds.append((done, total)), plan_keys={"b": "key"},
-    )  # fmt: skip
+        repetitions=3,
+        warmup=2,
+        progress=lambda done, total: rounds.append((done, total)),
+        plan_keys={"b": "key"},
+    )
     assert calls == ["a", "b"] * 5
     assert rounds == [(number, 5) for number in range(1, 6)]
     assert found["a"].repetitions == len(found["a"].samples_ms) == 3

@@ -16,7 +16,8 @@ from gst.programs import (
     capture_function,
     outputs_differ,
 )
-from tests.programs.small import SMALL
+
+from .small import SMALL
 
 
 @pytest.fixture(scope="module", params=sorted(SMALL))
@@ -82,7 +83,7 @@ def test_the_update_of_a_parameter_is_placed_with_it(program: Program, step: Tra
 
 
 def test_large_operations_are_free(program: Program) -> None:
-    """Products of matrices and convolutions are not tied to each other: each group has at most one of them."""
+    """Products of matrices and convolutions are not tied together: a group has at most one of them."""
     heavy = [
         program.colocation[node]
         for node, each in enumerate(program.operations)
@@ -143,7 +144,7 @@ def no_step() -> int:
 
 
 def test_a_function_is_found_by_name() -> None:
-    assert capture_function("tests.programs.test_capture:tiny").name == "tiny"
+    assert capture_function(f"{__name__}:tiny").name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -151,8 +152,8 @@ def test_a_function_is_found_by_name() -> None:
     [
         ("nothing", "inception, rnnlm"),
         ("no_such_module:f", "cannot import 'no_such_module'"),
-        ("tests.programs.test_capture:absent", "has no function 'absent'"),
-        ("tests.programs.test_capture:no_step", "returned a int"),
+        (f"{__name__}:absent", "has no function 'absent'"),
+        (f"{__name__}:no_step", "returned a int"),
     ],
 )
 def test_a_wrong_name_is_refused(name: str, message: str) -> None:

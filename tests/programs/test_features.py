@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gst.programs import FEATURE_NAMES, NUM_OPCODES, WORKLOADS, TrainingStep, capture
 from gst.programs.features import KNOWN_OPERATIONS, flops, opcode
-from tests.programs.small import SMALL
+
+from .small import SMALL
 
 
 def _product(parameters: dict) -> tuple:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gst.programs import WORKLOADS
-from tests.programs.small import SMALL
+
+from .small import SMALL
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

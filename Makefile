@@ -1,0 +1,42 @@
+# Everything from nothing: python3.11 and gcc are enough.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+
+.PHONY: demo test lint bench sparse clean
+
+demo: $(STAMPS)/base            ## set up, then run the whole loop on what this machine has
+	$(BIN)/gst demo --json runs/demo.json
+
+test: $(STAMPS)/dev             ## set up, then run every test
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+
+lint: $(STAMPS)/dev             ## style, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMPS)/base           ## the figures of experiments/results, made anew
+	$(BIN)/python -m experiments.benchmarks.memory
+	$(BIN)/python -m experiments.benchmarks.alexnet
+
+sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (ten minutes or more)
+
+$(STAMPS)/base: pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (once; about 300 MB to fetch)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch==2.13.0 setuptools
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e .
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: $(STAMPS)/base
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(STAMPS)/sparse: $(STAMPS)/base
+	$(BIN)/python -m pip install --no-build-isolation -c constraints.txt -e ".[sparse]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info

@@ -1,0 +1,156 @@
+"""The whole loop on the devices found, written to a directory: what `gst demo` does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.devices import Device, Executor, LoadGate, Log, Measurement, discover, eager, machine_record, measure, profile, pytorch
+from gst.placement.baselines import Task, portfolio
+from gst.placement.runtime import MeasuredRuntime
+from gst.placement.search import Progress, Search
+from gst.programs import Program, TrainingStep, capture, outputs_differ, resolve
+from gst.report import render
+from gst.segments import segment
+from gst.store import prepare
+
+
+def demo(
+    program_name: str, out: Path, budget: int = 40, seed: int = 0, resume: bool = False, command: str = "gst demo",
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Capture a training step, learn how fast plans for it run here, search one, measure it beside all baselines.
+
+    Writes to `out`: `measurements.jsonl` as they are made, then `plan.json`, `cost_model.pt`, `dataset/`, `report.html`.
+
+    Args:
+        program_name: a bundled program or `module:function`.
+        budget: plans to measure while searching.
+        resume: go on with the measurements in `out` instead of starting anew.
+        command: quoted in the report.
+
+    Returns:
+        program, num_nodes, devices, plans, best, pytorch_ms, cost_model; see the README.
+    """
+    started = time.perf_counter()
+    step = resolve(program_name)
+    progress("capturing", 0, 1)
+    program = capture(step)
+    devices = discover()
+    out.mkdir(parents=True, exist_ok=True)
+    log = Log(out / "measurements.jsonl")
+    if not resume:
+        log.path.unlink(missing_ok=True)
+    with Executor(program, devices) as executor:
+        progress("profiling", 0, 1)
+        task = Task(program, tuple(devices), profile_devices(program, executor))
+        search = Search(
+            task, MeasuredRuntime(executor, gate=LoadGate()), log, budget, seed=seed, progress=progress
+        )
+        best = search.run()
+        check_outputs(executor, best)
+        plans = {**portfolio(task), "best": best}
+        final = measure_finally(step, executor, plans, progress)
+    tau = search.tau()
+    name = min((n for n in plans if final[n].outcome == "ok"), key=lambda n: final[n].median_ms)
+    plans[name].save(out / "plan.json")
+    if search.model is not None:
+        search.model.save(out / "cost_model.pt")
+    prepare([replace(search.dataset(), name=program.name)], out / "dataset", max_nodes=512)
+    result: dict[str, Any] = {
+        "program": program.name,
+        "num_nodes": program.num_nodes,
+        "devices": [device.name for device in devices],
+        "plans": {label: _interval(measurement) for label, measurement in final.items()},
+        "best": name,
+        "pytorch_ms": final["pytorch"].median_ms,
+        "cost_model": {
+            "tau": None if np.isnan(tau) else tau,
+            "num_measured": len(search.trials),
+            "num_screened": search.num_screened,
+        },
+    }
+    record = result | _drawn(program, devices, plans[name].placement, search) | {
+        "machine": machine_record(), "seconds": time.perf_counter() - started, "command": command,
+    }
+    (out / "report.html").write_text(render(record))
+    return result
+
+
+def profile_devices(program: Program, executor: Executor) -> Float64[np.ndarray, "devices nodes"]:
+    """Profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
+    seen: dict[tuple[str, int, str], np.ndarray] = {}
+    for device in executor.devices:
+        kind = (device.kind, device.threads, device.description)
+        if kind not in seen:
+            seen[kind] = profile(program, executor, device.name)
+    return np.stack([seen[device.kind, device.threads, device.description] for device in executor.devices])
+
+
+def check_outputs(executor: Executor, plan: Any) -> None:
+    """A plan counts only if it computes what the program computes."""
+    difference = outputs_differ(executor.run(plan), eager(executor.program))
+    if difference:
+        raise ValueError(f"the plan does not compute what the program does: {difference}")
+
+
+def measure_finally(
+    step: TrainingStep, executor: Executor, plans: dict[str, Any], progress: Progress, repetitions: int = 25
+) -> dict[str, Measurement]:
+    """Fresh, interleaved runs of every plan, of the captured program run eagerly, and of plain PyTorch."""
+    runs: dict[str, Callable[[], object]] = {
+        name: (lambda plan=plan: executor.run(plan)) for name, plan in plans.items()
+    }
+    runs |= {"eager": lambda: eager(executor.program), "pytorch": lambda: pytorch(step)}
+    keys = {name: plan.key for name, plan in plans.items()}
+    return measure(
+        runs, repetitions, 3, LoadGate(), plan_keys=keys,
+        progress=lambda done, total: progress("measuring the winners afresh", done, total),
+    )  # fmt: skip
+
+
+def _interval(measurement: Measurement) -> dict[str, float | int]:
+    return {
+        "median_ms": measurement.median_ms, "low_ms": measurement.low_ms, "high_ms": measurement.high_ms,
+        "measurements": measurement.repetitions,
+    }  # fmt: skip
+
+
+def _drawn(program: Program, devices: list[Device], placement: np.ndarray, search: Search) -> dict[str, Any]:
+    """What the report draws beyond the result."""
+    graph = program.graph
+    cut = segment(graph, max_nodes=max(64, program.num_nodes // 12))
+    part = np.empty(graph.num_nodes, np.int64)
+    part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
+    return {
+        "num_edges": graph.num_edges,
+        "devices": [{"name": device.name, "description": device.description} for device in devices],
+        "graph": {
+            "edges": graph.edges.tolist(), "segment": part.tolist(), "device": placement.tolist(),
+            "opcode": [operation.name.rsplit("_", 1)[0] for operation in program.operations],
+        },
+        "measurements": [
+            {
+                "label": trial.plan.key[:8], "origin": trial.origin, "round": trial.round,
+                "predicted_ms": None if np.isnan(trial.predicted_ms) else trial.predicted_ms,
+                **{key: trial.measurement.to_dict()[key] for key in ("median_ms", "low_ms", "high_ms", "outcome")},
+            }
+            for trial in search.trials
+        ],
+        "table": search.history,
+    }  # fmt: skip
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Write `path` at once or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)

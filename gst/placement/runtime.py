@@ -1,0 +1,57 @@
+"""How long a plan takes: one protocol, whether it is measured or predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.cost import CostModel
+from gst.data.measured_plans import plans_graph
+from gst.devices import Executor, LoadGate, Measurement, Plan, measure
+from gst.programs import Program
+
+
+class Runtime(Protocol):
+    """Runtimes of plans in milliseconds; NaN for a plan that failed."""
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]: ...
+
+
+class MeasuredRuntime:
+    """Runs plans on the devices, in turns, on quiet cores.
+
+    Args:
+        repetitions, warmup: of each plan, see `gst.devices.measure`.
+        gate: asked before every round.
+    """
+
+    def __init__(self, executor: Executor, repetitions: int = 7, warmup: int = 1, gate: LoadGate | None = None) -> None:
+        self.executor, self.repetitions, self.warmup, self.gate = executor, repetitions, warmup, gate
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return np.array([measurement.median_ms for measurement in self.measure(plans)])
+
+    def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """As a call, with everything that was seen."""
+        labels = [f"{i}:{plan.key}" for i, plan in enumerate(plans)]
+        runs = {label: (lambda plan=plan: self.executor.run(plan)) for label, plan in zip(labels, plans, strict=True)}
+        keys = {label: plan.key for label, plan in zip(labels, plans, strict=True)}
+        seen = measure(runs, self.repetitions, self.warmup, self.gate, plan_keys=keys)
+        return [seen[label] for label in labels]
+
+
+class PredictedRuntime:
+    """Asks the cost model.
+
+    Args:
+        times_us: profiled time of each operation on each device.
+    """
+
+    def __init__(self, model: CostModel, program: Program, times_us: Float64[np.ndarray, "devices nodes"]) -> None:
+        self.model, self.program, self.times_us = model, program, times_us
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return self.model.predict(plans_graph(self.program, self.times_us, plans)) / 1e6

@@ -1,0 +1,45 @@
+"""Shape words of the packages under test are checked while tests run; what tests share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+CHECKED = [   # not gst.training and gst.cli: jsonargparse reads their signatures
+    "embedding_cache", "partitioners", "gst.batch", "gst.cost", "gst.data", "gst.dropout", "gst.estimator", "gst.graph",
+    "gst.nn", "gst.pooling", "gst.sampling", "gst.segments", "gst.store",
+]  # fmt: skip
+sys.path.append(str(Path(__file__).parents[1]))   # else tests/embedding_cache could stand for the package itself
+jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+torch.set_num_threads(2)
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
+
+
+def shared_or_fixture(shared: str, fixture: str) -> Path:
+    """The whole measured file where shared/data lies beside the repository, else the part of it in tests/fixtures."""
+    return SHARED / shared if (SHARED / shared).exists() else FIXTURES / fixture
+
+
+@pytest.fixture(scope="session")
+def alexnet() -> Path:
+    return shared_or_fixture("layout/xla/random/train/alexnet_train_batch_32.npz", "alexnet_small.npz")
+
+
+@pytest.fixture(scope="session")
+def tile_kernels() -> list[Path]:
+    return sorted(shared_or_fixture("tile/xla/train", "tile").glob("*.npz"))
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As in production: nobody checks types and shapes, so the code's own errors are seen."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
