@@ -360,7 +360,7 @@ def draw_nodes(
     crossing = edges[:, device[edges[0]] != device[edges[1]]]
     second = [f'<use href="#wires"/><path class="wires crossing" d="{wires(crossing)}"/>']
     for index in np.unique(device):
-        dashes = "".join(f"M{at[n]}h0" for n in np.flatnonzero(device == index))
+        dashes = "".join(f"M{at[n]}h.01" for n in np.flatnonzero(device == index))
         cap = ("round", "square")[index % 2]
         wide = 2 * radius * (1, 0.85)[index % 2]
         look = f'class="dots c{index % NUM_COLOURS}" stroke-linecap="{cap}" stroke-width="{wide:.3g}"'

@@ -179,19 +179,30 @@ def _plans(record: Record) -> str:
     )
     said = {"pytorch": "pytorch (plain, all threads)"}
     rows = [
-        (said.get(name, name), brief(time[name], "failed"), span(plan.get("low_ms"), plan.get("high_ms")),
-         _ratio(record, plan), whole(plan.get("measurements")))
+        (
+            said.get(name, name),
+            brief(time[name], "failed"),
+            span(plan.get("low_ms"), plan.get("high_ms")),
+            _ratio(record, plan),
+            whole(plan.get("measurements")),
+        )
         for name, plan in ((name, plans[name]) for name in names)
-    ]  # fmt: skip
+    ]
     heads = ("plan", "median ms", "95 % interval", "PyTorch / plan", "runs")
     table = _rows(
         "All plans", heads, rows, names.index(record["best"]) if record.get("best") in names else None
     )
     bars = [
-        (name, number(plans[name].get("low_ms")), time[name], number(plans[name].get("high_ms")),
-         "best" if name == record.get("best") else "pytorch" if name == "pytorch" else "")
-        for name in names if not math.isnan(time[name])
-    ]  # fmt: skip
+        (
+            name,
+            number(plans[name].get("low_ms")),
+            time[name],
+            number(plans[name].get("high_ms")),
+            "best" if name == record.get("best") else "pytorch" if name == "pytorch" else "",
+        )
+        for name in names
+        if not math.isnan(time[name])
+    ]
     told = (
         "<p>Runs of all plans took turns, so that a busy moment of the machine hits them alike. Intervals "
         "are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the plan's: "
@@ -202,7 +213,7 @@ def _plans(record: Record) -> str:
     svg = charts.intervals(
         bars, number(_pytorch(record).get("median_ms")), f"Median time and interval of {len(bars)} plans"
     )
-    chart = _figure(svg, "Median and 95 % interval; dashed: plain PyTorch. The axis does not start at zero.")
+    chart = _figure(svg, "Median and 95 % interval; dashed: plain PyTorch. The axis need not start at zero.")
     return _section("plans", "1 Plans, measured again at the end", told, _pair(f"<div>{table}</div>", chart))
 
 
@@ -313,8 +324,10 @@ def _graph(record: Record) -> str:
     num_segments, used = len(np.unique(segment)), np.unique(device).tolist()
     crossing = int((device[edges[0]] != device[edges[1]]).sum())
     cut = int((segment[edges[0]] != segment[edges[1]]).sum())
-    labels = (f"The graph, coloured by its {num_segments} segments",
-              f"The graph, coloured by device: {', '.join(names[index] for index in used)}")  # fmt: skip
+    labels = (
+        f"The graph, coloured by its {num_segments} segments",
+        f"The graph, coloured by device: {', '.join(names[index] for index in used)}",
+    )
     large = len(segment) > charts.MAX_NODES or edges.shape[1] > charts.MAX_EDGES
     if large:
         by_segment, by_device = charts.draw_segments(edges, segment, device, labels)

@@ -9,21 +9,35 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
 
-CHECKED = [   # not gst.training and gst.cli: jsonargparse reads their signatures
-    "embedding_cache", "partitioners", "gst.batch", "gst.cost", "gst.data", "gst.dropout", "gst.estimator", "gst.graph",
-    "gst.nn", "gst.pooling", "gst.sampling", "gst.segments", "gst.store",
-]  # fmt: skip
-sys.path.append(str(Path(__file__).parents[1]))   # else tests/embedding_cache could stand for the package itself
+# Not gst.training and gst.cli: jsonargparse reads their signatures.
+METHOD = [
+    "batch",
+    "cost",
+    "data",
+    "dropout",
+    "estimator",
+    "graph",
+    "nn",
+    "pooling",
+    "sampling",
+    "segments",
+    "store",
+]
+CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
+sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 torch.set_num_threads(2)
+settings.register_profile("unhurried", deadline=None)  # the first example waits for libraries to load
+settings.load_profile("unhurried")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
 
 
 def shared_or_fixture(shared: str, fixture: str) -> Path:
-    """The whole measured file where shared/data lies beside the repository, else the part of it in tests/fixtures."""
+    """The measured file where shared/data lies beside the repository, else its part in tests/fixtures."""
     return SHARED / shared if (SHARED / shared).exists() else FIXTURES / fixture
 
 

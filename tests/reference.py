@@ -17,11 +17,16 @@ from gst.nn import SAGE, Head
 from gst.sampling import choose_fresh
 from gst.segments import SegmentedGraph, assemble
 
-# Small graphs -----------------------------------------------------------------------------------------------------------
+# Small graphs --------------------------------------------------------------------------------------
 
 
 def random_graph(
-    seed: int, num_nodes: int = 24, num_edges: int = 48, num_configurable: int = 5, num_configs: int = 3, channels: int = 2
+    seed: int,
+    num_nodes: int = 24,
+    num_edges: int = 48,
+    num_configurable: int = 5,
+    num_configs: int = 3,
+    channels: int = 2,
 ) -> Graph:
     """Any direction, parallel edges and self-loops; without configurable nodes there is one configuration."""
     rng = np.random.default_rng(seed)
@@ -41,9 +46,12 @@ def graphs_and_parts(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
     """A small graph and the segment of each of its nodes, none empty."""
     num_nodes = draw(st.integers(1, 14))
     graph = random_graph(
-        draw(st.integers(0, 2**16)), num_nodes, draw(st.integers(0, 30)), draw(st.integers(0, num_nodes)),
+        draw(st.integers(0, 2**16)),
+        num_nodes,
+        draw(st.integers(0, 30)),
+        draw(st.integers(0, num_nodes)),
         draw(st.integers(1, 3)),
-    )  # fmt: skip
+    )
     given = draw(st.lists(st.integers(0, 4), min_size=num_nodes, max_size=num_nodes))
     return graph, np.unique(given, return_inverse=True)[1]
 
@@ -57,7 +65,13 @@ def without_cut_edges(graph: Graph, parts: np.ndarray) -> Graph:
     kept = [edge for edge in graph.edges.T if parts[edge[0]] == parts[edge[1]]]
     edges = np.array(kept, np.int64).reshape(-1, 2).T.copy()
     return Graph(
-        graph.node_features, edges, graph.opcodes, graph.config_nodes, graph.config_features, graph.targets, name=graph.name
+        graph.node_features,
+        edges,
+        graph.opcodes,
+        graph.config_nodes,
+        graph.config_features,
+        graph.targets,
+        name=graph.name,
     )
 
 
@@ -74,18 +88,20 @@ def _both_ways(graph: Graph) -> list[tuple[int, int]]:
     return pairs + [(v, u) for u, v in pairs]
 
 
-# Models -----------------------------------------------------------------------------------------------------------------
+# Models --------------------------------------------------------------------------------------------
 
 
 class PlainGNN(nn.Module):
-    """Somebody else's: dense matrices, `(x, edge_index)`, no configurations, two layers of messages both ways."""
+    """Another's: dense matrices, `(x, edge_index)`, no configurations, two layers of messages both ways."""
 
     def __init__(self, in_channels: int, channels: int = 6) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(in_channels, channels), nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        adjacency = x.new_zeros(len(x), len(x)).index_put((edge_index[1], edge_index[0]), x.new_ones(()), accumulate=True)
+        adjacency = x.new_zeros(len(x), len(x)).index_put(
+            (edge_index[1], edge_index[0]), x.new_ones(()), accumulate=True
+        )
         hidden = torch.tanh(self.first(x + adjacency @ x))
         return torch.tanh(self.second(hidden + 0.5 * adjacency.T @ hidden))
 
@@ -94,10 +110,15 @@ def as_batch(graph: Graph) -> SegmentBatch:
     """The whole graph under all its configurations, put together by hand."""
     tensor = torch.from_numpy
     return SegmentBatch(
-        tensor(graph.node_features), tensor(graph.opcodes), tensor(graph.edges),
-        torch.zeros(graph.num_nodes, dtype=torch.long), torch.ones(graph.num_nodes, dtype=torch.bool),
-        torch.tensor([graph.num_nodes]), tensor(graph.config_nodes), tensor(graph.config_features).transpose(0, 1).float(),
-    )  # fmt: skip
+        tensor(graph.node_features),
+        tensor(graph.opcodes),
+        tensor(graph.edges),
+        torch.zeros(graph.num_nodes, dtype=torch.long),
+        torch.ones(graph.num_nodes, dtype=torch.bool),
+        torch.tensor([graph.num_nodes]),
+        tensor(graph.config_nodes),
+        tensor(graph.config_features).transpose(0, 1).float(),
+    )
 
 
 def embed_nodes(encoder: nn.Module, batch: SegmentBatch) -> Tensor:
@@ -122,7 +143,9 @@ def whole_graph_prediction(encoder: nn.Module, head: nn.Module, graph: Graph, po
     return head(readout(embed_nodes(encoder, batch), pooling)[None])
 
 
-def models(kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
+def models(
+    kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, nn.Module]:
     """An encoder of depth 2 and a head, no lazy layer left."""
     torch.manual_seed(seed)
     encoder: nn.Module = SAGE(6, 2)
@@ -134,26 +157,44 @@ def models(kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.fl
     return encoder.to(dtype), head.to(dtype)
 
 
-# The estimate -----------------------------------------------------------------------------------------------------------
+# The estimate --------------------------------------------------------------------------------------
 
 
 class SlowTraining:
     """Graph by graph, segment by segment, configuration by configuration; the table is a dictionary.
 
-    Draws are those of the method: first which segments of each graph are fresh, then which stale ones are kept.
+    Draws are the method's: first which segments of each graph are fresh, then which stale ones are kept.
     """
 
     def __init__(
-        self, encoder: nn.Module, head: nn.Module, pooling: str, num_fresh: int, keep: float, rest: str, seed: int
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        pooling: str,
+        num_fresh: int,
+        keep: float,
+        rest: str,
+        seed: int,
     ) -> None:
-        self.encoder, self.head, self.pooling, self.num_fresh, self.keep = encoder, head, pooling, num_fresh, keep
-        self.rest = rest   # table, recomputed or omitted
+        self.encoder, self.head, self.pooling, self.num_fresh, self.keep = (
+            encoder,
+            head,
+            pooling,
+            num_fresh,
+            keep,
+        )
+        self.rest = rest  # table, recomputed or omitted
         self.table: dict[tuple[str, int, int], Tensor] = {}
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, graphs: list[SegmentedGraph], configs: Tensor) -> dict[tuple[int, int], Tensor]:
-        fresh = [choose_fresh(graph.num_segments, self.num_fresh, self.generator).tolist() for graph in graphs]
-        kept = [(torch.rand(graph.num_segments, generator=self.generator) < self.keep).tolist() for graph in graphs]
+        fresh = [
+            choose_fresh(graph.num_segments, self.num_fresh, self.generator).tolist() for graph in graphs
+        ]
+        kept = [
+            (torch.rand(graph.num_segments, generator=self.generator) < self.keep).tolist()
+            for graph in graphs
+        ]
         predictions, written = {}, {}
         for g, graph in enumerate(graphs):
             for column, config in enumerate(configs[g].tolist()):
@@ -167,7 +208,7 @@ class SlowTraining:
                         written[key] = row.detach()
                     else:
                         row = self.stand_in(graph, j, config)
-                    known = self.rest == "recomputed" or key in self.table
+                    known = self.rest == "recomputed" or (self.rest == "table" and key in self.table)
                     weight = self.weigh(known, fresh[g][j], kept[g][j], graph.num_segments, sum(fresh[g]))
                     if weight > 0:
                         weighed.append((weight, int(graph.owned_counts[j]), row))
@@ -198,11 +239,11 @@ class SlowTraining:
         return sum(weight * share(count) * row for weight, count, row in weighed)
 
 
-# Data -------------------------------------------------------------------------------------------------------------------
+# Data ----------------------------------------------------------------------------------------------
 
 
 def merged(rows: np.ndarray, values: np.ndarray) -> list[tuple[bytes, float, int, float]]:
-    """Each distinct row once, in order of first appearance: row, mean, count, standard deviation of its values."""
+    """Each distinct row in order of appearance: row, mean, count, standard deviation of its values."""
     groups: dict[bytes, list[float]] = {}
     for row, value in zip(rows, values.tolist(), strict=True):
         groups.setdefault(row.tobytes(), []).append(value)
@@ -210,7 +251,7 @@ def merged(rows: np.ndarray, values: np.ndarray) -> list[tuple[bytes, float, int
 
 
 def slow_work_and_copies(graph: Graph, sizes: np.ndarray, config: int) -> tuple[np.ndarray, float]:
-    """What a runtime of `gst.data.synthetic` consists of: size worked on by each (opcode, choice), and size copied."""
+    """What a runtime of `gst.data.synthetic` consists of: work by (opcode, choice), and size copied."""
     choice = {int(v): int(graph.config_features[config, i, 0]) for i, v in enumerate(graph.config_nodes)}
     work = np.zeros((8, 4))
     for node, chosen in choice.items():
@@ -219,7 +260,7 @@ def slow_work_and_copies(graph: Graph, sizes: np.ndarray, config: int) -> tuple[
     return work.ravel(), float(sum(sizes[u] for u, v in edges if choice[u] != choice[v]))
 
 
-# Losses and metrics -----------------------------------------------------------------------------------------------------
+# Losses and metrics --------------------------------------------------------------------------------
 
 
 def _measured(scores: Tensor, targets: Tensor) -> Iterable[list[tuple[Tensor, float]]]:
@@ -260,7 +301,11 @@ def slow_tau(scores: np.ndarray, targets: np.ndarray) -> float:
         balance += a * b
         untied_scores += a != 0
         untied_targets += b != 0
-    return float(balance / math.sqrt(untied_scores * untied_targets)) if untied_scores and untied_targets else math.nan
+    return (
+        float(balance / math.sqrt(untied_scores * untied_targets))
+        if untied_scores and untied_targets
+        else math.nan
+    )
 
 
 def slow_ordered_pairs(scores: np.ndarray, targets: np.ndarray) -> float:
@@ -272,7 +317,7 @@ def slow_ordered_pairs(scores: np.ndarray, targets: np.ndarray) -> float:
     return credit / pairs if pairs else math.nan
 
 
-# Messages ---------------------------------------------------------------------------------------------------------------
+# Messages ------------------------------------------------------------------------------------------
 
 
 def slow_neighbour_sum(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -284,4 +329,6 @@ def slow_neighbour_sum(x: Tensor, edge_index: Tensor) -> Tensor:
 
 def slow_neighbour_mean(x: Tensor, edge_index: Tensor) -> Tensor:
     degrees = [max(1, edge_index[1].tolist().count(v)) for v in range(len(x))]
-    return torch.stack([row / degree for row, degree in zip(slow_neighbour_sum(x, edge_index), degrees, strict=True)])
+    return torch.stack(
+        [row / degree for row, degree in zip(slow_neighbour_sum(x, edge_index), degrees, strict=True)]
+    )

@@ -16,9 +16,12 @@ def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fres
     generator = torch.Generator().manual_seed(num_segments * 100 + num_fresh)
     known = torch.rand(num_segments, 3, generator=generator) < 0.5
     known[:, 0], known[:, 1] = True, False
-    weights = torch.stack([
-        segment_weights(choose_fresh(num_segments, num_fresh, generator), known, keep, generator) for _ in range(DRAWS)
-    ]).double()  # fmt: skip
+    weights = torch.stack(
+        [
+            segment_weights(choose_fresh(num_segments, num_fresh, generator), known, keep, generator)
+            for _ in range(DRAWS)
+        ]
+    ).double()
     error = weights.std(0) / DRAWS**0.5
     assert ((weights.mean(0) - 1).abs() <= 4 * error + 1e-6).all()
 
@@ -37,5 +40,7 @@ def test_known_fresh_segments_weigh_eta() -> None:
 
 
 def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> None:
-    weights = segment_weights(torch.arange(50) < 1, torch.ones(50, 4, dtype=torch.bool), 0.5, torch.Generator())
+    weights = segment_weights(
+        torch.arange(50) < 1, torch.ones(50, 4, dtype=torch.bool), 0.5, torch.Generator()
+    )
     assert (weights == weights[:, :1]).all() and 0 < weights[1:, 0].mean() < 1

@@ -21,8 +21,8 @@ from gst.nn import SAGE, Head
 from gst.segments import SegmentedGraph, segment
 from partitioners import METHODS, partition
 
-DEPTH = 2   # of the encoders of reference.models
-ALL = 99    # more segments than any graph here has
+DEPTH = 2  # of the encoders of reference.models
+ALL = 99  # more segments than any graph here has
 
 
 def features_of(batch: SegmentBatch) -> Tensor:
@@ -50,7 +50,7 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-# All segments fresh -----------------------------------------------------------------------------------------------------
+# All segments fresh --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_configurable", [0, 5], ids=["plain graph", "configurations"])
@@ -100,15 +100,17 @@ def test_exact_never_encodes_more_rows_than_it_may(max_rows: int) -> None:
     assert sum(rows for rows, _ in sizes) == 7 * len(graph.node_ids)
 
 
-# Some segments fresh ----------------------------------------------------------------------------------------------------
+# Some segments fresh -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rest", ["table", "recomputed", "omitted"])
 @pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
 @pytest.mark.parametrize("kind", ["sage", "plain"])
 def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
-    """Graphs of different sizes under their own configurations, one of them twice in a batch, over several steps."""
-    graphs = [segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)]
+    """Graphs of different sizes and configurations, one of them twice in a batch, over several steps."""
+    graphs = [
+        segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)
+    ]
     assert len({graph.num_segments for graph in graphs}) == 3
     steps = [
         ([0, 1, 2], [[0, 3, 1], [4, 2, -1], [5, -1, -1]]),
@@ -121,7 +123,9 @@ def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
     twin = SlowTraining(copy.deepcopy(encoder), copy.deepcopy(head), pooling, 2, 0.5, rest, seed=3)
     table = table_for() if rest == "table" else None
     model = GraphSegmentTraining(encoder, head, pooling, 2, 0.5, table, rest == "omitted", seed=3)
-    optimizers = [torch.optim.SGD([*m.encoder.parameters(), *m.head.parameters()], 0.05) for m in (model, twin)]
+    optimizers = [
+        torch.optim.Adam([*m.encoder.parameters(), *m.head.parameters()], 0.01) for m in (model, twin)
+    ]
     for which, rows in steps:
         chosen, configs = [graphs[i] for i in which], torch.tensor(rows)
         ours, theirs = model(chosen, configs)[configs >= 0], twin(chosen, configs)
@@ -141,25 +145,28 @@ def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
 @pytest.mark.parametrize("rest", ["table", "recomputed", "omitted"])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 def test_the_expected_estimate_is_the_exact_embedding(pooling: str, rest: str, keep: float) -> None:
-    """4 standard errors over 400 draws, the seed is fixed. The table is up to date: the encoder does not learn."""
+    """4 standard errors over 144 draws, seed fixed. The table is up to date: the encoder does not learn."""
     graphs = [segment(random_graph(seed, 20 + 9 * seed), 6) for seed in range(2)]
     configs = torch.tensor([[0, 2], [1, -1]])
     table = table_for(5, torch.float32) if rest == "table" else None
     model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, rest == "omitted", seed=1)
     model(graphs, configs)
     model.num_fresh = 2
-    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(400)]).double()
+    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(144)]).double()
     truth = model.exact(graphs, configs)[configs >= 0]
-    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 20 + 1e-4).all()
+    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 12 + 1e-4).all()
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
     graph = segment(random_graph(0), 6)
     segments = graph.num_segments
-    sums = torch.stack([
-        torch.from_numpy(graph.node_features[graph.row_ptr[j] : graph.row_ptr[j + 1]].copy()).sum(0) for j in range(segments)
-    ])  # fmt: skip
+    sums = torch.stack(
+        [
+            torch.from_numpy(graph.node_features[graph.row_ptr[j] : graph.row_ptr[j + 1]].copy()).sum(0)
+            for j in range(segments)
+        ]
+    )
     for seed in range(8):
         model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
         first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
@@ -171,11 +178,13 @@ def test_the_rest_gives_no_gradient() -> None:
     graph = random_graph(0)
     encoder, head = models("sage", graph)
     cut = segment(graph, 6)
-    of_all, of_one = (gradients(GraphSegmentTraining(encoder, head, "sum", s)([cut]), encoder) for s in (ALL, 1))
+    of_all, of_one = (
+        gradients(GraphSegmentTraining(encoder, head, "sum", s)([cut]), encoder) for s in (ALL, 1)
+    )
     assert not all(torch.allclose(a, b) for a, b in zip(of_all, of_one, strict=True))
 
 
-# Symmetries -------------------------------------------------------------------------------------------------------------
+# Symmetries ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("halo", [0, DEPTH])
@@ -198,7 +207,7 @@ def test_the_order_of_configurations_does_not_matter(kind: str) -> None:
     assert scores[0].unique().numel() == 5
 
 
-# The frozen encoder -----------------------------------------------------------------------------------------------------
+# The frozen encoder --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -221,24 +230,28 @@ def test_a_frozen_encoder_embeds_each_segment_once_and_exactly(dtype: torch.dtyp
     )
     assert again.equal(prediction)
     again.sum().backward()
-    assert all(p.grad is None for p in encoder.parameters()) and all(p.grad is not None for p in head.parameters())
+    assert all(p.grad is None for p in encoder.parameters()) and all(
+        p.grad is not None for p in head.parameters()
+    )
 
 
-# Learning ---------------------------------------------------------------------------------------------------------------
+# Learning ------------------------------------------------------------------------------------------
 
 
-def learn(model: GraphSegmentTraining, graphs: list[SegmentedGraph], targets: Tensor, as_lists: Callable, steps: int) -> float:
+def learn(
+    model: GraphSegmentTraining, graphs: list[SegmentedGraph], targets: Tensor, as_lists: Callable, steps: int
+) -> float:
     """Kendall's tau of exact predictions once it is 1, or after so many steps."""
     model.exact(graphs)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
     tau = -1.0
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         pairwise_hinge(as_lists(model.train()(graphs)), as_lists(targets)).backward()
         optimizer.step()
-        if step % 20 == 0:
+        if step % 10 == 0:
             tau = kendall_tau(model.eval()(graphs).flatten().double().numpy(), targets.flatten().numpy())
-        if tau == 1.0:
+        if tau > 1 - 1e-12:  # scipy's own rounding
             break
     return tau
 
@@ -250,17 +263,20 @@ def test_eight_programs_are_learnt_to_perfection(rest: str) -> None:
     targets = torch.from_numpy(np.stack([graph.targets for graph in graphs]))
     table = table_for(16, torch.float32) if rest == "table" else None
     model = GraphSegmentTraining(SAGE(16, 2), Head(16), "sum", 2, 0.5 if table else 1.0, table)
-    assert learn(model, graphs, targets, lambda column: column.T, 400) == 1.0
+    assert learn(model, graphs, targets, lambda column: column.T, 400) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_eight_configurations_are_learnt_to_perfection() -> None:
     torch.manual_seed(0)
     graph = segment(random_graph(0, num_configs=8), 8)
-    model = GraphSegmentTraining(SAGE(16, 2, config_symbols=7), Head(16), "sum", 2, 0.5, table_for(16, torch.float32))
-    assert learn(model, [graph], torch.from_numpy(graph.targets)[None], lambda row: row, 400) == 1.0
+    model = GraphSegmentTraining(
+        SAGE(16, 2, config_symbols=7), Head(16), "sum", 2, 0.5, table_for(16, torch.float32)
+    )
+    tau = learn(model, [graph], torch.from_numpy(graph.targets)[None], lambda row: row, 400)
+    assert tau == pytest.approx(1.0, abs=1e-12)
 
 
-# Saving -----------------------------------------------------------------------------------------------------------------
+# Saving --------------------------------------------------------------------------------------------
 
 
 def train_on(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
@@ -278,7 +294,9 @@ def train_on(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer, step
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(frozen: bool) -> None:
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer]:
-        model = GraphSegmentTraining(*models("sage", random_graph(0), seed), "mean", 2, 0.5, table_for(), seed=seed)
+        model = GraphSegmentTraining(
+            *models("sage", random_graph(0), seed), "mean", 2, 0.5, table_for(), seed=seed
+        )
         return model, torch.optim.Adam(model.parameters(), 0.01)
 
     model, optimizer = made(0)
@@ -295,13 +313,17 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(frozen: b
     saved = torch.load(file, weights_only=True)
     resumed.load_state_dict(saved["model"])
     resumed_optimizer.load_state_dict(saved["optimizer"])
-    assert all(a.equal(b) for a, b in zip(train_on(resumed, resumed_optimizer, range(3, 6)), truth, strict=True))
+    assert all(
+        a.equal(b) for a, b in zip(train_on(resumed, resumed_optimizer, range(3, 6)), truth, strict=True)
+    )
     assert all(a.equal(b) for a, b in zip(resumed.parameters(), model.parameters(), strict=True))
-    assert all(a.equal(b) for a, b in zip(resumed.table.export_rows(), model.table.export_rows(), strict=True))
+    assert all(
+        a.equal(b) for a, b in zip(resumed.table.export_rows(), model.table.export_rows(), strict=True)
+    )
     assert (resumed.step, resumed.encoder_frozen) == (model.step, frozen)
 
 
-# Mistakes ---------------------------------------------------------------------------------------------------------------
+# Mistakes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,7 +335,6 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(frozen: b
         ({"keep_probability": -0.1}, "keep_probability is -0.1"),
         ({"keep_probability": float("nan")}, "keep_probability is nan"),
         ({"omit_rest": True, "table": EmbeddingTable(1, 1)}, "use one of the two"),
-        ({"max_rows": 0}, "max_rows is 0"),
     ],
     ids=str,
 )
@@ -328,9 +349,10 @@ def test_batch_normalisation_warns() -> None:
 
 
 @pytest.mark.parametrize(
-    "encoder", [lambda batch: batch.node_features[:-1], lambda x, edge_index: x[:-1], lambda x, edge_index: x[:7]],
+    "encoder",
+    [lambda batch: batch.node_features[:-1], lambda x, edge_index: x[:-1], lambda x, edge_index: x[:7]],
     ids=["batch", "one node short", "any number"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("num_configs", [1, 3])
 def test_an_encoder_that_returns_too_few_rows_is_named(encoder: Callable, num_configs: int) -> None:
     graph = segment(random_graph(0, num_configs=num_configs), 8)
@@ -338,12 +360,16 @@ def test_an_encoder_that_returns_too_few_rows_is_named(encoder: Callable, num_co
         GraphSegmentTraining(encoder, as_it_is, num_fresh=ALL)([graph])
 
 
-@pytest.mark.parametrize("output", ["nodes", "segments", "nodes without configurations", "segments without configurations"])
+@pytest.mark.parametrize(
+    "output", ["nodes", "segments", "nodes without configurations", "segments without configurations"]
+)
 def test_encoders_return_nodes_or_segments_with_or_without_configurations(output: str) -> None:
     def encoder(batch: SegmentBatch) -> Tensor:
         nodes = features_of(batch)
         if output.startswith("segments"):
-            nodes = nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(0, batch.segment_of_node, nodes)
+            nodes = nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(
+                0, batch.segment_of_node, nodes
+            )
         return nodes[:, 0] if output.endswith("without configurations") else nodes
 
     graph = random_graph(0)
@@ -361,7 +387,12 @@ def named(seed: int, num_nodes: int) -> SegmentedGraph:
 def test_two_graphs_of_one_name_are_told_apart_or_refused() -> None:
     model = GraphSegmentTraining(features_of, as_it_is, table=table_for(3))
     with pytest.raises(ValueError, match=r"named 'resnet'"):
-        model([named(0, 10), segment(Graph(np.zeros((10, 3), np.float32), np.zeros((2, 0), np.int64), name="resnet"), 4)])
+        model(
+            [
+                named(0, 10),
+                segment(Graph(np.zeros((10, 3), np.float32), np.zeros((2, 0), np.int64), name="resnet"), 4),
+            ]
+        )
 
 
 @pytest.mark.parametrize("configs", [[[3]], [[0], [1]], [[0, 99]]], ids=str)

@@ -47,14 +47,17 @@ def test_what_is_not_given_is_filled_in() -> None:
         ({"spreads": np.zeros(4)}, "spreads has shape"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_by_name(change: dict[str, Any], problem: str, unchecked: None) -> None:
+def test_arrays_that_do_not_fit_are_refused_by_name(
+    change: dict[str, Any], problem: str, unchecked: None
+) -> None:
     with pytest.raises(ValueError, match=problem) as refusal:
         replace(random_graph(0), name="vgg", **change)
     assert "'vgg'" in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    "array", ["node_features", "edges", "opcodes", "config_nodes", "config_features", "targets", "counts", "spreads"]
+    "array",
+    ["node_features", "edges", "opcodes", "config_nodes", "config_features", "targets", "counts", "spreads"],
 )
 def test_the_digest_tells_a_change_of_any_array(array: str) -> None:
     graph = random_graph(0)
@@ -70,4 +73,6 @@ def test_relabelling_back_and_forth_is_the_identity() -> None:
     there = graph.relabelled(order)
     assert there.relabelled(np.argsort(order)).digest() == graph.digest()
     assert (there.node_features[np.argsort(order)] == graph.node_features).all()
-    assert (order[there.edges] == graph.edges).all() and (order[there.config_nodes] == graph.config_nodes).all()
+    assert (order[there.edges] == graph.edges).all() and (
+        order[there.config_nodes] == graph.config_nodes
+    ).all()

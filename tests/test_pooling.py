@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gst.pooling import Pooling, check_pooling, pool_nodes, pool_segments
@@ -13,9 +13,11 @@ POOLINGS = get_args(Pooling)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@settings(deadline=None)
-@given(owned_counts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3),
-       context=st.integers(0, 2), seed=st.integers(0, 99))  # fmt: skip
+@given(
+    owned_counts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3),
+    context=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
 def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
     pooling: Pooling, owned_counts: list[list[int]], context: int, seed: int
 ) -> None:
@@ -29,7 +31,12 @@ def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
 
     segments = pool_nodes(embeddings, segment_of_node, owned, counts, pooling)
     pooled = pool_segments(
-        segments, torch.ones(len(flat), 2), counts, graph_of_segment, torch.tensor([sum(g) for g in owned_counts]), pooling
+        segments,
+        torch.ones(len(flat), 2),
+        counts,
+        graph_of_segment,
+        torch.tensor([sum(g) for g in owned_counts]),
+        pooling,
     )
     readout = {"sum": lambda x: x.sum(0), "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[pooling]
     for g in range(len(owned_counts)):
@@ -40,9 +47,13 @@ def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
 def test_weights_count_per_configuration() -> None:
     embeddings = torch.tensor([[[1.0], [1.0]], [[10.0], [10.0]]])
     weights = torch.tensor([[1.0, 0.0], [0.5, 3.0]])
-    pool = lambda pooling: pool_segments(  # noqa: E731
-        embeddings, weights, torch.tensor([3, 1]), torch.tensor([0, 0]), torch.tensor([4]), pooling
-    ).flatten().tolist()  # fmt: skip
+
+    def pool(pooling: Pooling) -> list[float]:
+        one_graph = torch.tensor([0, 0])
+        return pool_segments(
+            embeddings, weights, torch.tensor([3, 1]), one_graph, torch.tensor([4]), pooling
+        ).flatten().tolist()
+
     assert pool("sum") == [6.0, 30.0]
     assert pool("mean") == [0.75 + 1.25, 7.5]
     assert pool("max") == [10.0, 10.0]
@@ -58,7 +69,12 @@ def test_a_graph_without_segments_is_zero(pooling: Pooling) -> None:
 def test_segments_of_weight_zero_cannot_be_the_maximum() -> None:
     one = torch.ones(2, dtype=torch.long)
     weights = torch.tensor([[1.0], [0.0]])
-    assert pool_segments(torch.tensor([[[1.0]], [[9.0]]]), weights, one, one - 1, torch.tensor([2]), "max").item() == 1
+    assert (
+        pool_segments(
+            torch.tensor([[[1.0]], [[9.0]]]), weights, one, one - 1, torch.tensor([2]), "max"
+        ).item()
+        == 1
+    )
 
 
 def test_readouts_that_do_not_decompose_are_refused() -> None:

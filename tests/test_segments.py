@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import graphs_and_parts, nodes_within, random_graph
 
@@ -18,9 +18,10 @@ def rows_of(cut: SegmentedGraph, j: int) -> list[int]:
     return cut.node_ids[cut.row_ptr[j] : cut.row_ptr[j + 1]].tolist()
 
 
-@settings(deadline=None)
 @given(graphs_and_parts(), st.integers(0, 3))
-def test_segments_hold_their_nodes_their_context_and_the_edges_between(drawn: tuple[Graph, np.ndarray], halo: int) -> None:
+def test_segments_hold_their_nodes_their_context_and_the_edges_between(
+    drawn: tuple[Graph, np.ndarray], halo: int
+) -> None:
     graph, parts = drawn
     cut = segment(graph, parts=parts, halo=halo)
     assert cut.num_segments == parts.max() + 1 and cut.owned_counts.sum() == graph.num_nodes
@@ -33,7 +34,10 @@ def test_segments_hold_their_nodes_their_context_and_the_edges_between(drawn: tu
         held = Counter((rows[u], rows[v]) for u, v in edges.T)
         assert held == Counter((u, v) for u, v in graph.edges.T.tolist() if u in rows and v in rows)
         uses = slice(cut.config_ptr[j], cut.config_ptr[j + 1])
-        columns = {rows[row]: column for row, column in zip(cut.config_rows[uses], cut.config_columns[uses], strict=True)}
+        columns = {
+            rows[row]: column
+            for row, column in zip(cut.config_rows[uses], cut.config_columns[uses], strict=True)
+        }
         assert columns == {v: i for i, v in enumerate(graph.config_nodes.tolist()) if v in rows}
     assert (cut.node_features == graph.node_features[cut.node_ids]).all()
     assert (cut.opcodes == graph.opcodes[cut.node_ids]).all()
@@ -46,7 +50,6 @@ def test_no_segment_owns_more_than_it_may(method: str, max_nodes: int) -> None:
     assert cut.owned_counts.max() <= max_nodes and cut.owned_counts.min() >= 1
 
 
-@settings(deadline=None)
 @given(graphs_and_parts(), graphs_and_parts(), st.integers(0, 1), st.randoms())
 def test_a_batch_sets_segments_side_by_side(
     one: tuple[Graph, np.ndarray], other: tuple[Graph, np.ndarray], halo: int, random: object
@@ -69,7 +72,9 @@ def test_a_batch_sets_segments_side_by_side(
         here = batch.segment_of_node[batch.config_nodes] == i
         columns = graph.config_columns[graph.config_ptr[j] : graph.config_ptr[j + 1]]
         for c, config in enumerate(configs[g].clamp(min=0).tolist()):
-            assert batch.config_features[here][:, c].tolist() == graph.config_features[config][columns].tolist()
+            assert (
+                batch.config_features[here][:, c].tolist() == graph.config_features[config][columns].tolist()
+            )
     assert (batch.segment_of_node[batch.edge_index[0]] == batch.segment_of_node[batch.edge_index[1]]).all()
 
 

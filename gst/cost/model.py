@@ -30,7 +30,7 @@ class CostModel:
         model.save("model.pt"); model = CostModel.load("model.pt")
 
     Args:
-        channels, num_layers, num_opcodes, config_symbols: of the encoder, see `gst.nn.SAGE`.
+        channels, num_layers, num_opcodes, config_symbols, log_config: of the encoder, see `gst.nn.SAGE`.
         max_nodes: of a segment.
         num_fresh, keep_probability: see `GraphSegmentTraining`.
         seed: of weights, segments and the order of steps.
@@ -38,16 +38,16 @@ class CostModel:
 
     def __init__(
         self, channels: int = 32, num_layers: int = 2, num_opcodes: int = 256, config_symbols: int = 0,
-        max_nodes: int = 512, num_fresh: int = 2, keep_probability: float = 0.75, seed: int = 0,
+        log_config: bool = True, max_nodes: int = 512, num_fresh: int = 2, keep_probability: float = 0.75, seed: int = 0,
     ) -> None:  # fmt: skip
         self.settings: dict[str, Any] = {
             "channels": channels, "num_layers": num_layers, "num_opcodes": num_opcodes,
-            "config_symbols": config_symbols, "max_nodes": max_nodes, "num_fresh": num_fresh,
+            "config_symbols": config_symbols, "log_config": log_config, "max_nodes": max_nodes, "num_fresh": num_fresh,
             "keep_probability": keep_probability, "seed": seed,
         }  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.encoder = SAGE(channels, num_layers, num_opcodes, config_symbols)
+            self.encoder = SAGE(channels, num_layers, num_opcodes, config_symbols, log_config)
             self.head = Head(channels)
         self.mean, self.deviation = 0.0, 1.0
         self._generator = torch.Generator().manual_seed(seed)

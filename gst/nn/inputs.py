@@ -18,12 +18,15 @@ class InputProjection(nn.Module):
         channels: width of the hidden state.
         num_opcodes: opcodes are 0 .. num_opcodes - 1.
         config_symbols: if > 0, configuration features are symbols -1 .. config_symbols - 2 (layouts: -1 .. 5, so 7)
-            and each (column, symbol) has an embedding; if 0 they are numbers and are log-scaled.
+            and each (column, symbol) has an embedding; if 0 they are numbers.
+        log_config: scale configuration features that are numbers by `signed_log`; otherwise they enter as they are.
     """
 
-    def __init__(self, channels: int, num_opcodes: int = 256, config_symbols: int = 0) -> None:
+    def __init__(
+        self, channels: int, num_opcodes: int = 256, config_symbols: int = 0, log_config: bool = True
+    ) -> None:
         super().__init__()
-        self.config_symbols = config_symbols
+        self.config_symbols, self.log_config = config_symbols, log_config
         self.num_opcodes = num_opcodes
         self.opcode = nn.Embedding(num_opcodes, channels)
         self.static = nn.LazyLinear(channels)
@@ -40,8 +43,11 @@ class InputProjection(nn.Module):
         features = batch.config_features
         if not features.shape[2]:
             return hidden
-        given = self._symbols(features) if self.config_symbols else signed_log(features)
-        return hidden.index_add(0, batch.config_nodes, self.config(given).to(hidden.dtype))
+        if self.config_symbols:
+            features = self._symbols(features)
+        elif self.log_config:
+            features = signed_log(features)
+        return hidden.index_add(0, batch.config_nodes, self.config(features).to(hidden.dtype))
 
     def _symbols(self, features: Float[Tensor, "nodes configs columns"]) -> Float[Tensor, "nodes configs width"]:
         index = features.long() + 1

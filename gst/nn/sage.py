@@ -38,14 +38,15 @@ class SAGE(nn.Module):
     Args:
         channels: width of every layer and of the embeddings.
         num_layers: depth; a node hears of others up to so many edges away.
-        num_opcodes, config_symbols: see `InputProjection`.
+        num_opcodes, config_symbols, log_config: see `InputProjection`.
     """
 
     def __init__(
-        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0
-    ) -> None:
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.inputs = InputProjection(channels, num_opcodes, config_symbols)
+        self.inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
         self.layers = nn.ModuleList(SAGELayer(channels) for _ in range(num_layers))
 
     def forward(self, batch: SegmentBatch) -> Float[Tensor, "nodes configs channels"]:

@@ -141,7 +141,9 @@ class Search:
     def _learn(self) -> None:
         if len({trial.measurement.median_ms for trial in self.trials if trial.measurement.outcome == "ok"}) < 2:
             return
-        self.model = CostModel(num_opcodes=int(self.task.program.graph.opcodes.max()) + 1, seed=self.seed)
+        self.model = CostModel(
+            num_opcodes=int(self.task.program.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
+        )
         epochs = 60
         self.history = self.model.fit(
             [self.dataset()], epochs, progress=lambda epoch, loss: self.progress("learning", epoch + 1, epochs)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from reference import random_graph
+
+from gst.data.loader import Step, StepLoader, split
+from gst.segments import segment
+
+GRAPHS = [segment(random_graph(seed, num_configs=7 + 4 * seed)) for seed in range(3)]
+EVERYTHING = [(graph, torch.arange(graph.num_configs)) for graph in GRAPHS]
+
+
+def dealt(steps: list[Step]) -> list[tuple[str, int]]:
+    return [
+        (graph.name, config)
+        for step in steps
+        for graph, row in zip(step.graphs, step.configs.tolist(), strict=True)
+        for config in row
+        if config >= 0
+    ]
+
+
+def plain(steps: list[Step]) -> list[tuple]:
+    return [(tuple(graph.name for graph in step.graphs), step.configs.tolist()) for step in steps]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("graphs_per_step", "configs_per_graph"), [(1, 1), (1, 4), (2, 3), (3, 100), (50, 2)]
+)
+def test_an_epoch_holds_every_configuration_once(
+    graphs_per_step: int, configs_per_graph: int, shuffle: bool
+) -> None:
+    loader = StepLoader(EVERYTHING, graphs_per_step, configs_per_graph, shuffle=shuffle)
+    for _ in range(2):
+        steps = list(loader)
+        every = [(graph.name, config) for graph in GRAPHS for config in range(graph.num_configs)]
+        assert Counter(dealt(steps)) == Counter(every) and len(steps) == len(loader)
+        assert shuffle or dealt(steps) == every
+        assert all(
+            len(step.graphs) <= graphs_per_step and step.configs.shape[1] <= configs_per_graph
+            for step in steps
+        )
+
+
+def test_targets_belong_to_their_configurations_and_padding_is_nan() -> None:
+    for step in StepLoader(EVERYTHING, 2, 4):
+        assert step.targets.dtype == torch.float64
+        for graph, configs, targets in zip(
+            step.graphs, step.configs.tolist(), step.targets.tolist(), strict=True
+        ):
+            for config, target in zip(configs, targets, strict=True):
+                assert math.isnan(target) if config < 0 else target == graph.targets[config]
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    def order(seed: int, epoch: int) -> list:
+        loader = StepLoader(EVERYTHING, 2, 3, seed=seed)
+        loader.set_epoch(epoch)
+        return plain(list(loader))
+
+    orders = {(seed, epoch): order(seed, epoch) for seed in range(2) for epoch in range(2)}
+    assert all(order(*key) == value for key, value in orders.items())
+    assert all(a != b for a, b in itertools.combinations(orders.values(), 2))
+    running = StepLoader(EVERYTHING, 2, 3, seed=1)
+    assert [plain(list(running)), plain(list(running))] == [orders[1, 0], orders[1, 1]]
+
+
+@pytest.mark.parametrize("done", [0, 1, 4, 8, 9])
+def test_a_resumed_loader_goes_on_with_the_very_same_steps(done: int) -> None:
+    loader, resumed = StepLoader(EVERYTHING, 1, 4, seed=5), StepLoader(EVERYTHING, 1, 4, seed=5)
+    stream = itertools.chain(loader, loader, loader)
+    seen = list(itertools.islice(stream, done))
+    assert len(seen) == done
+    resumed.load_state_dict(loader.state_dict())
+    assert plain(list(itertools.islice(itertools.chain(resumed, resumed, resumed), 12))) == plain(
+        list(itertools.islice(stream, 12))
+    )
+
+
+def test_an_epoch_left_early_starts_anew_when_asked_again() -> None:
+    """Lightning looks at two validation steps before it trains, and validates all of them later."""
+    loader = StepLoader(EVERYTHING, 1, 4, shuffle=False)
+    list(itertools.islice(loader, 2))
+    assert len(list(loader)) == len(loader)
+
+
+def test_as_many_lists_of_each_graph_as_asked_for() -> None:
+    loader = StepLoader(EVERYTHING, 2, 3, lists_per_graph=2)
+    epochs = [list(loader) for _ in range(30)]
+    for steps in epochs:
+        assert Counter(graph.name for step in steps for graph in step.graphs) == {
+            graph.name: 2 for graph in GRAPHS
+        }
+        assert len(steps) == len(loader) == 3 and len(set(dealt(steps))) == 18
+    assert len({config for steps in epochs for config in dealt(steps)}) == sum(
+        graph.num_configs for graph in GRAPHS
+    )
+
+
+@pytest.mark.parametrize(("valid", "test"), [(0, 0), (2, 3), (1, 0)])
+def test_configurations_are_split_disjointly_and_completely(valid: int, test: int) -> None:
+    parts = split(GRAPHS, "configs", valid, test, seed=3)
+    for i, graph in enumerate(GRAPHS):
+        pieces = [part[i][1].tolist() for part in parts]
+        assert sorted(itertools.chain(*pieces)) == list(range(graph.num_configs))
+        assert [len(piece) for piece in pieces[1:]] == [valid, test] and all(
+            part[i][0] is graph for part in parts
+        )
+
+
+@pytest.mark.parametrize(("valid", "test"), [(0, 0), (1, 1), (2, 0)])
+def test_graphs_are_split_disjointly_and_completely(valid: int, test: int) -> None:
+    parts = split(GRAPHS, "graphs", valid, test, seed=3)
+    assert [len(part) for part in parts] == [3 - valid - test, valid, test]
+    assert Counter(graph.name for part in parts for graph, _ in part) == Counter(
+        graph.name for graph in GRAPHS
+    )
+    assert all(
+        configs.tolist() == list(range(graph.num_configs)) for part in parts for graph, configs in part
+    )
+
+
+def test_a_split_depends_on_its_seed_alone() -> None:
+    held_out = [[c.tolist() for _, c in split(GRAPHS, "configs", 2, 2, seed)[1]] for seed in (0, 0, 1)]
+    assert held_out[0] == held_out[1] != held_out[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"graphs_per_step": 0}, {"configs_per_graph": 0}, {"lists_per_graph": 0}, {"lists_per_graph": -1}],
+    ids=str,
+)
+def test_impossible_loaders_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        StepLoader(EVERYTHING, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("by", "valid", "test"),
+    [
+        ("configs", 4, 3),
+        ("graphs", 2, 1),
+        ("configs", -1, 1),
+        ("graphs", 1, -1),
+        ("graphs", -2, 0),
+        ("nodes", 1, 1),
+    ],
+)
+def test_impossible_splits_are_refused(by: Any, valid: int, test: int, unchecked: None) -> None:
+    with pytest.raises(ValueError):
+        split(GRAPHS, by, valid, test, seed=0)
