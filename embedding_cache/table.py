@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-_MAX_KEYS = 2**31 - 2   # slots are int32, and slot 0 is taken
+_MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
 
 
 class EmbeddingTable(nn.Module):
@@ -58,7 +58,7 @@ class EmbeddingTable(nn.Module):
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
         self.step = 0
         self.rows_in_use = 0
-        with torch.inference_mode(False):   # storage born in inference mode could never be written outside it
+        with torch.inference_mode(False):  # storage born in inference mode could never be written outside it
             self._slots = torch.zeros(self.num_keys, dtype=torch.int32, device=self.device)
             self._rows = torch.zeros(1, self.channels, dtype=self.dtype, device=self.device)
             self._written = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -200,9 +200,7 @@ class EmbeddingTable(nn.Module):
 
     def _check_range(self, lowest: int, highest: int) -> None:
         if lowest < 0 or highest >= self.num_keys:
-            raise ValueError(
-                f"keys are {lowest}..{highest}; wanted 0..{self.num_keys - 1}: resize first"
-            )
+            raise ValueError(f"keys are {lowest}..{highest}; wanted 0..{self.num_keys - 1}: resize first")
 
     def _check_distinct(self, keys: Int64[Tensor, " keys"]) -> None:
         """Checks the range too: one sort finds both ends and all repetitions."""

@@ -206,9 +206,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     return drawing(label, "".join(out), height=bottom + 48)
 
 
-def lines(
-    steps: Sequence[float], series: Sequence[tuple[str, Sequence[float]]], y_label: str, label: str
-) -> str:
+def lines(steps: Sequence[float], series: Sequence[tuple[str, Sequence[float]]], y_label: str, label: str) -> str:
     """One line for each (name, values) against training steps, broken where a value is missing."""
     known = [step for step in steps if math.isfinite(step)] or [0.0]
     x = Axis(min(known), max(*known, min(known) + 1), 58, WIDTH - 62)

@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 TRAINING = ("fit", "validate", "test", "predict")
 
 
@@ -45,39 +42,66 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gst",
         description="Learn how fast giant computation graphs run, and place them on real devices.",
-        epilog=f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). Add --debug to any command for "
-        "the traceback of an error.",
+        epilog=f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). Add --debug to any command "
+        "for the traceback of an error.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in TRAINING:
         commands.add_parser(name, help=_TRAINING_HELP[name], add_help=False)
 
-    demo = _command(commands, "demo", _demo, "the whole loop on the devices found: capture, measure, learn, place, report",
-                    "gst demo\ngst demo --program inception --json runs/demo.json")
+    demo = _command(
+        commands,
+        "demo",
+        _demo,
+        "the whole loop on the devices found: capture, measure, learn, place, report",
+        "gst demo\ngst demo --program inception --json runs/demo.json",
+    )
     demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
-    demo.add_argument("--budget", type=int, default=40, help="plans to measure during the search (default: %(default)s)")
-    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument(
+        "--budget", type=int, default=40, help="plans to measure during the search (default: %(default)s)"
+    )
+    demo.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
+    demo.add_argument("--resume", action="store_true", help="go on with the measurements in --out")
 
-    prepare = _command(commands, "prepare", _prepare, "cut graphs into segments and write the segment store",
-                       "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
-                       "gst prepare synthetic:200000 --method contiguous")
+    prepare = _command(
+        commands,
+        "prepare",
+        _prepare,
+        "cut graphs into segments and write the segment store",
+        "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
+        "gst prepare synthetic:200000 --method contiguous",
+    )
     prepare.add_argument("dataset", nargs="+", help="TpuGraphs npz files or patterns, or synthetic:NODES")
-    prepare.add_argument("--store", type=Path, default=Path("runs/stores"), help="where stores live (default: %(default)s)")
+    prepare.add_argument(
+        "--store", type=Path, default=Path("runs/stores"), help="where stores live (default: %(default)s)"
+    )
     prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
-    prepare.add_argument("--method", default="metis", help="partitioner: metis, contiguous or random (default: %(default)s)")
+    prepare.add_argument(
+        "--method", default="metis", help="partitioner: metis, contiguous or random (default: %(default)s)"
+    )
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="of the partitioner (default: %(default)s)")
 
-    rank = _command(commands, "rank", _rank, "order the configurations of a program with a trained model",
-                    "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv")
+    rank = _command(
+        commands,
+        "rank",
+        _rank,
+        "order the configurations of a program with a trained model",
+        "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv",
+    )
     rank.add_argument("checkpoint", type=Path)
     rank.add_argument("file", type=Path, help="a TpuGraphs npz file")
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
 
-    trace = _command(commands, "trace", _trace, "capture a PyTorch training step as a graph",
-                     "gst trace rnnlm\ngst trace mypackage.training:make_step --out step.json")
+    trace = _command(
+        commands,
+        "trace",
+        _trace,
+        "capture a PyTorch training step as a graph",
+        "gst trace rnnlm\ngst trace mypackage.training:make_step --json step.json",
+    )
     trace.add_argument("program", help="a bundled program or MODULE:FUNCTION")
 
     _command(commands, "devices", _devices, "the devices this process may use", "gst devices --json devices.json")
@@ -173,3 +197,76 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
         partial.replace(options.out)
     return {"file": str(options.file), "num_configs": len(scores), "top": order[: options.top].tolist()}
+
+
+def _demo(options: argparse.Namespace) -> dict[str, Any]:
+    # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from gst.placement.demo import demo
+    from gst.report import headline
+
+    command = f"gst demo --program {options.program} --budget {options.budget} --seed {options.seed}"
+    with _Bars() as bars:
+        result = demo(options.program, options.out, options.budget, options.seed, options.resume, command, bars.show)
+    width = max(len(name) for name in result["plans"])
+    print(f"{'plan':<{width}}  median ms  95 % interval")
+    for name, plan in sorted(result["plans"].items(), key=lambda item: item[1]["median_ms"]):
+        print(f"{name:<{width}}  {plan['median_ms']:9.2f}  {plan['low_ms']:.2f} .. {plan['high_ms']:.2f}")
+    print(headline(result))
+    print(f"Look at {options.out / 'report.html'}")
+    return result
+
+
+def _trace(options: argparse.Namespace) -> dict[str, Any]:
+    from collections import Counter
+
+    from gst.programs import capture, resolve
+    from gst.programs.features import flops
+
+    program = capture(resolve(options.program))
+    kinds = Counter(operation.name.rsplit("_", 1)[0] for operation in program.operations)
+    result: dict[str, Any] = {
+        "program": program.name,
+        "num_nodes": program.num_nodes,
+        "num_edges": program.graph.num_edges,
+        "num_groups": program.num_groups,
+        "flops": float(flops(program.operations).sum()),
+        "operations": dict(kinds.most_common()),
+    }
+    print("{program}: {num_nodes} nodes, {num_edges} edges, {num_groups} groups, {flops:.3g} FLOPs".format(**result))
+    print("most frequent: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common(8)))
+    return result
+
+
+def _devices(options: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from gst.devices import discover
+
+    devices = discover()
+    for device in devices:
+        print(f"{device.name:<8} {device.threads} thread(s), memory {device.memory}, {device.description}")
+    return {"devices": [asdict(device) for device in devices]}
+
+
+class _Bars:
+    """One progress bar with time left for each thing that is going on, the last one on top of the others."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None or self._bar.desc != f"{what}: ":
+            self.__exit__()
+            self._bar = tqdm(total=total, desc=what, leave=False, dynamic_ncols=True)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

@@ -18,7 +18,7 @@ from gst.pooling import Pooling, check_pooling, pool_nodes, pool_segments
 from gst.sampling import choose_fresh
 from gst.segments import SegmentedGraph, assemble
 
-Picks = list[tuple[int, int]]   # (position of a graph in the batch, segment of that graph)
+Picks = list[tuple[int, int]]  # (position of a graph in the batch, segment of that graph)
 Known = Bool[Tensor, "segments configs"]
 
 
@@ -77,7 +77,9 @@ class GraphSegmentTraining(nn.Module):
         self._first_key: dict[str, tuple[int, int]] = {}
         self._generator = torch.Generator().manual_seed(seed)
         self._takes_edges = _takes_edges(encoder)
-        if isinstance(encoder, nn.Module) and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoder.modules()):
+        if isinstance(encoder, nn.Module) and any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoder.modules()
+        ):
             warnings.warn(
                 "the encoder holds BatchNorm: its statistics come from the few fresh segments of a step and couple "
                 "segments of one batch; LayerNorm or GraphNorm per node does neither",
@@ -100,9 +102,7 @@ class GraphSegmentTraining(nn.Module):
             embedded = self._estimate(graphs, configs)
         return self.head(embedded)
 
-    def exact(
-        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
-    ) -> Tensor:
+    def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
         configs = _all_configs(graphs) if configs is None else configs.cpu()
         with torch.no_grad():
@@ -233,11 +233,11 @@ class GraphSegmentTraining(nn.Module):
         """One key for every (segment, configuration) of the data; -1 for padding."""
         for graph in graphs:
             size = graph.num_segments * graph.num_configs
-            first, seen = self._first_key.setdefault(graph.name, (sum(s for _, s in self._first_key.values()), size))
+            _, seen = self._first_key.setdefault(graph.name, (sum(s for _, s in self._first_key.values()), size))
             if seen != size:
                 raise ValueError(
-                    f"two graphs are named {graph.name!r} ({seen} and {size} table rows); the table tells graphs apart by "
-                    f"their names, so give each its own"
+                    f"two graphs are named {graph.name!r} ({seen} and {size} table rows); the table tells graphs "
+                    f"apart by their names, so give each its own"
                 )
         first_keys = torch.tensor([self._first_key[graphs[g].name][0] + j * graphs[g].num_configs for g, j in picks])
         of_segment = configs[[g for g, _ in picks]]
@@ -288,6 +288,8 @@ def _takes_edges(encoder: Callable[..., Tensor]) -> bool:
     call = encoder.forward if isinstance(encoder, nn.Module) else encoder
     parameters = inspect.signature(call).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return True   # e.g. PyG's Sequential
-    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return True  # e.g. PyG's Sequential
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     return len(required) >= 2

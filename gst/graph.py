@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
@@ -34,12 +34,12 @@ class Graph:
 
     node_features: Float32[np.ndarray, "nodes features"]
     edges: Int64[np.ndarray, "2 edges"]
-    opcodes: Int64[np.ndarray, " nodes"] = field(default=None)  # type: ignore[assignment]
-    config_nodes: Int64[np.ndarray, " configurable"] = field(default=None)  # type: ignore[assignment]
-    config_features: Shaped[np.ndarray, "configs configurable channels"] = field(default=None)  # type: ignore[assignment]
-    targets: Float64[np.ndarray, " configs"] = field(default=None)  # type: ignore[assignment]
-    counts: Int64[np.ndarray, " configs"] = field(default=None)  # type: ignore[assignment]
-    spreads: Float64[np.ndarray, " configs"] = field(default=None)  # type: ignore[assignment]
+    opcodes: Int64[np.ndarray, " nodes"] = None  # type: ignore[assignment]
+    config_nodes: Int64[np.ndarray, " configurable"] = None  # type: ignore[assignment]
+    config_features: Shaped[np.ndarray, "configs configurable channels"] = None  # type: ignore[assignment]
+    targets: Float64[np.ndarray, " configs"] = None  # type: ignore[assignment]
+    counts: Int64[np.ndarray, " configs"] = None  # type: ignore[assignment]
+    spreads: Float64[np.ndarray, " configs"] = None  # type: ignore[assignment]
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -70,29 +70,45 @@ class Graph:
             if not holds:
                 raise ValueError(f"graph {self.name!r}: {problem}")
 
-        require(self.node_features.ndim == 2, f"node_features has shape {self.node_features.shape}, want (nodes, features)")
+        require(
+            self.node_features.ndim == 2,
+            f"node_features has shape {self.node_features.shape}, want (nodes, features)",
+        )
         require(nodes > 0, "it has no nodes; a graph needs at least one")
-        require(self.edges.ndim == 2 and len(self.edges) == 2, f"edges has shape {self.edges.shape}, want (2, edges)")
+        require(
+            self.edges.ndim == 2 and len(self.edges) == 2,
+            f"edges has shape {self.edges.shape}, want (2, edges)",
+        )
         if self.edges.size:
             low, high = int(self.edges.min()), int(self.edges.max())
-            require(0 <= low and high < nodes, f"edges name nodes {low}..{high}, but nodes are 0..{nodes - 1}")
-        require(bool(np.isfinite(self.node_features).all()), "node_features holds NaN or infinity; clean them before")
+            require(low >= 0 and high < nodes, f"edges name nodes {low}..{high}, but nodes are 0..{nodes - 1}")
+        require(
+            bool(np.isfinite(self.node_features).all()),
+            "node_features holds NaN or infinity; clean them before",
+        )
         require(self.opcodes.shape == (nodes,), f"opcodes has shape {self.opcodes.shape}, want ({nodes},)")
         require(not self.opcodes.size or int(self.opcodes.min()) >= 0, "opcodes holds negative numbers")
         require(configs > 0, "it has no configurations; leave config_features out for a graph without any")
         require(
             self.config_features.ndim == 3 and self.config_features.shape[1] == len(self.config_nodes),
-            f"config_features has shape {self.config_features.shape}, want (configs, {len(self.config_nodes)}, channels)",
+            f"config_features has shape {self.config_features.shape}, "
+            f"want (configs, {len(self.config_nodes)}, channels)",
         )
         if self.config_features.dtype.kind == "f":
             require(bool(np.isfinite(self.config_features).all()), "config_features holds NaN or infinity")
         if self.config_nodes.size:
             low, high = int(self.config_nodes.min()), int(self.config_nodes.max())
-            require(0 <= low and high < nodes, f"config_nodes names nodes {low}..{high}, but nodes are 0..{nodes - 1}")
+            require(
+                low >= 0 and high < nodes,
+                f"config_nodes names nodes {low}..{high}, but nodes are 0..{nodes - 1}",
+            )
             require(len(np.unique(self.config_nodes)) == len(self.config_nodes), "config_nodes names a node twice")
         for label in ("targets", "counts", "spreads"):
             shape = getattr(self, label).shape
-            require(shape == (configs,), f"{label} has shape {shape}, want ({configs},), one for each configuration")
+            require(
+                shape == (configs,),
+                f"{label} has shape {shape}, want ({configs},), one for each configuration",
+            )
 
     @property
     def num_nodes(self) -> int:

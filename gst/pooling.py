@@ -58,4 +58,6 @@ def pool_segments(
         return torch.where(torch.isneginf(largest), 0.0, largest)
     if pooling == "mean":
         weights = weights * (node_counts / graph_node_counts[graph_of_segment])[:, None]
-    return embeddings.new_zeros(shape).index_add(0, graph_of_segment, embeddings * weights[..., None].to(embeddings.dtype))
+    return embeddings.new_zeros(shape).index_add(
+        0, graph_of_segment, embeddings * weights[..., None].to(embeddings.dtype)
+    )

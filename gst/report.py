@@ -75,9 +75,7 @@ def headline(record: Record) -> str:
     best, base = _best(record), _pytorch(record)
     found, plain = number(best.get("median_ms")), number(base.get("median_ms"))
     if math.isnan(found):
-        return "No plan was measured to the end" + (
-            "" if math.isnan(plain) else f"; plain PyTorch {brief(plain)} ms"
-        )
+        return "No plan was measured to the end" + ("" if math.isnan(plain) else f"; plain PyTorch {brief(plain)} ms")
     used = len(set(_graph_arrays(record)[2].tolist()))
     where = f" on {used} device{'s' * (used != 1)}" if used else ""
     words = f"Best plan {brief(found)} ms{_bracket(best)}{where}"
@@ -125,8 +123,7 @@ def _facts(record: Record) -> str:
         (whole(model.get("num_screened")), "plans screened by the cost model", ""),
     ]
     cells = (
-        f'<li><b class="{tone}">{escape(value)}</b><span>{escape(what)}</span></li>'
-        for value, what, tone in facts
+        f'<li><b class="{tone}">{escape(value)}</b><span>{escape(what)}</span></li>' for value, what, tone in facts
     )
     return f'<ul class="facts">{"".join(cells)}</ul>'
 
@@ -162,21 +159,15 @@ def _rows(
 
 def _figure(svg: str, caption: str, table: str = "", legend: str = "") -> str:
     details = f"<details><summary>The same in numbers</summary>{table}</details>" if table else ""
-    return (
-        f'<figure><div class="plot">{svg}</div>{legend}<figcaption>{caption}</figcaption>{details}</figure>'
-    )
+    return f'<figure><div class="plot">{svg}</div>{legend}<figcaption>{caption}</figcaption>{details}</figure>'
 
 
 def _plans(record: Record) -> str:
     plans = record.get("plans") or {}
     if not plans:
-        return _section(
-            "plans", "1 Plans, measured again at the end", _empty("No plan was measured again at the end.")
-        )
+        return _section("plans", "1 Plans, measured again at the end", _empty("No plan was measured again at the end."))
     time = {name: number(plan.get("median_ms")) for name, plan in plans.items()}
-    names = sorted(
-        plans, key=lambda name: (math.isnan(time[name]), time[name] if time[name] == time[name] else 0.0)
-    )
+    names = sorted(plans, key=lambda name: (math.isnan(time[name]), time[name] if time[name] == time[name] else 0.0))
     said = {"pytorch": "pytorch (plain, all threads)"}
     rows = [
         (
@@ -189,9 +180,7 @@ def _plans(record: Record) -> str:
         for name, plan in ((name, plans[name]) for name in names)
     ]
     heads = ("plan", "median ms", "95 % interval", "PyTorch / plan", "runs")
-    table = _rows(
-        "All plans", heads, rows, names.index(record["best"]) if record.get("best") in names else None
-    )
+    table = _rows("All plans", heads, rows, names.index(record["best"]) if record.get("best") in names else None)
     bars = [
         (
             name,
@@ -242,13 +231,9 @@ def _predictions(record: Record) -> str:
         )
     tau = number((record.get("cost_model") or {}).get("tau"))
     agree = (
-        "was not computed"
-        if math.isnan(tau)
-        else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
+        "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
     )
-    shown = [
-        (a, b, o, f"{label}: predicted {brief(a)} ms, measured {brief(b)} ms") for a, b, o, label in points
-    ]
+    shown = [(a, b, o, f"{label}: predicted {brief(a)} ms, measured {brief(b)} ms") for a, b, o, label in points]
     svg = charts.scatter(
         shown, "predicted ms", "measured ms", f"Measured against predicted time of {len(points)} plans"
     )
@@ -278,9 +263,7 @@ def _search(record: Record) -> str:
         failures += math.isnan(time)
         found = f"{brief(time)} ms" if time == time else "failed"
         origin = str(entry.get("origin"))
-        steps.append(
-            (time, origin, f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}")
-        )
+        steps.append((time, origin, f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}"))
         interval = span(entry.get("low_ms"), entry.get("high_ms")) if ok else DASH
         rows.append((count, entry.get("label"), origin, entry.get("round"), brief(time, "failed"), interval))
     base = number(_pytorch(record).get("median_ms"))
@@ -303,9 +286,7 @@ def _graph_arrays(record: Record) -> tuple[np.ndarray, np.ndarray, np.ndarray, l
     graph = record.get("graph") or {}
     lists = [list(graph.get(key) or []) for key in ("segment", "device", "opcode")]
     nodes = max(map(len, lists))
-    segment, device = (
-        np.array([*lists[i], *[0] * (nodes - len(lists[i]))], np.int64).clip(0) for i in (0, 1)
-    )
+    segment, device = (np.array([*lists[i], *[0] * (nodes - len(lists[i]))], np.int64).clip(0) for i in (0, 1))
     if segment.size:
         segment = segment if segment.max() < 4 * nodes else np.unique(segment, return_inverse=True)[1]
     pairs = graph.get("edges") or [[], []]
@@ -354,9 +335,7 @@ def _graph(record: Record) -> str:
         _device_table(edges, device, opcode, names),
     )
     one = _graph_figure("By segment", by_segment, seven, segments)
-    other = _graph_figure(
-        "By device, in the best plan", by_device, moves, placed, _device_legend(device, names)
-    )
+    other = _graph_figure("By device, in the best plan", by_device, moves, placed, _device_legend(device, names))
     return _section("graph", title, told, one, other)
 
 
@@ -374,9 +353,7 @@ def _device_legend(device: np.ndarray, names: Sequence[str]) -> str:
     items = (
         f'<li class="c{index % charts.NUM_COLOURS}">{_swatch(shapes[index % 2])}{escape(names[index])}: '
         f"{count:,} nodes</li>"
-        for index, count in zip(
-            *(column.tolist() for column in np.unique(device, return_counts=True)), strict=True
-        )
+        for index, count in zip(*(column.tolist() for column in np.unique(device, return_counts=True)), strict=True)
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
 
@@ -385,9 +362,7 @@ def _common(words: Iterable[str]) -> str:
     return ", ".join(f"{word[:40]} {count:,}" for word, count in Counter(words).most_common(3))
 
 
-def _segment_table(
-    segment: np.ndarray, device: np.ndarray, opcode: Sequence[str], names: Sequence[str]
-) -> str:
+def _segment_table(segment: np.ndarray, device: np.ndarray, opcode: Sequence[str], names: Sequence[str]) -> str:
     rows = []
     for part in np.unique(segment).tolist()[: charts.MAX_BLOBS]:
         inside = np.flatnonzero(segment == part).tolist()
@@ -403,9 +378,7 @@ def _device_table(edges: np.ndarray, device: np.ndarray, opcode: Sequence[str], 
         sent, received = device[edges[0]] == index, device[edges[1]] == index
         counts = (len(inside), int((received & ~sent).sum()), int((sent & ~received).sum()))
         rows.append((names[index], _common(opcode[n] for n in inside), *(f"{count:,}" for count in counts)))
-    return _rows(
-        "Devices", ("device", "most frequent operations", "nodes", "edges in", "edges out"), rows, words=2
-    )
+    return _rows("Devices", ("device", "most frequent operations", "nodes", "edges in", "edges out"), rows, words=2)
 
 
 def _table(record: Record) -> str:
@@ -422,15 +395,9 @@ def _table(record: Record) -> str:
         "<p>While the cost model trained, only some segments of a graph were encoded afresh; the others came "
         "from a table. Age counts steps since a row was written; unknown rows were never written.</p>"
     )
-    ages = charts.lines(
-        step, (("mean", mean), ("oldest", oldest)), "age in steps", "Age of the rows over training"
-    )
-    share = charts.lines(
-        step, (("unknown", unknown),), "share of rows", "Share of rows never written, over training"
-    )
-    old = _rows(
-        "Age of rows", ("step", "mean age", "oldest"), zip(*map(_told, (step, mean, oldest)), strict=True)
-    )
+    ages = charts.lines(step, (("mean", mean), ("oldest", oldest)), "age in steps", "Age of the rows over training")
+    share = charts.lines(step, (("unknown", unknown),), "share of rows", "Share of rows never written, over training")
+    old = _rows("Age of rows", ("step", "mean age", "oldest"), zip(*map(_told, (step, mean, oldest)), strict=True))
     new = _rows("Unknown rows", ("step", "share unknown"), zip(*map(_told, (step, unknown)), strict=True))
     figures = (
         _figure(ages, "Solid: mean age; dashed: the oldest row.", old),

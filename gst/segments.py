@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gst.batch import SegmentBatch
 from gst.graph import Graph
-from partitioners import partition, num_parts_for
+from partitioners import num_parts_for, partition
 
 Assignment = Int64[np.ndarray, " nodes"]
 
@@ -61,7 +61,9 @@ class SegmentedGraph:
         return len(self.config_features)
 
     def nbytes(self) -> int:
-        return sum(getattr(self, field.name).nbytes for field in fields(self) if field.name not in ("name", "num_nodes"))
+        return sum(
+            getattr(self, field.name).nbytes for field in fields(self) if field.name not in ("name", "num_nodes")
+        )
 
 
 def segment(
@@ -126,15 +128,16 @@ def _arrange(graph: Graph, node_ids: np.ndarray, owned_counts: np.ndarray, row_c
     row_ptr = np.concatenate([[0], np.cumsum(row_counts)])
     segment_of_row = np.repeat(np.arange(num_segments), row_counts)
 
-    # An edge stands in every segment that holds both of its ends: look the producers up among the rows by (segment, node).
+    # An edge stands in every segment that holds both of its ends: find the producers among the rows by (segment, node).
     in_order = np.argsort(graph.edges[1], kind="stable")
     producers = graph.edges[0][in_order]
     producer_ptr = np.concatenate([[0], np.cumsum(np.bincount(graph.edges[1], minlength=graph.num_nodes))])
     degrees = (producer_ptr[1:] - producer_ptr[:-1])[node_ids]
     consumer_rows = np.repeat(np.arange(len(node_ids)), degrees)
-    wanted = segment_of_row[consumer_rows] * graph.num_nodes + producers[
-        _ranges(producer_ptr[node_ids], producer_ptr[node_ids + 1])
-    ]
+    wanted = (
+        segment_of_row[consumer_rows] * graph.num_nodes
+        + producers[_ranges(producer_ptr[node_ids], producer_ptr[node_ids + 1])]
+    )
     producer_rows = _find(segment_of_row * graph.num_nodes + node_ids, wanted)
     present = producer_rows >= 0
     producer_rows, consumer_rows = producer_rows[present], consumer_rows[present]

@@ -44,7 +44,7 @@ def prepare(
         OSError: the disk is full; nothing is left behind.
     """
     if iter(graphs) is graphs:
-        graphs = list(graphs)   # it is gone over twice
+        graphs = list(graphs)  # it is gone over twice
     settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed}
     final = root / _digest(graphs, settings)
     if final.exists():
@@ -53,7 +53,7 @@ def prepare(
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
     try:
         _write(graphs, partial, settings, progress)
-        if not final.exists():   # another process may have been faster
+        if not final.exists():  # another process may have been faster
             partial.rename(final)
         return final
     finally:
@@ -73,9 +73,7 @@ def _digest(graphs: Iterable[Graph], settings: dict[str, Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _write(
-    graphs: Iterable[Graph], directory: Path, settings: dict[str, Any], progress: Callable[[str], None]
-) -> None:
+def _write(graphs: Iterable[Graph], directory: Path, settings: dict[str, Any], progress: Callable[[str], None]) -> None:
     records: list[dict[str, Any]] = []
     checksum = hashlib.sha256()
     with (directory / "arrays.bin").open("wb") as file:
@@ -85,7 +83,13 @@ def _write(
             records.append({"name": cut.name, "num_nodes": cut.num_nodes, "arrays": arrays})
             progress(graph.name)
         size = file.tell()
-    meta = {"schema": SCHEMA, "settings": settings, "bytes": size, "sha256": checksum.hexdigest(), "graphs": records}
+    meta = {
+        "schema": SCHEMA,
+        "settings": settings,
+        "bytes": size,
+        "sha256": checksum.hexdigest(),
+        "graphs": records,
+    }
     (directory / "meta.json").write_text(json.dumps(meta))
 
 
@@ -110,7 +114,9 @@ def open_store(directory: Path) -> list[SegmentedGraph]:
             raise ValueError(f"{directory} has schema {meta['schema']}, this version reads {SCHEMA}; prepare it again")
         size = (directory / "arrays.bin").stat().st_size
         if size != meta["bytes"]:
-            raise ValueError(f"{directory}/arrays.bin holds {size} bytes, meta.json says {meta['bytes']}; prepare it again")
+            raise ValueError(
+                f"{directory}/arrays.bin holds {size} bytes, meta.json says {meta['bytes']}; prepare it again"
+            )
         data = np.memmap(directory / "arrays.bin", np.uint8, "r")
         return [_open_graph(record, data) for record in meta["graphs"]]
     except (KeyError, TypeError, json.JSONDecodeError, FileNotFoundError) as error:
@@ -137,4 +143,6 @@ def verify(directory: Path) -> None:
             array = getattr(graph, key)
             checksum.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     if checksum.hexdigest() != json.loads((directory / "meta.json").read_text())["sha256"]:
-        raise ValueError(f"{directory} was changed since it was written (checksums differ); delete it and prepare it again")
+        raise ValueError(
+            f"{directory} was changed since it was written (checksums differ); delete it and prepare it again"
+        )

@@ -24,9 +24,7 @@ def checked_edges(edges: Any, num_nodes: int) -> Int64[np.ndarray, "2 edges"]:
         raise ValueError(f"edges are {array.dtype}; wanted int64 node ids: convert with .astype(np.int64)")
     if array.size and (array.min() < 0 or array.max() >= num_nodes):
         low, high = array.min(), array.max()
-        raise ValueError(
-            f"edges name nodes {low}..{high}; wanted 0..{num_nodes - 1}: renumber or raise num_nodes"
-        )
+        raise ValueError(f"edges name nodes {low}..{high}; wanted 0..{num_nodes - 1}: renumber or raise num_nodes")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 

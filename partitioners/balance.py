@@ -23,7 +23,7 @@ def largest_part(num_nodes: int, num_parts: int, tolerance: float = 0.1) -> int:
     check_num_parts(num_nodes, num_parts)
     check_tolerance(tolerance)
     mean_rounded_up = -(-num_nodes // num_parts)
-    allowed = math.ceil(num_nodes * (1 + tolerance) / num_parts - 1e-9)   # 10 * 1.1 is a little more than 11
+    allowed = math.ceil(num_nodes * (1 + tolerance) / num_parts - 1e-9)  # 10 * 1.1 is a little more than 11
     return min(max(mean_rounded_up, allowed), num_nodes - num_parts + 1)
 
 
@@ -39,9 +39,7 @@ def num_parts_for(num_nodes: int, max_nodes: int, tolerance: float = 0.1) -> int
     return parts[bisect_left(parts, -max_nodes, key=lambda count: -largest_part(num_nodes, count, tolerance))]
 
 
-def repair(
-    parts: Int64[np.ndarray, " nodes"], csr: Csr, num_parts: int, largest: int
-) -> Int64[np.ndarray, " nodes"]:
+def repair(parts: Int64[np.ndarray, " nodes"], csr: Csr, num_parts: int, largest: int) -> Int64[np.ndarray, " nodes"]:
     """A copy of `parts` in which every part holds 1..largest nodes; changed only as far as need be.
 
     Empty parts take the upper half (by node id) of the largest ones. Nodes of oversized parts then move to
@@ -88,9 +86,7 @@ def _spill(parts: Int64[np.ndarray, " nodes"], num_parts: int, largest: int) -> 
     parts[surplus] = room[: len(surplus)]
 
 
-def _beyond(
-    parts: Int64[np.ndarray, " nodes"], kept: Int64[np.ndarray, " parts"]
-) -> Bool[np.ndarray, " nodes"]:
+def _beyond(parts: Int64[np.ndarray, " nodes"], kept: Int64[np.ndarray, " parts"]) -> Bool[np.ndarray, " nodes"]:
     """Whether a node comes after the first `kept[part]` nodes of its part, by node id."""
     order = np.argsort(parts, kind="stable")
     sizes = np.bincount(parts, minlength=len(kept))
@@ -109,7 +105,7 @@ def _overflow(starts, neighbours, weights, parts, sizes, largest):
     at once: the work is linear in nodes and edges, whatever the hubs.
     """
     num_nodes = len(parts)
-    shared = np.zeros(len(sizes), np.int64)   # edges from the node at hand into each part, else zeros
+    shared = np.zeros(len(sizes), np.int64)  # edges from the node at hand into each part, else zeros
     queue = np.empty(num_nodes, np.int64)
     queued = np.zeros(num_nodes, np.bool_)
     head, tail = 0, 0

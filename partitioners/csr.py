@@ -87,7 +87,7 @@ def _symmetrise(sources, targets, num_nodes):
     merged_starts = np.zeros(num_nodes + 1, np.int64)
     total = 0
     for node in range(num_nodes):
-        for index in range(starts[node], ends[node]):   # closes the gaps in place: total never passes index
+        for index in range(starts[node], ends[node]):  # closes the gaps in place: total never passes index
             neighbours[total] = neighbours[index]
             weights[total] = weights[index]
             total += 1

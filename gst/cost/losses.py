@@ -1,4 +1,4 @@
-"""Losses over the configurations of each graph. A score is the higher, the longer the runtime; NaN targets are padding."""
+"""Losses over the configurations of each graph. The higher a score, the longer the runtime. NaN targets are padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loss = Callable[[Scores, Scores], Float[Tensor, ""]]
 
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
     """Mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j (TpuGraphs, section 4.1)."""
-    slower = targets[:, :, None] > targets[:, None, :]   # False where either is NaN
+    slower = targets[:, :, None] > targets[:, None, :]  # False where either is NaN
     gaps = scores[:, :, None] - scores[:, None, :]
     return (margin - gaps).clamp(min=0)[slower].sum() / slower.sum().clamp(min=1)
 
@@ -25,7 +25,7 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     order = torch.where(targets.isnan(), torch.inf, targets).argsort(dim=1, stable=True)
     present = ~targets.isnan().gather(1, order)
     goodness = torch.where(present, -scores.gather(1, order), torch.finfo(scores.dtype).min / 4)
-    rest = goodness.flip(1).logcumsumexp(1).flip(1)   # log sum over this one and all slower ones
+    rest = goodness.flip(1).logcumsumexp(1).flip(1)  # log sum over this one and all slower ones
     return torch.where(present, rest - goodness, 0.0).sum() / present.sum().clamp(min=1)
 
 

@@ -38,7 +38,8 @@ class CostModel:
 
     def __init__(
         self, channels: int = 32, num_layers: int = 2, num_opcodes: int = 256, config_symbols: int = 0,
-        log_config: bool = True, max_nodes: int = 512, num_fresh: int = 2, keep_probability: float = 0.75, seed: int = 0,
+        log_config: bool = True,
+        max_nodes: int = 512, num_fresh: int = 2, keep_probability: float = 0.75, seed: int = 0,
     ) -> None:  # fmt: skip
         self.settings: dict[str, Any] = {
             "channels": channels, "num_layers": num_layers, "num_opcodes": num_opcodes,
@@ -53,7 +54,7 @@ class CostModel:
         self._generator = torch.Generator().manual_seed(seed)
 
     def fit(
-        self, graphs: Sequence[Graph], epochs: int = 50, configs_per_step: int = 16, learning_rate: float = 3e-3,
+        self, graphs: Sequence[Graph], epochs: int = 100, configs_per_step: int = 16, learning_rate: float = 1e-2,
         progress: Callable[[int, float], None] = lambda epoch, loss: None,
     ) -> list[dict[str, float]]:  # fmt: skip
         """Learn from all configurations of `graphs`; called again, it goes on from where it is.

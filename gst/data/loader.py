@@ -48,7 +48,9 @@ class StepLoader:
         lists_per_graph: int | None = None, shuffle: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
         if graphs_per_step < 1 or configs_per_graph < 1:
-            raise ValueError(f"graphs_per_step ({graphs_per_step}) and configs_per_graph ({configs_per_graph}) start at 1")
+            raise ValueError(
+                f"graphs_per_step ({graphs_per_step}) and configs_per_graph ({configs_per_graph}) start at 1"
+            )
         self.selections = [selection for selection in selections if len(selection[1])]
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.shuffle, self.seed = lists_per_graph, shuffle, seed
@@ -117,14 +119,15 @@ def split(
     if by == "graphs":
         if valid + test >= len(graphs):
             raise ValueError(f"{valid} + {test} graphs are to be held out, but there are only {len(graphs)}")
-        order = torch.randperm(len(graphs), generator=generator_for(seed)).tolist()
-        pick = lambda ids: [everything[i] for i in sorted(ids)]  # noqa: E731
-        return pick(order[valid + test :]), pick(order[:valid]), pick(order[valid : valid + test])
+        ids = torch.randperm(len(graphs), generator=generator_for(seed)).tolist()
+        pick = lambda chosen: [everything[i] for i in sorted(chosen)]  # noqa: E731
+        return pick(ids[valid + test :]), pick(ids[:valid]), pick(ids[valid : valid + test])
     parts: tuple[list[Selection], list[Selection], list[Selection]] = ([], [], [])
     for i, (graph, configs) in enumerate(everything):
         if valid + test >= len(configs):
             raise ValueError(
-                f"{valid} + {test} configurations of each graph are to be held out, but {graph.name!r} has {len(configs)}"
+                f"{valid} + {test} configurations of each graph are to be held out, "
+                f"but {graph.name!r} has {len(configs)}"
             )
         order = torch.randperm(len(configs), generator=generator_for(seed, i))
         pieces = order.split([len(order) - valid - test, valid, test])

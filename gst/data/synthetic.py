@@ -15,7 +15,11 @@ NUM_CHOICES = 4
 
 
 def synthetic_program(
-    num_nodes: int = 200_000, num_configs: int = 128, num_regions: int = 20, configurable: float = 0.1, seed: int = 0
+    num_nodes: int = 200_000,
+    num_configs: int = 128,
+    num_regions: int = 20,
+    configurable: float = 0.1,
+    seed: int = 0,
 ) -> Graph:
     """A directed acyclic graph in which every configurable node chooses one of four implementations.
 

@@ -13,8 +13,8 @@ import numpy as np
 from gst.data.source import GraphSource
 from gst.graph import Graph
 
-LARGEST_EXACT = 2**53   # above it float64 no longer holds every integer
-IS_ROOT = 0             # column of the 140 node features that marks the root of a tile kernel
+LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
+IS_ROOT = 0  # column of the 140 node features that marks the root of a tile kernel
 
 
 def read(path: Path | str, merge: bool = True) -> Graph:
@@ -73,7 +73,7 @@ class TpuGraphs(GraphSource):
     def paths(self) -> list[Path]:
         found: list[Path] = []
         for pattern in self.files:
-            matches = sorted(glob.glob(pattern, recursive=True))
+            matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns too)
             if not matches:
                 raise ValueError(f"no file matches {pattern!r}; give paths or patterns of TpuGraphs npz files")
             found += map(Path, matches)
@@ -134,7 +134,13 @@ def _layout(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
     runtimes = _runtimes(arrays, "config_runtime", len(config_features))
     config_nodes = _integers(arrays, "node_config_ids", 1)
     return Graph(
-        features, edges, opcodes, config_nodes, _compact(config_features), runtimes.astype(np.float64), name=path.stem
+        features,
+        edges,
+        opcodes,
+        config_nodes,
+        _compact(config_features),
+        runtimes.astype(np.float64),
+        name=path.stem,
     )
 
 
@@ -148,7 +154,13 @@ def _tile(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
     roots = np.flatnonzero(features[:, IS_ROOT]) if features.shape[1] == 140 else np.zeros(0, np.int64)
     root = roots[:1] if len(roots) else np.array([len(features) - 1])
     return Graph(
-        features, edges, opcodes, root, _compact(config_features[:, None]), runtimes / normalizers, name=path.stem
+        features,
+        edges,
+        opcodes,
+        root,
+        _compact(config_features[:, None]),
+        runtimes / normalizers,
+        name=path.stem,
     )
 
 

@@ -6,10 +6,11 @@ from gst.devices.executor import Executor, Transfers, eager, pytorch
 from gst.devices.load import LoadGate, LoadMeter
 from gst.devices.log import Log
 from gst.devices.measure import Measurement, machine_record, measure
+from gst.devices.plain import PlainPyTorch
 from gst.devices.plan import Plan
 from gst.devices.profile import profile
 
 __all__ = [
-    "Device", "ExecutionError", "Executor", "LoadGate", "LoadMeter", "Log", "Measurement", "Plan",
-    "Transfers", "discover", "eager", "machine_record", "measure", "profile", "pytorch", "select",
+    "Device", "ExecutionError", "Executor", "LoadGate", "LoadMeter", "Log", "Measurement", "PlainPyTorch",
+    "Plan", "Transfers", "discover", "eager", "machine_record", "measure", "profile", "pytorch", "select",
 ]  # fmt: skip

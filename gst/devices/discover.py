@@ -46,9 +46,7 @@ def discover(separate_memory: bool = False) -> list[Device]:
             copied, as between accelerators; otherwise they share the memory 'host'.
     """
     devices = [
-        Device(
-            f"cpu:{number}", "cpu", (core,), 1, f"cpu:{number}" if separate_memory else "host", cpu_model()
-        )
+        Device(f"cpu:{number}", "cpu", (core,), 1, f"cpu:{number}" if separate_memory else "host", cpu_model())
         for number, core in enumerate(usable_cores())
     ]
     if torch.cuda.is_available():

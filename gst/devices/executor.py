@@ -45,9 +45,7 @@ class Executor:
 
     def __init__(self, program: Program, devices: Sequence[Device]) -> None:
         self.program = program
-        self.devices = tuple(
-            select([device.name for device in devices], devices)
-        )  # refuses a name given twice
+        self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
         self.last_transfers = Transfers(0, 0)
         self.last_order: dict[str, tuple[int, ...]] = {}
         self._workers: tuple[Worker, ...] = ()
@@ -130,12 +128,9 @@ class Executor:
                 job = partial(_run_alone, compiled.in_order, values, run, share.device)
             futures.append(self._workers[share.position].submit(job))
         finished = self._wait(futures, run)
-        self.last_transfers = Transfers(
-            sum(each.copies for each in finished), sum(each.bytes for each in finished)
-        )
+        self.last_transfers = Transfers(sum(each.copies for each in finished), sum(each.bytes for each in finished))
         self.last_order = {
-            share.device.name: tuple(each.order)
-            for share, each in zip(compiled.shares, finished, strict=True)
+            share.device.name: tuple(each.order) for share, each in zip(compiled.shares, finished, strict=True)
         }
         return self._collect(run, placed, compiled)
 
@@ -183,9 +178,7 @@ class Executor:
 
     def _check_entered(self) -> None:
         if not self._workers:
-            raise ValueError(
-                "the executor is closed; use it inside `with Executor(program, devices) as executor:`"
-            )
+            raise ValueError("the executor is closed; use it inside `with Executor(program, devices) as executor:`")
 
 
 def _run_alone(steps: Sequence[Step], values: Values, run: Run, device: Device) -> Finished:

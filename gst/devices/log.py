@@ -50,9 +50,7 @@ class Log:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise ValueError(
-                    f"{self.path}:{number}: not JSON ({error}); remove the line to go on"
-                ) from error
+                raise ValueError(f"{self.path}:{number}: not JSON ({error}); remove the line to go on") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{self.path}:{number}: {type(record).__name__} instead of an object")
             records.append(record)

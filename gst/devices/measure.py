@@ -61,8 +61,7 @@ class Measurement:
     def from_dict(record: Mapping[str, Any]) -> Measurement:
         """What `to_dict` wrote."""
         times = {
-            key: float("nan") if record[key] is None else record[key]
-            for key in ("median_ms", "low_ms", "high_ms")
+            key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
         }
         return Measurement(**{**record, **times, "samples_ms": tuple(record["samples_ms"])})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +62,9 @@ class Plan:
     @staticmethod
     def from_dict(record: dict) -> Plan:
         if record.get("schema") != SCHEMA:
-            raise ValueError(f"plan has schema {record.get('schema')!r}, this version reads {SCHEMA}; make the plan again")
+            raise ValueError(
+                f"plan has schema {record.get('schema')!r}, this version reads {SCHEMA}; make the plan again"
+            )
         as_array = lambda values: None if values is None else np.asarray(values, np.int64)  # noqa: E731
         return Plan(
             tuple(record["devices"]), np.asarray(record["placement"], np.int64),
@@ -74,7 +75,7 @@ class Plan:
         """Write `path` at once or not at all."""
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(self.to_dict()))
-        os.replace(partial, path)
+        partial.replace(path)
 
     @staticmethod
     def load(path: Path) -> Plan:

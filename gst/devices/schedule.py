@@ -149,9 +149,7 @@ def _share(
     reads: list[tuple[int, ...]] = [()] * nodes
     residents: dict[int, None] = {}
     first: list[int] = []
-    here = [
-        n for n, each in enumerate(program.operations) if home[n] == position and each.kind == "operation"
-    ]
+    here = [n for n, each in enumerate(program.operations) if home[n] == position and each.kind == "operation"]
     for node in here:
         arriving = []
         for producer in program.operations[node].producers:

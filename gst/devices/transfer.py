@@ -19,9 +19,7 @@ def departure(device: Device) -> torch.cuda.Event | None:
     return event
 
 
-def receive(
-    value: Any, event: torch.cuda.Event | None, source: Device, destination: Device
-) -> tuple[Any, int]:
+def receive(value: Any, event: torch.cuda.Event | None, source: Device, destination: Device) -> tuple[Any, int]:
     """Make `value` readable on the thread (and stream) of `destination`, which is the caller's.
 
     Returns:
@@ -49,9 +47,7 @@ def _copy(value: Any, source: Device, destination: Device) -> Any:
     if destination.kind == "cpu" and value.device.type == "cpu":
         return value.clone()
     copied = value.to(destination.torch_device)
-    if (
-        source.kind == "cuda"
-    ):  # the allocator may reuse the source only after this copy, made on this thread's stream
+    if source.kind == "cuda":  # the allocator may reuse the source only after this copy, made on this thread's stream
         value.record_stream(torch.cuda.current_stream(value.device))
     return copied
 

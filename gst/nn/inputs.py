@@ -22,9 +22,7 @@ class InputProjection(nn.Module):
         log_config: scale configuration features that are numbers by `signed_log`; otherwise they enter as they are.
     """
 
-    def __init__(
-        self, channels: int, num_opcodes: int = 256, config_symbols: int = 0, log_config: bool = True
-    ) -> None:
+    def __init__(self, channels: int, num_opcodes: int = 256, config_symbols: int = 0, log_config: bool = True) -> None:
         super().__init__()
         self.config_symbols, self.log_config = config_symbols, log_config
         self.num_opcodes = num_opcodes
@@ -53,8 +51,8 @@ class InputProjection(nn.Module):
         index = features.long() + 1
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.config_symbols:
             raise ValueError(
-                f"configuration features {int(index.min()) - 1}..{int(index.max()) - 1} found, but the encoder knows the "
-                f"symbols -1..{self.config_symbols - 2}; set config_symbols to 0 if they are numbers"
+                f"configuration features {int(index.min()) - 1}..{int(index.max()) - 1} found, but the encoder knows "
+                f"the symbols -1..{self.config_symbols - 2}; set config_symbols to 0 if they are numbers"
             )
         return nn.functional.one_hot(index, self.config_symbols).flatten(2).to(features.dtype)
 

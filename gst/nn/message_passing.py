@@ -32,7 +32,11 @@ class Adjacency:
         source, target = edge_index
         by_target, by_source = torch.argsort(target, stable=True), torch.argsort(source, stable=True)
         return Adjacency(
-            num_nodes, _pointers(target, num_nodes), source[by_target], _pointers(source, num_nodes), target[by_source]
+            num_nodes,
+            _pointers(target, num_nodes),
+            source[by_target],
+            _pointers(source, num_nodes),
+            target[by_source],
         )
 
     def reversed(self) -> Adjacency:
@@ -66,7 +70,7 @@ class _CsrProduct(torch.autograd.Function):
         return _product(adjacency.row_ptr, adjacency.senders, x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _product(ctx.adjacency.row_ptr_t, ctx.adjacency.receivers, gradient), None
 
 

@@ -12,8 +12,8 @@ from gst.devices import Device, Plan
 from gst.programs import Program
 from partitioners import partition
 
-HAND_OVER_US = 20.0      # waking another worker
-BYTES_PER_US = 5_000.0   # a copy between memories, 5 GB/s
+HAND_OVER_US = 20.0  # waking another worker
+BYTES_PER_US = 5_000.0  # a copy between memories, 5 GB/s
 
 
 @dataclass(frozen=True, eq=False)

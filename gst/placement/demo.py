@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from gst.devices import Device, Executor, LoadGate, Log, Measurement, discover, eager, machine_record, measure, profile, pytorch
+from gst.devices import (
+    Device,
+    Executor,
+    LoadGate,
+    Log,
+    Measurement,
+    PlainPyTorch,
+    Plan,
+    discover,
+    eager,
+    machine_record,
+    measure,
+    profile,
+)
 from gst.placement.baselines import Task, portfolio
 from gst.placement.runtime import MeasuredRuntime
 from gst.placement.search import Progress, Search
-from gst.programs import Program, TrainingStep, capture, outputs_differ, resolve
+from gst.programs import Program, capture, outputs_differ, resolve
 from gst.report import render
 from gst.segments import segment
 from gst.store import prepare
@@ -28,7 +41,7 @@ def demo(
 ) -> dict[str, Any]:  # fmt: skip
     """Capture a training step, learn how fast plans for it run here, search one, measure it beside all baselines.
 
-    Writes to `out`: `measurements.jsonl` as they are made, then `plan.json`, `cost_model.pt`, `dataset/`, `report.html`.
+    Writes to `out` `measurements.jsonl` as they are made, then `plan.json`, `cost_model.pt`, `dataset/`, `report.html`.
 
     Args:
         program_name: a bundled program or `module:function`.
@@ -40,9 +53,8 @@ def demo(
         program, num_nodes, devices, plans, best, pytorch_ms, cost_model; see the README.
     """
     started = time.perf_counter()
-    step = resolve(program_name)
     progress("capturing", 0, 1)
-    program = capture(step)
+    program = capture(resolve(program_name))
     devices = discover()
     out.mkdir(parents=True, exist_ok=True)
     log = Log(out / "measurements.jsonl")
@@ -51,13 +63,11 @@ def demo(
     with Executor(program, devices) as executor:
         progress("profiling", 0, 1)
         task = Task(program, tuple(devices), profile_devices(program, executor))
-        search = Search(
-            task, MeasuredRuntime(executor, gate=LoadGate()), log, budget, seed=seed, progress=progress
-        )
+        search = Search(task, MeasuredRuntime(executor, gate=LoadGate()), log, budget, seed=seed, progress=progress)
         best = search.run()
         check_outputs(executor, best)
         plans = {**portfolio(task), "best": best}
-        final = measure_finally(step, executor, plans, progress)
+        final = measure_finally(program_name, executor, plans, progress)
     tau = search.tau()
     name = min((n for n in plans if final[n].outcome == "ok"), key=lambda n: final[n].median_ms)
     plans[name].save(out / "plan.json")
@@ -77,9 +87,15 @@ def demo(
             "num_screened": search.num_screened,
         },
     }
-    record = result | _drawn(program, devices, plans[name].placement, search) | {
-        "machine": machine_record(), "seconds": time.perf_counter() - started, "command": command,
-    }
+    record = (
+        result
+        | _drawn(program, devices, plans[name].placement, search)
+        | {
+            "machine": machine_record(),
+            "seconds": time.perf_counter() - started,
+            "command": command,
+        }
+    )
     (out / "report.html").write_text(render(record))
     return result
 
@@ -94,7 +110,7 @@ def profile_devices(program: Program, executor: Executor) -> Float64[np.ndarray,
     return np.stack([seen[device.kind, device.threads, device.description] for device in executor.devices])
 
 
-def check_outputs(executor: Executor, plan: Any) -> None:
+def check_outputs(executor: Executor, plan: Plan) -> None:
     """A plan counts only if it computes what the program computes."""
     difference = outputs_differ(executor.run(plan), eager(executor.program))
     if difference:
@@ -102,18 +118,16 @@ def check_outputs(executor: Executor, plan: Any) -> None:
 
 
 def measure_finally(
-    step: TrainingStep, executor: Executor, plans: dict[str, Any], progress: Progress, repetitions: int = 25
+    program_name: str, executor: Executor, plans: dict[str, Plan], progress: Progress, repetitions: int = 25
 ) -> dict[str, Measurement]:
-    """Fresh, interleaved runs of every plan, of the captured program run eagerly, and of plain PyTorch."""
-    runs: dict[str, Callable[[], object]] = {
-        name: (lambda plan=plan: executor.run(plan)) for name, plan in plans.items()
-    }
-    runs |= {"eager": lambda: eager(executor.program), "pytorch": lambda: pytorch(step)}
+    """Fresh, interleaved runs of every plan and of plain PyTorch (`pytorch`)."""
+    runs: dict[str, Callable[[], object]] = {name: partial(executor.run, plan) for name, plan in plans.items()}
     keys = {name: plan.key for name, plan in plans.items()}
-    return measure(
-        runs, repetitions, 3, LoadGate(), plan_keys=keys,
-        progress=lambda done, total: progress("measuring the winners afresh", done, total),
-    )  # fmt: skip
+    with PlainPyTorch(program_name) as plain:
+        return measure(
+            {**runs, "pytorch": plain}, repetitions, 3, LoadGate(), plan_keys=keys,
+            progress=lambda done, total: progress("measuring the winners afresh", done, total),
+        )  # fmt: skip
 
 
 def _interval(measurement: Measurement) -> dict[str, float | int]:
@@ -146,11 +160,3 @@ def _drawn(program: Program, devices: list[Device], placement: np.ndarray, searc
         ],
         "table": search.history,
     }  # fmt: skip
-
-
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Write `path` at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(path)

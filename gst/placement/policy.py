@@ -16,8 +16,8 @@ from gst.placement.baselines import Task, single
 from gst.placement.runtime import Runtime
 from gst.segments import assemble, segment
 
-CLIP = 0.2             # of the probability ratio of one group (Schulman et al. 2017, equation 7)
-KL_LIMIT = 0.03        # stop the update of a batch when the policy moved so far (mean over groups, nats)
+CLIP = 0.2  # of the probability ratio of one group (Schulman et al. 2017, equation 7)
+KL_LIMIT = 0.03  # stop the update of a batch when the policy moved so far (mean over groups, nats)
 
 
 class PlacementPolicy(nn.Module):
@@ -44,7 +44,7 @@ class PlacementPolicy(nn.Module):
                 nn.Linear(2 * channels, channels), nn.ReLU(), nn.Linear(channels, len(task.devices))
             )
             with torch.no_grad():
-                self()   # lazy layers take their widths
+                self()  # lazy layers take their widths
 
     def forward(self) -> Float[Tensor, "groups devices"]:
         """Log probabilities."""
@@ -104,7 +104,12 @@ class PlacementPolicy(nn.Module):
         return drawn, np.concatenate(answers)
 
     def _update(
-        self, optimizer: torch.optim.Optimizer, assignments: Tensor, advantages: Tensor, epochs: int, entropy: float
+        self,
+        optimizer: torch.optim.Optimizer,
+        assignments: Tensor,
+        advantages: Tensor,
+        epochs: int,
+        entropy: float,
     ) -> None:
         before = self().detach()
         old = before.gather(1, assignments.T)
@@ -112,7 +117,7 @@ class PlacementPolicy(nn.Module):
             now = self()
             if (before.exp() * (before - now)).sum(1).mean() > KL_LIMIT:
                 return
-            ratio = (now.gather(1, assignments.T) - old).exp()   # (groups, plans)
+            ratio = (now.gather(1, assignments.T) - old).exp()  # (groups, plans)
             gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
             loss = -gain.sum(0).mean() / len(old) + entropy * (now.exp() * now).sum(1).mean()
             optimizer.zero_grad()

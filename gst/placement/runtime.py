@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -37,7 +38,9 @@ class MeasuredRuntime:
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
         """As a call, with everything that was seen."""
         labels = [f"{i}:{plan.key}" for i, plan in enumerate(plans)]
-        runs = {label: (lambda plan=plan: self.executor.run(plan)) for label, plan in zip(labels, plans, strict=True)}
+        runs: dict[str, Callable[[], object]] = {
+            label: partial(self.executor.run, plan) for label, plan in zip(labels, plans, strict=True)
+        }
         keys = {label: plan.key for label, plan in zip(labels, plans, strict=True)}
         seen = measure(runs, self.repetitions, self.warmup, self.gate, plan_keys=keys)
         return [seen[label] for label in labels]

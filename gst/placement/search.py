@@ -109,7 +109,9 @@ class Search:
         good = [trial for trial in self.trials if trial.measurement.outcome == "ok"]
         if not good:
             reasons = {trial.measurement.reason for trial in self.trials}
-            raise ValueError(f"no plan ran on {', '.join(self.task.names)}: {'; '.join(sorted(reasons)) or 'none tried'}")
+            raise ValueError(
+                f"no plan ran on {', '.join(self.task.names)}: {'; '.join(sorted(reasons)) or 'none tried'}"
+            )
         return min(good, key=lambda trial: trial.measurement.median_ms)
 
     def tau(self) -> float:
@@ -136,7 +138,7 @@ class Search:
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
         if self._generator.random() < 0.3:
             return crossover(self.task, plans, self._generator)
-        return mutate(self.task, plans[self._generator.integers(len(plans))], self._generator)
+        return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
     def _learn(self) -> None:
         if len({trial.measurement.median_ms for trial in self.trials if trial.measurement.outcome == "ok"}) < 2:
@@ -144,9 +146,11 @@ class Search:
         self.model = CostModel(
             num_opcodes=int(self.task.program.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
         )
-        epochs = 60
+        epochs = 100
         self.history = self.model.fit(
-            [self.dataset()], epochs, progress=lambda epoch, loss: self.progress("learning", epoch + 1, epochs)
+            [self.dataset()],
+            epochs,
+            progress=lambda epoch, loss: self.progress("learning", epoch + 1, epochs),
         )
 
     def _candidates(self, count: int) -> list[tuple[Plan, str, float]]:
@@ -155,19 +159,31 @@ class Search:
             return []
         predicted = PredictedRuntime(self.model, self.task.program, self.task.times_us)
         known = {trial.plan.key for trial in self.trials}
-        ranked = sorted((t for t in self.trials if t.measurement.outcome == "ok"), key=lambda t: t.measurement.median_ms)
+        ranked = sorted(
+            (t for t in self.trials if t.measurement.outcome == "ok"), key=lambda t: t.measurement.median_ms
+        )
         top = [trial.plan for trial in ranked[:5]]
 
         self.progress("policy", 0, 2)
         policy = PlacementPolicy(self.task, seed=int(self._generator.integers(2**31)))
         policy.imitate(top[0])
         drawn, said = policy.learn(predicted)
-        pool = dict(zip((plan.key for plan in drawn), zip(drawn, ["policy"] * len(drawn), said, strict=True), strict=True))
+        pool = dict(
+            zip(
+                (plan.key for plan in drawn),
+                zip(drawn, ["policy"] * len(drawn), said, strict=True),
+                strict=True,
+            )
+        )
         self.progress("policy", 1, 2)
         mutated = distinct([self._neighbour(top) for _ in range(256)])
         said = predicted(mutated)
         pool |= dict(
-            zip((p.key for p in mutated), zip(mutated, ["mutation"] * len(mutated), said, strict=True), strict=True)
+            zip(
+                (p.key for p in mutated),
+                zip(mutated, ["mutation"] * len(mutated), said, strict=True),
+                strict=True,
+            )
         )
         self.num_screened += len(drawn) + len(mutated)
         self.progress("policy", 2, 2)

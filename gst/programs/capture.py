@@ -32,9 +32,7 @@ def capture(step: TrainingStep) -> Program:
     flat, spec = pytree.tree_flatten(step.inputs)
     for position, value in enumerate(flat):
         if not isinstance(value, Tensor):
-            raise ValueError(
-                f"step {step.name!r}: flat input {position} is a {type(value).__name__}, want tensors"
-            )
+            raise ValueError(f"step {step.name!r}: flat input {position} is a {type(value).__name__}, want tensors")
     flat = [value.detach() for value in flat]
     output_spec: list[pytree.TreeSpec] = []
 
@@ -77,9 +75,7 @@ def resolve(name: str) -> TrainingStep:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(
-            f"cannot import {module_name!r} of {name!r}: {error}; is it on PYTHONPATH?"
-        ) from error
+        raise ValueError(f"cannot import {module_name!r} of {name!r}: {error}; is it on PYTHONPATH?") from error
     factory = getattr(module, function_name, None)
     if not callable(factory):
         raise ValueError(f"module {module_name!r} has no function {function_name!r}")

@@ -47,8 +47,7 @@ def sgd_step(model: nn.Module, loss_of: Callable[..., Tensor], rate: float) -> S
         loss = loss_of(functional_call(model, leaves, (tensors[0],)), *tensors[1:])
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         updated = {
-            name: value - rate * gradient
-            for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
+            name: value - rate * gradient for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
         }
         return loss.detach(), updated
 
@@ -110,9 +109,7 @@ class Branches(nn.Module):
         )
         self.pooled = nn.Sequential(nn.AvgPool2d(3, 1, 1), ConvNormRelu(channels, width, 1))
 
-    def forward(
-        self, x: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch wide height width"]:
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch wide height width"]:
         return torch.cat([self.point(x), self.middle(x), self.wide(x), self.pooled(x)], dim=1)
 
 
@@ -131,9 +128,7 @@ def inception(
     generator = torch.Generator().manual_seed(seed)
 
     def build() -> nn.Module:
-        stem = ConvNormRelu(
-            3, width, 3, stride=2
-        )  # small at once: what all branches wait for should be short
+        stem = ConvNormRelu(3, width, 3, stride=2)  # small at once: what all branches wait for should be short
         body = [Branches(width if module == 0 else 4 * width, width) for module in range(modules)]
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
         return nn.Sequential(stem, *body, head)

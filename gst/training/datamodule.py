@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -50,8 +50,18 @@ class SegmentDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.source, self.store = source, Path(store)
-        self.segmentation = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": partition_seed}
-        self.split_by, self.num_valid, self.num_test, self.split_seed = split_by, num_valid, num_test, split_seed
+        self.segmentation: dict[str, Any] = {
+            "max_nodes": max_nodes,
+            "method": method,
+            "halo": halo,
+            "seed": partition_seed,
+        }
+        self.split_by, self.num_valid, self.num_test, self.split_seed = (
+            split_by,
+            num_valid,
+            num_test,
+            split_seed,
+        )
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
         self.parts: tuple[list[Selection], list[Selection], list[Selection]] | None = None

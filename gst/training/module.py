@@ -16,6 +16,7 @@ from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Step
 from gst.estimator import GraphSegmentTraining
 from gst.pooling import Pooling
+from gst.training.datamodule import SegmentDataModule
 
 
 class SegmentTrainingModule(L.LightningModule):
@@ -51,14 +52,19 @@ class SegmentTrainingModule(L.LightningModule):
         self.wants_table, self.loss, self.finetune_epochs = table, loss, finetune_epochs
         if table and omit_rest:
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
+        self.offset: Tensor
         self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
         self._evaluated: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
+    @property
+    def _data(self) -> SegmentDataModule:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
     def setup(self, stage: str) -> None:
-        loader = getattr(self.trainer.datamodule, f"{_LOADER[stage]}_dataloader")()
+        loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
         self.materialise(next(iter(loader)))
         if stage == "fit" and self.loss == "log_runtime":
-            self.offset.fill_(self.trainer.datamodule.mean_log_target())
+            self.offset.fill_(self._data.mean_log_target())
 
     def materialise(self, step: Step) -> None:
         """Give lazy layers their widths and make the table, from one segment of one graph."""
@@ -121,14 +127,14 @@ class SegmentTrainingModule(L.LightningModule):
     def _log_metrics(self, part: str) -> None:
         pairs = [tuple(map(torch.cat, zip(*pieces, strict=True))) for pieces in self._evaluated.values()]
         self._evaluated.clear()
-        if pairs and all(len(scores) == 1 for scores, _ in pairs):   # one target per graph: rank the graphs
+        if pairs and all(len(scores) == 1 for scores, _ in pairs):  # one target per graph: rank the graphs
             pairs = [tuple(map(torch.cat, zip(*pairs, strict=True)))]
         metrics = [evaluate(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
         self.log_dict(means, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["segmentation"] = self.trainer.datamodule.segmentation
+        checkpoint["segmentation"] = self._data.segmentation
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}

@@ -1,0 +1,98 @@
+"""Peak memory and time of a training step on one giant graph: the whole graph at once, and Graph Segment Training.
+
+    python -m experiments.benchmarks.memory --nodes 200000
+
+Each variant runs in a process of its own on the same store; the peak is the resident set of that process less what it
+held before the model was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embedding_cache import EmbeddingTable
+from gst.cost.losses import pairwise_hinge
+from gst.data import SyntheticPrograms
+from gst.data.loader import StepLoader
+from gst.devices import machine_record
+from gst.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
+from gst.store import open_store, prepare
+
+CHANNELS = 32
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full graph": {"num_fresh": 10**9},
+    "GST-One": {"num_fresh": 1, "omit_rest": True},
+    "GST": {"num_fresh": 4},
+    "GST+E": {"num_fresh": 4, "table": True},
+    "GST+ED": {"num_fresh": 4, "table": True, "keep_probability": 0.5},
+}
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def run(variant: str, store: Path, steps: int, configs: int) -> dict[str, float]:
+    """Train `steps` steps; medians without the first."""
+    settings = dict(VARIANTS[variant])
+    table = EmbeddingTable(1, CHANNELS) if settings.pop("table", False) else None
+    graphs = open_store(store)
+    torch.manual_seed(0)
+    model = GraphSegmentTraining(
+        SAGE(CHANNELS, 2, num_opcodes=8, config_symbols=7), Head(CHANNELS), "mean", table=table, **settings
+    )
+    loader = StepLoader([(graphs[0], torch.arange(graphs[0].num_configs))], 1, configs)
+    before = peak_mb()
+    seconds = []
+    optimizer = None
+    for _, step in zip(range(steps), loader, strict=False):
+        started = time.perf_counter()
+        loss = pairwise_hinge(model(step.graphs, step.configs), step.targets)
+        optimizer = optimizer or torch.optim.AdamW(model.parameters())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return {"peak_mb": peak_mb() - before, "step_seconds": float(np.median(seconds[1:]))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--configs", type=int, default=8, help="configurations in a step")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--max-nodes", type=int, default=5000)
+    parser.add_argument("--out", type=Path, default=Path("experiments/results/memory.json"))
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        print(json.dumps(run(options.variant, options.store, options.steps, options.configs)))
+        return
+    store = prepare(SyntheticPrograms(num_nodes=options.nodes), Path("runs/stores"), options.max_nodes)
+    result: dict[str, Any] = {
+        "nodes": options.nodes, "segments": open_store(store)[0].num_segments, "configs": options.configs,
+        "machine": machine_record(), "variants": {},
+        "command": f"python -m experiments.benchmarks.memory --nodes {options.nodes} --configs {options.configs}",
+    }  # fmt: skip
+    for variant in VARIANTS:
+        child = [sys.executable, "-m", "experiments.benchmarks.memory", "--variant", variant, "--store", str(store),
+                 "--steps", str(options.steps), "--configs", str(options.configs)]  # fmt: skip
+        result["variants"][variant] = json.loads(subprocess.run(child, check=True, capture_output=True).stdout)
+        print(variant, result["variants"][variant], flush=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
