@@ -55,7 +55,7 @@ class SegmentBatch:
 
         return SegmentBatch(*(move(getattr(self, field.name)) for field in fields(self)))
 
-    def expanded(self) -> tuple[Float[Tensor, "configs*nodes width"], Int64[Tensor, "2 configs*edges"]]:
+    def expanded(self) -> tuple[Float[Tensor, "rows width"], Int64[Tensor, "2 edges"]]:
         """One copy of the batch per configuration, as `(x, edge_index)` for a GNN that knows no configurations.
 
         `x` holds the node features, then the features of the configuration (zeros at nodes that it does not touch).

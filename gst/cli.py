@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "gst demo\ngst demo --program inception --json runs/demo.json",
     )
     demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
+    demo.add_argument("--devices", help="names separated by commas, see gst devices (default: all of them)")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument(
         "--budget", type=int, default=40, help="plans to measure during the search (default: %(default)s)"
@@ -207,10 +208,14 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 
     command = f"gst demo --program {options.program} --budget {options.budget} --seed {options.seed}"
     with _Bars() as bars:
-        result = demo(options.program, options.out, options.budget, options.seed, options.resume, command, bars.show)
+        names = options.devices.split(",") if options.devices else None
+        result = demo(
+            options.program, options.out, names, options.budget, options.seed, options.resume, command, bars.show
+        )
     width = max(len(name) for name in result["plans"])
     print(f"{'plan':<{width}}  median ms  95 % interval")
-    for name, plan in sorted(result["plans"].items(), key=lambda item: item[1]["median_ms"]):
+    ran = {name: plan for name, plan in result["plans"].items() if plan["median_ms"] is not None}
+    for name, plan in sorted(ran.items(), key=lambda item: item[1]["median_ms"]):
         print(f"{name:<{width}}  {plan['median_ms']:9.2f}  {plan['low_ms']:.2f} .. {plan['high_ms']:.2f}")
     print(headline(result))
     print(f"Look at {options.out / 'report.html'}")

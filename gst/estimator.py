@@ -93,7 +93,7 @@ class GraphSegmentTraining(nn.Module):
         not given). In training mode this is one step of the method and writes the table; in evaluation mode `exact`."""
         if not self.training:
             return self.exact(graphs, configs)
-        configs = _all_configs(graphs) if configs is None else configs.cpu()
+        configs = _checked_configs(graphs, configs)
         self.step += 1
         if self.encoder_frozen:
             with torch.no_grad():
@@ -104,7 +104,7 @@ class GraphSegmentTraining(nn.Module):
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
-        configs = _all_configs(graphs) if configs is None else configs.cpu()
+        configs = _checked_configs(graphs, configs)
         with torch.no_grad():
             return self.head(self._embed_exactly(graphs, configs))
 
@@ -136,7 +136,7 @@ class GraphSegmentTraining(nn.Module):
         if self.table is not None:
             self._push(keys[fresh], embedded)
         order = torch.cat([fresh.nonzero(), used.nonzero()]).squeeze(1)
-        together = torch.cat([embedded, rest.to(embedded)]) if used.any() else embedded
+        together = torch.cat([embedded, rest]) if used.any() else embedded
         return self._pool(graphs, together, [picks[i] for i in order.tolist()], weights[order])
 
     def _known(self, keys: Int64[Tensor, "segments configs"]) -> Known:
@@ -148,7 +148,7 @@ class GraphSegmentTraining(nn.Module):
     def _rest(self, graphs: Sequence[SegmentedGraph], picks: Picks, configs: Tensor, keys: Tensor) -> Tensor:
         if self.table is not None:
             rows = self.table.pull(keys.clamp(min=0).flatten())[0]
-            return rows.view(*keys.shape, rows.shape[1])
+            return rows.view(*keys.shape, rows.shape[1]).to(self._like())
         with torch.no_grad():
             return self._encode_in_chunks(graphs, picks, configs)
 
@@ -182,14 +182,22 @@ class GraphSegmentTraining(nn.Module):
         self, graphs: Sequence[SegmentedGraph], picks: Picks, configs: Tensor
     ) -> Float[Tensor, "segments configs channels"]:
         batch = assemble(graphs, picks, configs)
-        like = next((p for p in self.parameters() if not nn.parameter.is_lazy(p)), torch.empty(0))
+        like = self._like()
         return self._encode_batch(batch.to(like.device, like.dtype))
+
+    def _like(self) -> Tensor:
+        """Something on the device and in the dtype of the model."""
+        return next((p for p in self.parameters() if not nn.parameter.is_lazy(p)), torch.empty(0))
 
     def _encode_batch(self, batch: SegmentBatch) -> Tensor:
         configs = batch.num_configs
         if self._takes_edges:
             x, edge_index = batch.expanded()
             embedded = self.encoder(x, edge_index)
+            if len(embedded) != len(x):
+                raise ValueError(
+                    f"the encoder returned {len(embedded)} rows for {len(x)} nodes; it has to return one row for each node"
+                )
             embedded = embedded.view(configs, -1, embedded.shape[-1]).transpose(0, 1)
         else:
             embedded = self.encoder(batch)
@@ -272,6 +280,17 @@ class GraphSegmentTraining(nn.Module):
 
 def _all_segments(graphs: Sequence[SegmentedGraph]) -> Picks:
     return [(g, j) for g, graph in enumerate(graphs) for j in range(graph.num_segments)]
+
+
+def _checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
+    if configs is None:
+        return _all_configs(graphs)
+    if len(configs) != len(graphs):
+        raise ValueError(f"configs has {len(configs)} rows for {len(graphs)} graphs; give one row for each")
+    for graph, row in zip(graphs, configs, strict=True):
+        if int(row.max()) >= graph.num_configs:
+            raise ValueError(f"configuration {int(row.max())} of {graph.name!r}, which has {graph.num_configs}")
+    return configs.cpu()
 
 
 def _all_configs(graphs: Sequence[SegmentedGraph]) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gst import charts
+from gst import charts, drawing
 from gst.charts import DASH, brief, escape, number, span, whole
 
 Record = Mapping[str, Any]
@@ -309,15 +309,15 @@ def _graph(record: Record) -> str:
         f"The graph, coloured by its {num_segments} segments",
         f"The graph, coloured by device: {', '.join(names[index] for index in used)}",
     )
-    large = len(segment) > charts.MAX_NODES or edges.shape[1] > charts.MAX_EDGES
+    large = len(segment) > drawing.MAX_NODES or edges.shape[1] > drawing.MAX_EDGES
     if large:
-        by_segment, by_device = charts.draw_segments(edges, segment, device, labels)
+        by_segment, by_device = drawing.draw_segments(edges, segment, device, labels)
         drawn = "too many to draw: each disc is one segment, its area the number of its nodes"
-        if num_segments > charts.MAX_BLOBS:
-            drawn += f" (the {charts.MAX_BLOBS} largest of {num_segments:,})"
+        if num_segments > drawing.MAX_BLOBS:
+            drawn += f" (the {drawing.MAX_BLOBS} largest of {num_segments:,})"
     else:
         titles = [f"{n} {opcode[n]}, segment {segment[n]}, {names[device[n]]}" for n in range(len(segment))]
-        by_segment, by_device = charts.draw_nodes(edges, segment, device, titles, labels)
+        by_segment, by_device = drawing.draw_nodes(edges, segment, device, titles, labels)
         drawn = "each dot is one operation; hover or tap to read it"
     told = (
         f"<p>{len(segment):,} nodes and {edges.shape[1]:,} edges ({drawn}). Data flows from left to right. "
@@ -364,7 +364,7 @@ def _common(words: Iterable[str]) -> str:
 
 def _segment_table(segment: np.ndarray, device: np.ndarray, opcode: Sequence[str], names: Sequence[str]) -> str:
     rows = []
-    for part in np.unique(segment).tolist()[: charts.MAX_BLOBS]:
+    for part in np.unique(segment).tolist()[: drawing.MAX_BLOBS]:
         inside = np.flatnonzero(segment == part).tolist()
         where = Counter(names[device[n]] for n in inside)
         rows.append((part, ", ".join(where), _common(opcode[n] for n in inside), f"{len(inside):,}"))

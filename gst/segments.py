@@ -25,8 +25,8 @@ class SegmentedGraph:
     Args:
         name: as in `Graph`.
         num_nodes: nodes of the whole graph.
-        row_ptr, edge_ptr, config_ptr: where each segment starts in the arrays below.
         owned_counts: nodes that belong to each segment; their sum is `num_nodes`.
+        row_ptr, edge_ptr, config_ptr: where each segment starts in the arrays below.
         node_ids: the node of the graph behind each row.
         node_features, opcodes: as in `Graph`, by row.
         edges: edges inside each segment, producers and consumers as row numbers within it, sorted by consumer.
@@ -37,10 +37,10 @@ class SegmentedGraph:
 
     name: str
     num_nodes: int
-    row_ptr: Int64[np.ndarray, " segments+1"]
-    edge_ptr: Int64[np.ndarray, " segments+1"]
-    config_ptr: Int64[np.ndarray, " segments+1"]
     owned_counts: Int64[np.ndarray, " segments"]
+    row_ptr: Int64[np.ndarray, " segments_plus_one"]
+    edge_ptr: Int64[np.ndarray, " segments_plus_one"]
+    config_ptr: Int64[np.ndarray, " segments_plus_one"]
     node_ids: Int64[np.ndarray, " rows"]
     node_features: Float32[np.ndarray, "rows features"]
     opcodes: Int32[np.ndarray, " rows"]
@@ -83,9 +83,16 @@ def segment(
     """
     if max_nodes < 1:
         raise ValueError(f"max_nodes is {max_nodes}; a segment needs room for at least one node")
+    if halo < 0:
+        raise ValueError(f"halo is {halo}; it counts hops, from 0")
     if parts is None:
         num_parts = num_parts_for(graph.num_nodes, max_nodes)
         parts = partition(graph.edges, graph.num_nodes, num_parts, method, seed)
+    elif parts.shape != (graph.num_nodes,) or parts.min(initial=0) < 0 or not np.bincount(parts).all():
+        raise ValueError(
+            f"parts has shape {parts.shape} and names {len(np.unique(parts))} segments up to {parts.max(initial=-1)}; "
+            f"want one segment for each of {graph.num_nodes} nodes, counted from 0, none of them empty"
+        )
     rows = _owned_rows(parts) if halo == 0 else _rows_with_context(graph, parts, halo)
     return _arrange(graph, *rows)
 

@@ -119,7 +119,9 @@ def open_store(directory: Path) -> list[SegmentedGraph]:
             )
         data = np.memmap(directory / "arrays.bin", np.uint8, "r")
         return [_open_graph(record, data) for record in meta["graphs"]]
-    except (KeyError, TypeError, json.JSONDecodeError, FileNotFoundError) as error:
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        if str(directory) in str(error) and isinstance(error, ValueError):
+            raise
         raise ValueError(f"{directory} is no segment store ({error}); make one with `gst prepare`") from error
 
 

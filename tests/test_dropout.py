@@ -6,7 +6,7 @@ import torch
 from gst.dropout import segment_weights
 from gst.sampling import choose_fresh
 
-DRAWS = 4000
+DRAWS = 1500
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.5, 1.0])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gst import charts
+from gst import charts, drawing
 from gst.report import headline, render
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -249,19 +249,19 @@ def test_the_page_stays_small(num_nodes: int) -> None:
     page = render(make_record(num_nodes))
     assert len(page.encode()) < 1_000_000
     dots = page.count("<circle")
-    assert dots > num_nodes if num_nodes <= charts.MAX_NODES else dots < 2_500
+    assert dots > num_nodes if num_nodes <= drawing.MAX_NODES else dots < 2_500
 
 
 def test_depths_by_hand() -> None:
     # 0 -> 1 -> 2 -> 4 and 3 -> 4: the source 3 stands next to its reader; 5 <-> 6 is a cycle, 7 is alone.
     edges = np.array([[0, 1, 2, 3, 5, 6], [1, 2, 4, 4, 6, 5]])
-    assert charts.depths(edges, 8).tolist() == [0, 1, 2, 2, 3, 4, 4, 0]
+    assert drawing.depths(edges, 8).tolist() == [0, 1, 2, 2, 3, 4, 4, 0]
 
 
 def test_nodes_never_share_a_place() -> None:
     graph = layered(900)
-    column, lane = charts.places(np.array(graph["edges"]), 900)
-    assert lane.min() >= 0 and lane.max() <= charts.MAX_LANES - 1
+    column, lane = drawing.places(np.array(graph["edges"]), 900)
+    assert lane.min() >= 0 and lane.max() <= drawing.MAX_LANES - 1
     for place in np.unique(column):
         assert (np.diff(np.sort(lane[column == place])) > 0.99).all()
 
@@ -269,7 +269,7 @@ def test_nodes_never_share_a_place() -> None:
 def test_joined_segments_differ_in_colour() -> None:
     ring = np.arange(40)
     edges = np.stack([np.r_[ring, ring], np.r_[ring + 1, ring + charts.NUM_COLOURS] % 40])
-    colour = charts.colours(edges, 40)
+    colour = drawing.colours(edges, 40)
     assert (colour[edges[0]] != colour[edges[1]]).all()
 
 

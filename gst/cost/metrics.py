@@ -34,4 +34,4 @@ def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarr
     """(best target among the k with the lowest scores - best of all) / best of all: error@K of the tile task."""
     top = np.argsort(scores, kind="stable")[:k]
     best = float(targets.min())
-    return (float(targets[top].min()) - best) / best
+    return (float(targets[top].min()) - best) / best if best else float("nan")

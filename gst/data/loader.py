@@ -13,7 +13,7 @@ from torch import Tensor
 from gst.sampling import generator_for
 from gst.segments import SegmentedGraph
 
-Selection = tuple[SegmentedGraph, Int64[Tensor, " configs"]]
+Selection = tuple[SegmentedGraph, Int64[Tensor, " _"]]
 """A graph and some of its configurations."""
 
 
@@ -47,6 +47,8 @@ class StepLoader:
         self, selections: Sequence[Selection], graphs_per_step: int = 1, configs_per_graph: int = 32,
         lists_per_graph: int | None = None, shuffle: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
+        if lists_per_graph is not None and lists_per_graph < 1:
+            raise ValueError(f"lists_per_graph is {lists_per_graph}; it starts at 1, leave it out for all")
         if graphs_per_step < 1 or configs_per_graph < 1:
             raise ValueError(
                 f"graphs_per_step ({graphs_per_step}) and configs_per_graph ({configs_per_graph}) start at 1"
@@ -55,7 +57,7 @@ class StepLoader:
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.shuffle, self.seed = lists_per_graph, shuffle, seed
         self.epoch = 0
-        self._position = 0
+        self._position = self._resume_at = 0
 
     def __len__(self) -> int:
         lists = sum(self._num_lists(configs) for _, configs in self.selections)
@@ -63,22 +65,18 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Step]:
         lists = self._deal()
-        starts = range(self._position * self.graphs_per_step, len(lists), self.graphs_per_step)
-        for start in starts:
+        self._position, self._resume_at = self._resume_at, 0
+        for start in range(self._position * self.graphs_per_step, len(lists), self.graphs_per_step):
             self._position += 1
             yield _step(lists[start : start + self.graphs_per_step])
         self._position = 0
         self.epoch += 1
 
-    def set_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self.epoch, self._position = epoch, 0
-
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self._position = state["epoch"], state["position"]
+        self.epoch, self._resume_at = state["epoch"], state["position"]
 
     def _num_lists(self, configs: Tensor) -> int:
         lists = -(-len(configs) // self.configs_per_graph)
@@ -115,6 +113,10 @@ def split(
         by: `configs` holds out configurations of every graph, `graphs` whole graphs.
         valid, test: how many of them.
     """
+    if by not in ("configs", "graphs"):
+        raise ValueError(f"split by {by!r}? hold out 'configs' or 'graphs'")
+    if valid < 0 or test < 0:
+        raise ValueError(f"{valid} and {test} are to be held out; neither can be negative")
     everything = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
     if by == "graphs":
         if valid + test >= len(graphs):

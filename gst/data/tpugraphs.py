@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 from gst.data.source import GraphSource
 from gst.graph import Graph
 
+DAMAGE = (NotImplementedError, RuntimeError, zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error)
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
-IS_ROOT = 0  # column of the 140 node features that marks the root of a tile kernel
+IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
 
 
 def read(path: Path | str, merge: bool = True) -> Graph:
@@ -34,7 +36,9 @@ def read(path: Path | str, merge: bool = True) -> Graph:
     path = Path(path)
     arrays = _load(path)
     try:
-        graph = _layout(path, arrays) if "node_config_ids" in arrays else _tile(path, arrays)
+        graph = (
+            _layout(path, arrays) if {"node_config_ids", "node_config_feat"} & arrays.keys() else _tile(path, arrays)
+        )
         return merge_repeats(graph) if merge else graph
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -43,10 +47,11 @@ def read(path: Path | str, merge: bool = True) -> Graph:
 def merge_repeats(graph: Graph) -> Graph:
     """One configuration for each distinct one, in order of first appearance."""
     rows = graph.config_features.reshape(graph.num_configs, -1)
-    if not rows.shape[1]:
-        return graph
-    as_bytes = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
-    _, first, group = np.unique(as_bytes, return_index=True, return_inverse=True)
+    if rows.shape[1]:
+        rows = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
+    else:
+        rows = np.zeros(graph.num_configs)  # nothing to tell them apart
+    _, first, group = np.unique(rows, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -88,9 +93,13 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: there is no such file")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile, KeyError) as error:
+            arrays = {key: archive[key] for key in archive.files}
+    except (ValueError, OSError, EOFError, TypeError, AttributeError, KeyError, *DAMAGE) as error:
         raise ValueError(f"{path}: not a readable npz file ({error}); fetch or copy it again") from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path}: not a readable npz file ({key} is no array); fetch or copy it again")
+    return arrays
 
 
 def _need(arrays: dict[str, np.ndarray], key: str, kinds: str, dims: int) -> np.ndarray:
@@ -152,7 +161,7 @@ def _tile(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
     if normalizers.size and int(normalizers.min()) < 1:
         raise ValueError("config_runtime_normalizers holds zeros; a normaliser is at least 1")
     roots = np.flatnonzero(features[:, IS_ROOT]) if features.shape[1] == 140 else np.zeros(0, np.int64)
-    root = roots[:1] if len(roots) else np.array([len(features) - 1])
+    root = roots[-1:] if len(roots) else np.array([len(features) - 1])
     return Graph(
         features,
         edges,

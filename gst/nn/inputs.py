@@ -39,8 +39,6 @@ class InputProjection(nn.Module):
         once = self.static(signed_log(batch.node_features)) + self.opcode(batch.opcodes)
         hidden = once[:, None].expand(-1, batch.num_configs, -1)
         features = batch.config_features
-        if not features.shape[2]:
-            return hidden
         if self.config_symbols:
             features = self._symbols(features)
         elif self.log_config:

@@ -21,9 +21,9 @@ class Adjacency:
     """
 
     num_nodes: int
-    row_ptr: Int64[Tensor, " nodes+1"]
+    row_ptr: Int64[Tensor, " nodes_plus_one"]
     senders: Int64[Tensor, " edges"]
-    row_ptr_t: Int64[Tensor, " nodes+1"]
+    row_ptr_t: Int64[Tensor, " nodes_plus_one"]
     receivers: Int64[Tensor, " edges"]
 
     @staticmethod
@@ -54,7 +54,7 @@ def _pointers(rows: Tensor, num_nodes: int) -> Tensor:
 
 def neighbour_sum(x: Float[Tensor, "nodes *rest"], adjacency: Adjacency) -> Float[Tensor, "nodes *rest"]:
     """For every node the sum of what is sent to it; 0 where nothing is."""
-    return _CsrProduct.apply(x.flatten(1), adjacency).view_as(x)
+    return _CsrProduct.apply(x.reshape(len(x), -1), adjacency).view_as(x)
 
 
 def neighbour_mean(x: Float[Tensor, "nodes *rest"], adjacency: Adjacency) -> Float[Tensor, "nodes *rest"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from gst.devices import (
     machine_record,
     measure,
     profile,
+    select,
 )
 from gst.placement.baselines import Task, portfolio
 from gst.placement.runtime import MeasuredRuntime
@@ -36,15 +37,22 @@ from gst.store import prepare
 
 
 def demo(
-    program_name: str, out: Path, budget: int = 40, seed: int = 0, resume: bool = False, command: str = "gst demo",
+    program_name: str,
+    out: Path,
+    device_names: Sequence[str] | None = None,
+    budget: int = 40,
+    seed: int = 0,
+    resume: bool = False,
+    command: str = "gst demo",
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Capture a training step, learn how fast plans for it run here, search one, measure it beside all baselines.
 
     Writes to `out` `measurements.jsonl` as they are made, then `plan.json`, `cost_model.pt`, `dataset/`, `report.html`.
 
     Args:
         program_name: a bundled program or `module:function`.
+        device_names: which of the devices found to use; all if None.
         budget: plans to measure while searching.
         resume: go on with the measurements in `out` instead of starting anew.
         command: quoted in the report.
@@ -53,9 +61,9 @@ def demo(
         program, num_nodes, devices, plans, best, pytorch_ms, cost_model; see the README.
     """
     started = time.perf_counter()
+    devices = discover() if device_names is None else select(device_names, discover())
     progress("capturing", 0, 1)
     program = capture(resolve(program_name))
-    devices = discover()
     out.mkdir(parents=True, exist_ok=True)
     log = Log(out / "measurements.jsonl")
     if not resume:
@@ -130,11 +138,9 @@ def measure_finally(
         )  # fmt: skip
 
 
-def _interval(measurement: Measurement) -> dict[str, float | int]:
-    return {
-        "median_ms": measurement.median_ms, "low_ms": measurement.low_ms, "high_ms": measurement.high_ms,
-        "measurements": measurement.repetitions,
-    }  # fmt: skip
+def _interval(measurement: Measurement) -> dict[str, Any]:
+    record = measurement.to_dict()
+    return {key: record[key] for key in ("median_ms", "low_ms", "high_ms")} | {"measurements": measurement.repetitions}
 
 
 def _drawn(program: Program, devices: list[Device], placement: np.ndarray, search: Search) -> dict[str, Any]:

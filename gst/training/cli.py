@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,14 +51,22 @@ class GstCLI(LightningCLI):
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """Run one subcommand; returns the metrics that were logged last."""
-    cli = GstCLI(
-        SegmentTrainingModule,
-        SegmentDataModule,
-        args=arguments,
-        save_config_kwargs={"overwrite": True},
-        parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)"},
-    )
+    """Run one subcommand; returns the metrics that were logged last.
+
+    Raises:
+        ValueError: an argument or a key of a configuration file is not known, or its value does not fit.
+    """
+    sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
+    try:
+        cli = GstCLI(
+            SegmentTrainingModule,
+            SegmentDataModule,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)", "exit_on_error": False}
+            | {name: {"exit_on_error": False} for name in ("fit", "validate", "test", "predict")},
+        )
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.message} (see gst {arguments[0]} --help)") from error
     checkpoint = getattr(cli.trainer.checkpoint_callback, "best_model_path", "") or None
     metrics = {key: float(value) for key, value in cli.trainer.callback_metrics.items()}
     return {"metrics": metrics, "checkpoint": checkpoint, "epochs": cli.trainer.current_epoch}

@@ -45,6 +45,7 @@ class SegmentTrainingModule(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self.save_hyperparameters()
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
             omit_rest=omit_rest, max_rows=max_rows, seed=seed,

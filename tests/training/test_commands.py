@@ -1,0 +1,115 @@
+"""The training commands, end to end: every shipped YAML, resume, rank, predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gst.cli import main
+from gst.data.tpugraphs import read
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))
+FIXTURES = ROOT / "tests" / "fixtures"
+SMALL_DATA = {
+    "alexnet_layout": [f"--data.source.init_args.files=[{FIXTURES}/alexnet_small.npz]", "--data.num_valid=100",
+                       "--data.num_test=100"],
+    "giant_synthetic": ["--data.source.init_args.num_nodes=3000", "--data.max_nodes=500"],
+    "tile": [f"--data.source.init_args.files=[{FIXTURES}/tile/*.npz]", "--data.num_valid=1", "--data.num_test=1"],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs, stores and W&B files of a test stay in its directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def command(verb: str, name: str, *more: str) -> list[str]:
+    config = ROOT / "experiments" / "configs" / f"{name}.yaml"
+    return [verb, "--config", str(config), *SMALL_DATA[name], "--trainer.enable_progress_bar=false", *more]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in CONFIGS])
+def test_every_shipped_yaml_parses_and_runs_one_batch(name: str) -> None:
+    assert main(command("fit", name, "--trainer.fast_dev_run=1", "--json", "fit.json")) == 0
+    assert np.isfinite(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
+
+
+def checkpoint_of(directory: str, epochs: int, *more: str) -> dict:
+    arguments = [
+        f"--trainer.max_epochs={epochs}", "--trainer.limit_train_batches=4", "--model.table=true",
+        "--model.keep_probability=0.5", "--data.configs_per_graph=32", "--trainer.callbacks=[]",
+        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+        f"--trainer.callbacks.dirpath={directory}", "--trainer.callbacks.save_last=true", "--trainer.logger=false",
+    ]  # fmt: skip
+    assert main(command("fit", "alexnet_layout", *arguments, *more)) == 0
+    return torch.load(f"{directory}/last.ckpt", weights_only=True)
+
+
+def same(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    return first == second
+
+
+@pytest.mark.slow
+def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None:
+    whole = checkpoint_of("whole", 4)
+    checkpoint_of("parts", 2)
+    resumed = checkpoint_of("parts", 4, "--ckpt_path=parts/last.ckpt")
+    assert whole["state_dict"]["estimator.table._extra_state"]["keys"].numel() > 0
+    assert same(whole["state_dict"], resumed["state_dict"])
+    assert not same(whole["state_dict"], torch.load("whole/last.ckpt", weights_only=True)["optimizer_states"])
+
+
+@pytest.mark.slow
+def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("fit", "alexnet_layout", "--trainer.max_epochs=2", "--trainer.limit_train_batches=10")) == 0
+    assert list(Path("runs/alexnet_layout").glob("wandb/offline-run-*")), "W&B logged nothing"
+    checkpoint = "runs/alexnet_layout/checkpoints/best.ckpt"
+    file = FIXTURES / "alexnet_small.npz"
+    assert main(["rank", checkpoint, str(file), "--top", "3", "--out", "scores.csv", "--json", "rank.json"]) == 0
+    with Path("scores.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [int(row["config"]) for row in rows] == list(range(read(file, merge=False).num_configs))
+    scores = np.array([float(row["score"]) for row in rows])
+    assert json.loads(Path("rank.json").read_text())["top"] == np.argsort(scores, kind="stable")[:3].tolist()
+    assert len(set(scores)) > 100
+
+    assert main(command("test", "alexnet_layout", f"--ckpt_path={checkpoint}", "--json", "test.json")) == 0
+    assert "test/tau" in json.loads(Path("test.json").read_text())["metrics"]
+    assert main(command("predict", "alexnet_layout", f"--ckpt_path={checkpoint}", "--predictions.path=p.csv")) == 0
+    with Path("p.csv").open() as lines:
+        predicted = list(csv.DictReader(lines))
+    assert len(predicted) == 100 and predicted[0].keys() == {"graph", "config", "score"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model.omit_rest=true", "--model.num_fresh=1"],
+        [],
+        ["--model.table=true"],
+        ["--model.table=true", "--model.keep_probability=0.5"],
+        ["--model.table=true", "--model.finetune_epochs=1"],
+        ["--model.table=true", "--model.keep_probability=0.5", "--model.finetune_epochs=1"],
+    ],
+    ids=["GST-One", "GST", "GST+E", "GST+ED", "GST+EF", "GST+EFD"],
+)
+def test_every_variant_trains_by_flags(flags: list[str]) -> None:
+    quick = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1",
+             "--trainer.logger=false", "--trainer.callbacks=null", "--json", "fit.json"]  # fmt: skip
+    assert main(command("fit", "alexnet_layout", *quick, *flags)) == 0
+    metrics = json.loads(Path("fit.json").read_text())["metrics"]
+    assert np.isfinite(metrics["train/loss"])
+    assert ("table/age_mean" in metrics) == ("--model.table=true" in flags)
