@@ -169,15 +169,20 @@ def _prepare(options: argparse.Namespace) -> dict[str, Any]:
             lambda name: bar.update() and None,
         )  # fmt: skip
     graphs = open_store(directory)
-    result = {
+    result: dict[str, Any] = {
         "store": str(directory),
         "graphs": len(graphs),
         "nodes": sum(graph.num_nodes for graph in graphs),
         "segments": sum(graph.num_segments for graph in graphs),
         "configs": sum(graph.num_configs for graph in graphs),
         "bytes": sum(graph.nbytes() for graph in graphs),
+        "edge_cut": max(graph.edge_cut for graph in graphs),
+        "balance": max(graph.balance for graph in graphs),
     }
-    print("{store}: {graphs} graphs, {nodes} nodes in {segments} segments, {configs} configurations".format(**result))
+    print(
+        "{store}: {graphs} graphs, {nodes} nodes in {segments} segments, {configs} configurations; "
+        "worst edge cut {edge_cut:.3f}, worst balance {balance:.2f}".format(**result)
+    )
     return result
 
 
@@ -275,3 +280,7 @@ class _Bars:
             self._bar = tqdm(total=total, desc=what, leave=False, dynamic_ncols=True)
         self._bar.total = total
         self._bar.update(done - self._bar.n)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

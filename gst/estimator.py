@@ -196,7 +196,8 @@ class GraphSegmentTraining(nn.Module):
             embedded = self.encoder(x, edge_index)
             if len(embedded) != len(x):
                 raise ValueError(
-                    f"the encoder returned {len(embedded)} rows for {len(x)} nodes; it has to return one row for each node"
+                    f"the encoder returned {len(embedded)} rows for {len(x)} nodes; "
+                    f"it has to return one row for each node"
                 )
             embedded = embedded.view(configs, -1, embedded.shape[-1]).transpose(0, 1)
         else:

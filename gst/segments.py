@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gst.batch import SegmentBatch
 from gst.graph import Graph
-from partitioners import num_parts_for, partition
+from partitioners import num_parts_for, partition, quality
 
 Assignment = Int64[np.ndarray, " nodes"]
 
@@ -25,6 +25,7 @@ class SegmentedGraph:
     Args:
         name: as in `Graph`.
         num_nodes: nodes of the whole graph.
+        edge_cut: share of its edges whose ends belong to different segments.
         owned_counts: nodes that belong to each segment; their sum is `num_nodes`.
         row_ptr, edge_ptr, config_ptr: where each segment starts in the arrays below.
         node_ids: the node of the graph behind each row.
@@ -37,6 +38,7 @@ class SegmentedGraph:
 
     name: str
     num_nodes: int
+    edge_cut: float
     owned_counts: Int64[np.ndarray, " segments"]
     row_ptr: Int64[np.ndarray, " segments_plus_one"]
     edge_ptr: Int64[np.ndarray, " segments_plus_one"]
@@ -60,10 +62,14 @@ class SegmentedGraph:
     def num_configs(self) -> int:
         return len(self.config_features)
 
+    @property
+    def balance(self) -> float:
+        """Nodes of the largest segment / mean nodes per segment."""
+        return float(self.owned_counts.max() * self.num_segments / self.num_nodes)
+
     def nbytes(self) -> int:
-        return sum(
-            getattr(self, field.name).nbytes for field in fields(self) if field.name not in ("name", "num_nodes")
-        )
+        arrays = (getattr(self, field.name) for field in fields(self))
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
 def segment(
@@ -94,7 +100,7 @@ def segment(
             f"want one segment for each of {graph.num_nodes} nodes, counted from 0, none of them empty"
         )
     rows = _owned_rows(parts) if halo == 0 else _rows_with_context(graph, parts, halo)
-    return _arrange(graph, *rows)
+    return _arrange(graph, *rows, quality(graph.edges, parts).edge_cut)
 
 
 def _owned_rows(parts: Assignment) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,7 +136,9 @@ def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
-def _arrange(graph: Graph, node_ids: np.ndarray, owned_counts: np.ndarray, row_counts: np.ndarray) -> SegmentedGraph:
+def _arrange(
+    graph: Graph, node_ids: np.ndarray, owned_counts: np.ndarray, row_counts: np.ndarray, edge_cut: float
+) -> SegmentedGraph:
     num_segments = len(row_counts)
     row_ptr = np.concatenate([[0], np.cumsum(row_counts)])
     segment_of_row = np.repeat(np.arange(num_segments), row_counts)
@@ -159,6 +167,7 @@ def _arrange(graph: Graph, node_ids: np.ndarray, owned_counts: np.ndarray, row_c
     return SegmentedGraph(
         name=graph.name,
         num_nodes=graph.num_nodes,
+        edge_cut=edge_cut,
         row_ptr=row_ptr,
         edge_ptr=np.concatenate([[0], np.cumsum(edge_counts)]),
         config_ptr=np.concatenate([[0], np.cumsum(config_counts)]),

@@ -22,7 +22,8 @@ from gst.segments import SegmentedGraph, segment
 
 SCHEMA = 1
 ALIGNMENT = 64
-ARRAYS = tuple(field.name for field in fields(SegmentedGraph) if field.name not in ("name", "num_nodes"))
+SCALARS = ("name", "num_nodes", "edge_cut")
+ARRAYS = tuple(field.name for field in fields(SegmentedGraph) if field.name not in SCALARS)
 
 
 def prepare(
@@ -80,7 +81,7 @@ def _write(graphs: Iterable[Graph], directory: Path, settings: dict[str, Any], p
         for graph in graphs:
             cut = segment(graph, **settings)
             arrays = {key: _append(file, getattr(cut, key), checksum) for key in ARRAYS}
-            records.append({"name": cut.name, "num_nodes": cut.num_nodes, "arrays": arrays})
+            records.append({key: getattr(cut, key) for key in SCALARS} | {"arrays": arrays})
             progress(graph.name)
         size = file.tell()
     meta = {
@@ -133,8 +134,8 @@ def _open_graph(record: dict[str, Any], data: np.ndarray) -> SegmentedGraph:
         length = int(np.prod(entry["shape"], dtype=np.int64)) * dtype.itemsize
         return data[entry["offset"] : entry["offset"] + length].view(dtype).reshape(entry["shape"])
 
-    arrays = {key: view(record["arrays"][key]) for key in ARRAYS}
-    return SegmentedGraph(name=record["name"], num_nodes=record["num_nodes"], **arrays)
+    values: dict[str, Any] = {key: record[key] for key in SCALARS}
+    return SegmentedGraph(**values | {key: view(record["arrays"][key]) for key in ARRAYS})
 
 
 def verify(directory: Path) -> None:

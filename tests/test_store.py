@@ -32,8 +32,8 @@ def test_what_is_read_is_what_was_cut_bit_for_bit(tmp_path: Path, dtype: type, h
     read = open_store(prepare(iter(graphs), tmp_path, max_nodes=8, halo=halo, seed=3))
     for graph, cut in zip(graphs, read, strict=True):
         truth = segment(graph, max_nodes=8, halo=halo, seed=3)
-        assert (cut.name, cut.num_nodes) == (truth.name, truth.num_nodes)
-        for field in fields(truth)[2:]:
+        assert (cut.name, cut.num_nodes, cut.edge_cut) == (truth.name, truth.num_nodes, truth.edge_cut)
+        for field in fields(truth)[3:]:
             ours, theirs = getattr(cut, field.name), getattr(truth, field.name)
             assert (ours.dtype, ours.shape, ours.tobytes()) == (
                 theirs.dtype,

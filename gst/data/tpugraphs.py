@@ -46,7 +46,7 @@ def read(path: Path | str, merge: bool = True) -> Graph:
 
 def merge_repeats(graph: Graph) -> Graph:
     """One configuration for each distinct one, in order of first appearance."""
-    rows = graph.config_features.reshape(graph.num_configs, -1)
+    rows: np.ndarray = graph.config_features.reshape(graph.num_configs, -1)
     if rows.shape[1]:
         rows = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
     else:

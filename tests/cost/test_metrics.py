@@ -26,9 +26,7 @@ def test_tau_is_scipys_and_that_of_all_pairs(pairs: list[tuple[int, int]]) -> No
 @given(with_ties)
 def test_ordered_pairs_are_those_counted_one_by_one(pairs: list[tuple[int, int]]) -> None:
     scores, targets = np.array(pairs, float).T.copy()
-    assert ordered_pair_accuracy(scores, targets) == pytest.approx(
-        slow_ordered_pairs(scores, targets), nan_ok=True
-    )
+    assert ordered_pair_accuracy(scores, targets) == pytest.approx(slow_ordered_pairs(scores, targets), nan_ok=True)
 
 
 def test_many_pairs_do_not_overflow() -> None:

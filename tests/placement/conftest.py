@@ -1,0 +1,19 @@
+"""A small task: a small language model on two one-thread devices, with made-up operation times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gst.devices import Device
+from gst.placement.baselines import Task
+from gst.programs import WORKLOADS, capture
+
+
+@pytest.fixture(scope="session")
+def task() -> Task:
+    program = capture(WORKLOADS["rnnlm"](layers=2, hidden=16, steps=3, batch=4, vocabulary=30))
+    devices = tuple(Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2))
+    computed = np.array([operation.kind == "operation" for operation in program.operations])
+    times = np.random.default_rng(0).lognormal(3, 1, program.num_nodes) * computed
+    return Task(program, devices, np.stack([times, times]))
