@@ -104,9 +104,15 @@ class GraphSegmentTraining(nn.Module):
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
-        configs = _checked_configs(graphs, configs)
         with torch.no_grad():
-            return self.head(self._embed_exactly(graphs, configs))
+            return self.head(self.embed(graphs, configs))
+
+    def embed(
+        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
+    ) -> Float[Tensor, "graphs configs channels"]:
+        """The pooled embeddings that `exact` gives to the head. Without gradient."""
+        with torch.no_grad():
+            return self._embed_exactly(graphs, _checked_configs(graphs, configs))
 
     def freeze_encoder(self) -> None:
         """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on every

@@ -151,7 +151,7 @@ def models(
     encoder: nn.Module = SAGE(6, 2)
     if kind == "plain":
         encoder = PlainGNN(graph.node_features.shape[1] + graph.config_features.shape[2])
-    head = Head(5)
+    head = Head(6)
     with torch.no_grad():
         head(embed_nodes(encoder, as_batch(graph))[:1])
     return encoder.to(dtype), head.to(dtype)

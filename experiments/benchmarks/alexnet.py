@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import nn
 
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
@@ -40,12 +41,19 @@ def one_hot_states(graph: Graph) -> np.ndarray:
     return np.hstack(columns)
 
 
+def one_hot_columns(graph: Graph) -> np.ndarray:
+    """(configs, values): each configuration feature of each node by itself; features that never change are left out."""
+    symbols = graph.config_features.reshape(graph.num_configs, -1).astype(int) + 1
+    values = np.eye(symbols.max() + 1, dtype=np.float32)[symbols].reshape(graph.num_configs, -1)
+    return values[:, values.std(0) > 0]
+
+
 def ridge(x: np.ndarray, y: np.ndarray, train: np.ndarray, penalty: float = 1.0) -> np.ndarray:
-    """Scores of all rows, from a least-squares fit of log runtime with a squared penalty."""
+    """Scores of all rows from a least-squares fit of `y` with a squared penalty."""
     design = np.hstack([x, np.ones((len(x), 1), np.float32)]).astype(np.float64)
     known = design[train]
     gram = known.T @ known + penalty * np.eye(design.shape[1])
-    return design @ np.linalg.solve(gram, known.T @ np.log(y[train]))
+    return design @ np.linalg.solve(gram, known.T @ y[train])
 
 
 class PlainMLP(nn.Module):
@@ -116,7 +124,16 @@ def main() -> None:
             "slowdown@10": slowdown_at_k(held_out, targets, 10),
         }
 
-    result: dict = {"ridge": [figures(ridge(states, graph.targets, train))], "mlp": [], "gst": []}
+    logs = np.log(graph.targets)
+    ranks = rankdata(graph.targets) / graph.num_configs
+    columns = one_hot_columns(graph)
+    result: dict = {
+        "ridge on node states, log runtime": [figures(ridge(states, logs, train))],
+        "ridge on node states, rank": [figures(ridge(states, ranks, train))],
+        "ridge on single features, log runtime": [figures(ridge(columns, logs, train))],
+        "mlp": [],
+        "gst": [],
+    }
     runs = Path("runs/alexnet_layout")
     runs.mkdir(parents=True, exist_ok=True)
     for seed in range(options.seeds):

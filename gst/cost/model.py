@@ -54,7 +54,7 @@ class CostModel:
         self._generator = torch.Generator().manual_seed(seed)
 
     def fit(
-        self, graphs: Sequence[Graph], epochs: int = 100, configs_per_step: int = 16, learning_rate: float = 1e-2,
+        self, graphs: Sequence[Graph], epochs: int = 120, configs_per_step: int = 8, learning_rate: float = 1e-2,
         progress: Callable[[int, float], None] = lambda epoch, loss: None,
     ) -> list[dict[str, float]]:  # fmt: skip
         """Learn from all configurations of `graphs`; called again, it goes on from where it is.
@@ -144,10 +144,11 @@ class CostModel:
         )  # fmt: skip
 
     def _materialise(self, model: GraphSegmentTraining, graph: SegmentedGraph) -> None:
+        """Give lazy layers their widths."""
         if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.settings["seed"])
-                model.exact([graph], torch.zeros(1, 1, dtype=torch.long))
+                model.embed([graph], torch.zeros(1, 1, dtype=torch.long))
 
     def _deal(self, targets: Sequence[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
         lists = [

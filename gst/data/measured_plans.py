@@ -47,5 +47,5 @@ def plans_graph(
         opcodes=program.graph.opcodes,
         config_nodes=np.arange(program.num_nodes),
         config_features=features,
-        targets=runtimes_ns,  # type: ignore[arg-type]
+        targets=np.full(len(plans), np.nan) if runtimes_ns is None else runtimes_ns,
     )

@@ -10,13 +10,13 @@ class Head(nn.Module):
     """One number per graph and configuration: a linear term, which a sum over nodes deserves, plus an MLP.
 
     Args:
-        hidden_channels: width of the hidden layer of the MLP; the width of the embedding is taken from the first one.
+        channels: width of the embedding and of the hidden layer of the MLP.
     """
 
-    def __init__(self, hidden_channels: int = 64) -> None:
+    def __init__(self, channels: int = 64) -> None:
         super().__init__()
-        self.linear = nn.LazyLinear(1)
-        self.mlp = nn.Sequential(nn.LazyLinear(hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, 1))
+        self.linear = nn.Linear(channels, 1)
+        self.mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, 1))
 
     def forward(self, embedding: Float[Tensor, "graphs configs channels"]) -> Float[Tensor, "graphs configs"]:
         return (self.linear(embedding) + self.mlp(embedding)).squeeze(-1)

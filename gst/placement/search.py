@@ -146,7 +146,7 @@ class Search:
         self.model = CostModel(
             num_opcodes=int(self.task.program.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
         )
-        epochs = 100
+        epochs = 120
         self.history = self.model.fit(
             [self.dataset()],
             epochs,

@@ -68,10 +68,8 @@ class SegmentTrainingModule(L.LightningModule):
             self.offset.fill_(self._data.mean_log_target())
 
     def materialise(self, step: Step) -> None:
-        """Give lazy layers their widths and make the table, from one segment of one graph."""
-        with torch.no_grad():
-            embedded = self.estimator._encode(step.graphs[:1], [(0, 0)], step.configs[:1, :1])
-            self.estimator.head(embedded)
+        """Give lazy layers their widths and make the table."""
+        embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
         if self.wants_table and self.estimator.table is None:
             self.estimator.table = EmbeddingTable(1, embedded.shape[-1])
 

@@ -73,7 +73,7 @@ def test_one_batch_makes_all_parameters(num_configurable: int) -> None:
 
 
 def test_the_head_gives_one_number_per_graph_and_configuration() -> None:
-    head, pooled = Head(4), torch.randn(2, 3, 5)
+    head, pooled = Head(5), torch.randn(2, 3, 5)
     scores = head(pooled)
     assert scores.shape == (2, 3)
     torch.testing.assert_close(scores[1:, 2:], head(pooled[1:, 2:]))
