@@ -418,7 +418,8 @@ def _setting(record: Record) -> str:
     method = (
         "<p>Every time is wall-clock time of one step, run for real on these devices. A prediction was "
         "written down before its plan ran. After the search the plans of section 1 and plain PyTorch ran "
-        "again in turns; the headline uses those runs alone: their median and its 95 % bootstrap interval. "
+        "again in turns (plain PyTorch in a process of its own, all threads, nothing changed); the headline "
+        "uses those runs alone: their median and its 95 % bootstrap interval. "
         "The numbers hold for this program on this machine; another machine needs its own run.</p>"
     )
     return _section(

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--configs", type=int, default=8, help="configurations in a step")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--max-nodes", type=int, default=5000)
+    parser.add_argument("--max-nodes", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=Path("experiments/results/memory.json"))
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
