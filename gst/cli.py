@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in TRAINING:
             return _train(arguments)
         options = _parser().parse_args(arguments)
+        options.command = shlex.join(["gst", *arguments])
         run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
         result = run(options)
         if options.json:
@@ -58,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
     demo.add_argument("--devices", help="names separated by commas, see gst devices (default: all of them)")
+    demo.add_argument(
+        "--separate-memory",
+        action="store_true",
+        help="give each CPU device a memory of its own: values are copied, as between accelerators",
+    )
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument(
         "--budget", type=int, default=40, help="plans to measure during the search (default: %(default)s)"
@@ -211,11 +218,18 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.demo import demo
     from gst.report import headline
 
-    command = f"gst demo --program {options.program} --budget {options.budget} --seed {options.seed}"
     with _Bars() as bars:
         names = options.devices.split(",") if options.devices else None
         result = demo(
-            options.program, options.out, names, options.budget, options.seed, options.resume, command, bars.show
+            options.program,
+            options.out,
+            names,
+            options.separate_memory,
+            options.budget,
+            options.seed,
+            options.resume,
+            options.command,
+            bars.show,
         )
     width = max(len(name) for name in result["plans"])
     print(f"{'plan':<{width}}  median ms  95 % interval")

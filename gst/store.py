@@ -57,6 +57,10 @@ def prepare(
         if not final.exists():  # another process may have been faster
             partial.rename(final)
         return final
+    except OSError as error:
+        raise OSError(
+            f"cannot write a store under {root}: {error.strerror}; make room or give another place"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

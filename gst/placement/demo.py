@@ -40,6 +40,7 @@ def demo(
     program_name: str,
     out: Path,
     device_names: Sequence[str] | None = None,
+    separate_memory: bool = False,
     budget: int = 40,
     seed: int = 0,
     resume: bool = False,
@@ -53,6 +54,7 @@ def demo(
     Args:
         program_name: a bundled program or `module:function`.
         device_names: which of the devices found to use; all if None.
+        separate_memory: see `gst.devices.discover`.
         budget: plans to measure while searching.
         resume: go on with the measurements in `out` instead of starting anew.
         command: quoted in the report.
@@ -61,7 +63,8 @@ def demo(
         program, num_nodes, devices, plans, best, pytorch_ms, cost_model; see the README.
     """
     started = time.perf_counter()
-    devices = discover() if device_names is None else select(device_names, discover())
+    found = discover(separate_memory)
+    devices = found if device_names is None else select(device_names, found)
     progress("capturing", 0, 1)
     program = capture(resolve(program_name))
     out.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import lightning as L
 import numpy as np
+import torch
 from tqdm import tqdm
 
-from gst.data.loader import Selection, StepLoader, split
+from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.store import open_store, prepare
 
@@ -92,6 +93,10 @@ class SegmentDataModule(L.LightningDataModule):
 
     def predict_dataloader(self) -> StepLoader:
         return self._in_order(self._part(2))
+
+    def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
+        """A step stays where it is: the estimator moves the segments it chose."""
+        return batch
 
     def mean_log_target(self) -> float:
         """Mean logarithm of the positive training targets: where a regression on log runtime starts."""

@@ -82,10 +82,6 @@ class SegmentTrainingModule(L.LightningModule):
         self.log("train/loss", loss, prog_bar=True, batch_size=len(step.graphs))
         return loss
 
-    def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
-        """A step stays where it is: the estimator moves the segments it chose."""
-        return batch
-
     def on_train_epoch_start(self) -> None:
         last = self.trainer.max_epochs
         if self.finetune_epochs and last and self.current_epoch >= last - self.finetune_epochs:
