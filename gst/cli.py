@@ -140,21 +140,28 @@ def _command(
 def _write_json(path: Path, result: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.write_text(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
     partial.replace(path)
+
+
+def _without_nan(value: Any) -> Any:
+    """The same with None for NaN, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
 
 
 def _train(arguments: list[str]) -> int:
     from gst.training.cli import run
 
-    if "--json" not in arguments:
-        run(arguments)
-        return 0
-    at = arguments.index("--json")
-    if at + 1 == len(arguments):
-        raise ValueError("--json needs a path after it")
-    path = Path(arguments[at + 1])
-    _write_json(path, run(arguments[:at] + arguments[at + 2 :]))
+    taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    taken.add_argument("--json", type=Path)
+    ours, rest = taken.parse_known_args(arguments)
+    result = run(rest)
+    if ours.json:
+        _write_json(ours.json, result)
     return 0
 
 
@@ -167,6 +174,8 @@ def _prepare(options: argparse.Namespace) -> dict[str, Any]:
     first = options.dataset[0]
     source: GraphSource
     if first.startswith("synthetic:"):
+        if len(options.dataset) > 1:
+            raise ValueError(f"{first} stands alone; prepare {options.dataset[1]} by a command of its own")
         source = SyntheticPrograms(num_nodes=int(first.removeprefix("synthetic:")))
     else:
         source = TpuGraphs(options.dataset)

@@ -57,10 +57,6 @@ def prepare(
         if not final.exists():  # another process may have been faster
             partial.rename(final)
         return final
-    except OSError as error:
-        raise OSError(
-            f"cannot write a store under {root}: {error.strerror}; make room or give another place"
-        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -84,7 +80,13 @@ def _write(graphs: Iterable[Graph], directory: Path, settings: dict[str, Any], p
     with (directory / "arrays.bin").open("wb") as file:
         for graph in graphs:
             cut = segment(graph, **settings)
-            arrays = {key: _append(file, getattr(cut, key), checksum) for key in ARRAYS}
+            try:
+                arrays = {key: _append(file, getattr(cut, key), checksum) for key in ARRAYS}
+            except OSError as error:
+                message = (
+                    f"cannot write a store in {directory.parent}: {error.strerror}; make room or give another place"
+                )
+                raise OSError(error.errno, message) from error
             records.append({key: getattr(cut, key) for key in SCALARS} | {"arrays": arrays})
             progress(graph.name)
         size = file.tell()

@@ -93,6 +93,7 @@ def gst_scores(file: str, seed: int, out: Path) -> tuple[np.ndarray, float]:
     started = time.perf_counter()
     subprocess.run(
         [*run, "fit", "--config", CONFIG, f"--seed_everything={seed}", f"--model.seed={seed}", f"--data.seed={seed}",
+         f"--data.source.init_args.files=[{file}]",
          "--trainer.enable_progress_bar=false"], check=True,
     )  # fmt: skip
     seconds = time.perf_counter() - started

@@ -64,8 +64,10 @@ class StepLoader:
         return -(-lists // self.graphs_per_step)
 
     def __iter__(self) -> Iterator[Step]:
-        lists = self._deal()
+        if self._position:  # the last epoch was left early
+            self.epoch += 1
         self._position, self._resume_at = self._resume_at, 0
+        lists = self._deal()
         for start in range(self._position * self.graphs_per_step, len(lists), self.graphs_per_step):
             self._position += 1
             yield _step(lists[start : start + self.graphs_per_step])
@@ -76,7 +78,7 @@ class StepLoader:
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self._resume_at = state["epoch"], state["position"]
+        self.epoch, self._resume_at, self._position = state["epoch"], state["position"], 0
 
     def _num_lists(self, configs: Tensor) -> int:
         lists = -(-len(configs) // self.configs_per_graph)

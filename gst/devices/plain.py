@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from types import TracebackType
 from typing import Self
 
@@ -31,12 +32,17 @@ class PlainPyTorch:
         self.program_name = program_name
 
     def __enter__(self) -> Self:
+        self._words = tempfile.TemporaryFile("w+")
         environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "gst.devices.plain", self.program_name], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
         )  # fmt: skip
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __call__(self) -> None:
@@ -51,22 +57,26 @@ class PlainPyTorch:
     ) -> None:
         self._child.kill()
         self._child.communicate()
+        self._words.close()
 
     def _answer(self) -> None:
-        assert self._child.stdout is not None and self._child.stderr is not None
+        assert self._child.stdout is not None
         if not self._child.stdout.readline():
-            words = self._child.stderr.read().strip().splitlines()
+            self._words.seek(0)
+            words = self._words.read().strip().splitlines()
             raise ValueError(f"plain PyTorch stopped: {words[-1] if words else 'without a word'}")
 
 
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the program prints is no answer
     step = resolve(sys.argv[1])
-    print("ready", flush=True)
+    print("ready", file=answers)
     for _ in sys.stdin:
         pytorch(step)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        print("done", flush=True)
+        print("done", file=answers)
 
 
 if __name__ == "__main__":

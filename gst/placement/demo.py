@@ -14,6 +14,7 @@ from jaxtyping import Float64
 
 from gst.devices import (
     Device,
+    ExecutionError,
     Executor,
     LoadGate,
     Log,
@@ -75,17 +76,22 @@ def demo(
         progress("profiling", 0, 1)
         task = Task(program, tuple(devices), profile_devices(program, executor))
         search = Search(task, MeasuredRuntime(executor, gate=LoadGate()), log, budget, seed=seed, progress=progress)
-        best = search.run()
-        check_outputs(executor, best)
-        plans = {**portfolio(task), "best": best}
+        plans = {"searched": search.run(), **portfolio(task)}
+        for plan in plans.values():
+            check_outputs(executor, plan)
         final = measure_finally(program_name, executor, plans, progress)
     tau = search.tau()
-    name = min((n for n in plans if final[n].outcome == "ok"), key=lambda n: final[n].median_ms)
+    ran = [name for name in plans if final[name].outcome == "ok"]
+    if not ran:
+        raise ValueError(f"no plan ran to the end: {'; '.join(sorted({final[name].reason for name in plans}))}")
+    name = min(ran, key=lambda label: final[label].median_ms)
     plans[name].save(out / "plan.json")
     if search.model is not None:
         search.model.save(out / "cost_model.pt")
     prepare([replace(search.dataset(), name=program.name)], out / "dataset", max_nodes=512)
     result: dict[str, Any] = {
+        "command": command,
+        "machine": machine_record(),
         "program": program.name,
         "num_nodes": program.num_nodes,
         "devices": [device.name for device in devices],
@@ -102,7 +108,6 @@ def demo(
         result
         | _drawn(program, devices, plans[name].placement, search)
         | {
-            "machine": machine_record(),
             "seconds": time.perf_counter() - started,
             "command": command,
         }
@@ -123,7 +128,10 @@ def profile_devices(program: Program, executor: Executor) -> Float64[np.ndarray,
 
 def check_outputs(executor: Executor, plan: Plan) -> None:
     """A plan counts only if it computes what the program computes."""
-    difference = outputs_differ(executor.run(plan), eager(executor.program))
+    try:
+        difference = outputs_differ(executor.run(plan), eager(executor.program))
+    except ExecutionError as error:
+        raise ValueError(f"a plan failed: {error}") from error
     if difference:
         raise ValueError(f"the plan does not compute what the program does: {difference}")
 

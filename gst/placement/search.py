@@ -81,7 +81,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.trials = [Trial.from_dict(record) for record in self.log.read()]
-        self._generator = np.random.default_rng(self.seed)
+        self._generator = np.random.default_rng([self.seed, len(self.trials)])
         for trial in self.trials:
             if trial.plan.devices != self.task.names or len(trial.plan.placement) != self.task.program.num_nodes:
                 raise ValueError(
@@ -130,10 +130,14 @@ class Search:
         """The baselines, then neighbours and mixtures of them until a third of the budget is spent."""
         known = {trial.plan.key for trial in self.trials}
         baselines = distinct(list(portfolio(self.task).values()))
+        if self.budget < len(baselines):
+            raise ValueError(f"a budget of {self.budget} plans does not cover the {len(baselines)} baselines; raise it")
         self._measure([(plan, "baseline", np.nan) for plan in baselines if plan.key not in known], 0)
-        wanted = self.budget // 3 - len(self.trials)
-        mixed = [self._neighbour(baselines) for _ in range(max(wanted, 0))] if len(self.task.devices) > 1 else []
-        self._measure([(plan, "mutation", np.nan) for plan in distinct(mixed)], 0)
+        known |= {plan.key for plan in baselines}
+        wanted = self.budget // 3 - len(self.trials) if len(self.task.devices) > 1 else 0
+        tried = distinct([self._neighbour(baselines) for _ in range(8 * max(wanted, 0))])
+        mixed = [plan for plan in tried if plan.key not in known][: max(wanted, 0)]
+        self._measure([(plan, "mutation", np.nan) for plan in mixed], 0)
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
         if self._generator.random() < 0.3:

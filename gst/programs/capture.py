@@ -79,15 +79,13 @@ def resolve(name: str) -> TrainingStep:
     factory = getattr(module, function_name, None)
     if not callable(factory):
         raise ValueError(f"module {module_name!r} has no function {function_name!r}")
-    step = factory()
+    try:
+        step = factory()
+    except TypeError as error:
+        raise ValueError(f"calling {name!r} without arguments failed: {error}") from error
     if not isinstance(step, TrainingStep):
         raise ValueError(f"{name!r} returned a {type(step).__name__}, want a gst.programs.TrainingStep")
     return step
-
-
-def capture_function(name: str) -> Program:
-    """`capture(resolve(name))`."""
-    return capture(resolve(name))
 
 
 def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], tuple[Any, ...]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import pickle
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +14,14 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 
 
 class PredictionWriter(BasePredictionWriter):
-    """`gst predict` writes `graph,config,score` to a CSV file.
+    """`gst predict` writes `graph,unique_config,score` to a CSV file; repeated configurations of a file count as one.
 
     Args:
         path: of the file.
@@ -36,11 +39,13 @@ class PredictionWriter(BasePredictionWriter):
         batch_indices: Sequence[Any],
     ) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("w", newline="") as file:
+        partial = self.path.with_name(self.path.name + ".partial")
+        with partial.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["graph", "config", "score"])
+            writer.writerow(["graph", "unique_config", "score"])
             for rows in predictions:
                 writer.writerows(rows)
+        partial.replace(self.path)
 
 
 class GstCLI(LightningCLI):
@@ -51,11 +56,13 @@ class GstCLI(LightningCLI):
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """Run one subcommand; returns the metrics that were logged last.
+    """Run one subcommand; returns the metrics that were logged last, and the best that a checkpoint was kept for.
 
     Raises:
         ValueError: an argument or a key of a configuration file is not known, or its value does not fit.
     """
+    if arguments[0] != "fit" and not any(argument.startswith("--ckpt_path") for argument in arguments):
+        raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is the one nobody trained")
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
         cli = GstCLI(
@@ -67,6 +74,15 @@ def run(arguments: list[str]) -> dict[str, Any]:
         )
     except argparse.ArgumentError as error:
         raise ValueError(f"{error.message} (see gst {arguments[0]} --help)") from error
-    checkpoint = getattr(cli.trainer.checkpoint_callback, "best_model_path", "") or None
-    metrics = {key: float(value) for key, value in cli.trainer.callback_metrics.items()}
-    return {"metrics": metrics, "checkpoint": checkpoint, "epochs": cli.trainer.current_epoch}
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"the file of --ckpt_path is not a checkpoint of `gst fit` ({error})") from error
+    callback = cli.trainer.checkpoint_callback
+    best = getattr(callback, "best_model_score", None)
+    return {
+        "command": shlex.join(["gst", *arguments]),
+        "metrics": {key: float(value) for key, value in cli.trainer.callback_metrics.items()},
+        "best": None if best is None else {str(getattr(callback, "monitor", "")): float(best)},
+        "epochs": cli.trainer.current_epoch,
+    }

@@ -74,7 +74,8 @@ class SegmentDataModule(L.LightningDataModule):
         if self.parts is None:
             graphs = open_store(self._prepare())
             self.parts = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
-            _check_labels(self.parts[0])
+            if stage == "fit":
+                _check_labels(self.parts[0])
 
     def _prepare(self) -> Path:
         with tqdm(desc="preparing segments", unit=" graphs", delay=2, leave=False) as bar:

@@ -63,7 +63,10 @@ class SegmentTrainingModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
-        self.materialise(next(iter(loader)))
+        step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
+        if step is None:
+            raise ValueError(f"there is nothing to {stage}: the {_LOADER[stage]} part of the data is empty")
+        self.materialise(step)
         if stage == "fit" and self.loss == "log_runtime":
             self.offset.fill_(self._data.mean_log_target())
 
@@ -84,7 +87,13 @@ class SegmentTrainingModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         last = self.trainer.max_epochs
-        if self.finetune_epochs and last and self.current_epoch >= last - self.finetune_epochs:
+        if not self.finetune_epochs or self.estimator.encoder_frozen:
+            return
+        if not last or last <= self.finetune_epochs:
+            raise ValueError(
+                f"finetune_epochs is {self.finetune_epochs}, but max_epochs is {last}; the encoder learns first"
+            )
+        if self.current_epoch >= last - self.finetune_epochs:
             self.estimator.freeze_encoder()
 
     def on_train_epoch_end(self) -> None:
@@ -136,9 +145,10 @@ _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predic
 
 
 def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """The metrics of one graph; NaN where its targets order nothing."""
+    """The metrics of one graph; NaN where its targets order nothing. Constant scores have a tau of 0."""
+    undecided = len(targets) > 1 and np.ptp(scores) == 0 and np.ptp(targets) > 0
     return {
-        "tau": kendall_tau(scores, targets),
+        "tau": 0.0 if undecided else kendall_tau(scores, targets) if len(targets) > 1 else float("nan"),
         "ordered_pairs": ordered_pair_accuracy(scores, targets),
         "slowdown@1": slowdown_at_k(scores, targets, 1),
         "slowdown@5": slowdown_at_k(scores, targets, 5),

@@ -29,7 +29,7 @@ def load(checkpoint: Path) -> tuple[SegmentTrainingModule, dict]:
         model = SegmentTrainingModule.load_from_checkpoint(
             checkpoint, map_location="cpu", weights_only=True, strict=False
         )
-    except (KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({first_line})") from error
     return model.eval(), segmentation
@@ -39,10 +39,14 @@ def rank(checkpoint: Path, file: Path, configs_at_once: int = 256) -> Float[np.n
     """Scores of all configurations of `file`, in its order; the lower, the faster. Memory does not grow with them."""
     model, segmentation = load(checkpoint)
     graph = segment(read(file, merge=False), **segmentation)
-    return score(model, graph, configs_at_once)
+    try:
+        return score(model, graph, configs_at_once)
+    except (AssertionError, RuntimeError) as error:  # widths of lazy layers
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({first_line})") from error
 
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:
     parts = torch.arange(graph.num_configs).split(configs_at_once)
     scores = [model.estimator.exact([graph], part[None])[0] for part in tqdm(parts, "scoring", delay=2, leave=False)]
-    return torch.cat(scores).cpu().numpy()
+    return (torch.cat(scores).cpu() + model.offset.float()).numpy()

@@ -10,6 +10,7 @@ import torch
 from reference import random_graph
 
 from gst.data.loader import Step, StepLoader, split
+from gst.data.synthetic import synthetic_program
 from gst.segments import segment
 
 GRAPHS = [segment(random_graph(seed, num_configs=7 + 4 * seed)) for seed in range(3)]
@@ -156,3 +157,14 @@ def test_impossible_loaders_are_refused(arguments: dict[str, Any]) -> None:
 def test_impossible_splits_are_refused(by: Any, valid: int, test: int, unchecked: None) -> None:
     with pytest.raises(ValueError):
         split(GRAPHS, by, valid, test, seed=0)
+
+
+def test_an_epoch_left_early_is_followed_by_the_next() -> None:
+    graph = synthetic_program(50, 40)
+    loader = StepLoader([(segment(graph), torch.arange(40))], configs_per_graph=8)
+
+    def first_two() -> list[list[int]]:
+        return [step.configs[0].tolist() for step, _ in zip(loader, range(2), strict=False)]
+
+    assert first_two() != first_two()
+    assert loader.epoch == 1

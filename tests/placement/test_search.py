@@ -53,6 +53,18 @@ def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Pa
     assert len(second.trials) == 12 == len(Log(log).read())
 
 
+def test_a_search_killed_among_its_first_plans_repeats_none(task: Task, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    searched(task, log, 18)
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:6]))
+    assert len({trial.plan.key for trial in searched(task, log, 18).trials}) == 18
+
+
+def test_a_budget_below_the_baselines_is_refused(task: Task, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="budget of 3"):
+        searched(task, tmp_path / "log.jsonl", 3)
+
+
 def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     searched(task, log, 6)
@@ -70,8 +82,8 @@ def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     assert main(["demo", "--program", "test_search:small", "--budget", "12", "--json", "demo.json"]) == 0
     result = json.loads(Path("demo.json").read_text())
-    assert result.keys() == {"program", "num_nodes", "devices", "plans", "best", "pytorch_ms", "cost_model"}
-    assert {"pytorch", "best"} <= result["plans"].keys()
+    assert result.keys() >= {"program", "num_nodes", "devices", "plans", "best", "pytorch_ms", "cost_model", "command"}
+    assert {"pytorch", "searched"} <= result["plans"].keys()
     assert result["plans"][result["best"]]["median_ms"] == min(
         plan["median_ms"] for name, plan in result["plans"].items() if name != "pytorch"
     )

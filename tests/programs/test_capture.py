@@ -13,8 +13,8 @@ from gst.programs import (
     Reference,
     TrainingStep,
     capture,
-    capture_function,
     outputs_differ,
+    resolve,
 )
 
 from .small import SMALL
@@ -144,7 +144,7 @@ def no_step() -> int:
 
 
 def test_a_function_is_found_by_name() -> None:
-    assert capture_function(f"{__name__}:tiny").name == "tiny"
+    assert capture(resolve(f"{__name__}:tiny")).name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_a_function_is_found_by_name() -> None:
 )
 def test_a_wrong_name_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        capture_function(name)
+        capture(resolve(name))

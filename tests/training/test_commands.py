@@ -44,7 +44,7 @@ def test_every_shipped_yaml_parses_and_runs_one_batch(name: str) -> None:
 
 def checkpoint_of(directory: str, epochs: int, *more: str) -> dict:
     arguments = [
-        f"--trainer.max_epochs={epochs}", "--trainer.limit_train_batches=4", "--model.table=true",
+        f"--trainer.max_epochs={epochs}", "--data.lists_per_graph=4", "--model.table=true",
         "--model.keep_probability=0.5", "--data.configs_per_graph=32", "--trainer.callbacks=[]",
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
         f"--trainer.callbacks.dirpath={directory}", "--trainer.callbacks.save_last=true", "--trainer.logger=false",
@@ -90,7 +90,7 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("predict", "alexnet_layout", f"--ckpt_path={checkpoint}", "--predictions.path=p.csv")) == 0
     with Path("p.csv").open() as lines:
         predicted = list(csv.DictReader(lines))
-    assert len(predicted) == 100 and predicted[0].keys() == {"graph", "config", "score"}
+    assert len(predicted) == 100 and predicted[0].keys() == {"graph", "unique_config", "score"}
 
 
 @pytest.mark.slow
