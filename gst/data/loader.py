@@ -74,11 +74,19 @@ class StepLoader:
         self._position = 0
         self.epoch += 1
 
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch number `epoch`, from its first step unless it is the one being resumed."""
+        if epoch != self.epoch:
+            self.epoch, self._position, self._resume_at = epoch, 0, 0
+
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self._resume_at, self._position = state["epoch"], state["position"], 0
+        """Go on after the last step that was taken; after the last step of an epoch comes the next epoch."""
+        ended = state["position"] >= len(self)
+        self.epoch, self._resume_at = state["epoch"] + ended, 0 if ended else state["position"]
+        self._position = 0
 
     def _num_lists(self, configs: Tensor) -> int:
         lists = -(-len(configs) // self.configs_per_graph)

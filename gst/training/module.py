@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from embedding_cache import EmbeddingTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
-from gst.data.loader import Step
+from gst.data.loader import Step, StepLoader
 from gst.estimator import GraphSegmentTraining
 from gst.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
@@ -84,6 +84,11 @@ class SegmentTrainingModule(L.LightningModule):
         loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
         self.log("train/loss", loss, prog_bar=True, batch_size=len(step.graphs))
         return loss
+
+    def on_train_start(self) -> None:
+        """A resumed training goes on with the steps of its own epoch."""
+        if isinstance(self.trainer.train_dataloader, StepLoader):
+            self.trainer.train_dataloader.set_epoch(self.current_epoch)
 
     def on_train_epoch_start(self) -> None:
         last = self.trainer.max_epochs
