@@ -17,7 +17,7 @@ lint: $(STAMPS)/dev             ## style, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMPS)/base           ## the figures of experiments/results, made anew
+bench: $(STAMPS)/base           ## the figures of AlexNet and of memory, made anew
 	$(BIN)/python -m experiments.benchmarks.memory
 	$(BIN)/python -m experiments.benchmarks.alexnet
 
