@@ -104,14 +104,8 @@ def demo(
             "num_screened": search.num_screened,
         },
     }
-    record = (
-        result
-        | _drawn(program, devices, plans[name].placement, search)
-        | {
-            "seconds": time.perf_counter() - started,
-            "command": command,
-        }
-    )
+    drawn = _drawn(program, devices, plans[name].placement, search)
+    record = result | drawn | {"seconds": time.perf_counter() - started}
     (out / "report.html").write_text(render(record))
     return result
 

@@ -106,7 +106,7 @@ class Search:
         Raises:
             ValueError: no plan ran.
         """
-        good = [trial for trial in self.trials if trial.measurement.outcome == "ok"]
+        good = self._ran()
         if not good:
             reasons = {trial.measurement.reason for trial in self.trials}
             raise ValueError(
@@ -116,15 +116,19 @@ class Search:
 
     def tau(self) -> float:
         """Kendall's tau between predictions and the measurements made after them; NaN without two of them."""
-        pairs = [(t.predicted_ms, t.measurement.median_ms) for t in self.trials if t.measurement.outcome == "ok"]
+        pairs = [(t.predicted_ms, t.measurement.median_ms) for t in self._ran()]
         said = np.array([pair for pair in pairs if not np.isnan(pair[0])])
         return kendall_tau(said[:, 0], said[:, 1]) if len(said) > 1 else float("nan")
 
     def dataset(self) -> Graph:
         """All plans that ran and their runtimes in ns."""
-        good = [trial for trial in self.trials if trial.measurement.outcome == "ok"]
+        good = self._ran()
         runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
         return plans_graph(self.task.program, self.task.times_us, [trial.plan for trial in good], runtimes)
+
+    def _ran(self) -> list[Trial]:
+        """The trials whose plan ran to the end, in the order measured."""
+        return [trial for trial in self.trials if trial.measurement.outcome == "ok"]
 
     def _first_round(self) -> None:
         """The baselines, then neighbours and mixtures of them until a third of the budget is spent."""
@@ -145,7 +149,7 @@ class Search:
         return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
     def _learn(self) -> None:
-        if len({trial.measurement.median_ms for trial in self.trials if trial.measurement.outcome == "ok"}) < 2:
+        if len({trial.measurement.median_ms for trial in self._ran()}) < 2:
             return
         self.model = CostModel(
             num_opcodes=int(self.task.program.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
@@ -163,32 +167,17 @@ class Search:
             return []
         predicted = PredictedRuntime(self.model, self.task.program, self.task.times_us)
         known = {trial.plan.key for trial in self.trials}
-        ranked = sorted(
-            (t for t in self.trials if t.measurement.outcome == "ok"), key=lambda t: t.measurement.median_ms
-        )
+        ranked = sorted(self._ran(), key=lambda trial: trial.measurement.median_ms)
         top = [trial.plan for trial in ranked[:5]]
 
         self.progress("policy", 0, 2)
         policy = PlacementPolicy(self.task, seed=int(self._generator.integers(2**31)))
         policy.imitate(top[0])
         drawn, said = policy.learn(predicted)
-        pool = dict(
-            zip(
-                (plan.key for plan in drawn),
-                zip(drawn, ["policy"] * len(drawn), said, strict=True),
-                strict=True,
-            )
-        )
+        pool = {plan.key: (plan, "policy", value) for plan, value in zip(drawn, said, strict=True)}
         self.progress("policy", 1, 2)
         mutated = distinct([self._neighbour(top) for _ in range(256)])
-        said = predicted(mutated)
-        pool |= dict(
-            zip(
-                (p.key for p in mutated),
-                zip(mutated, ["mutation"] * len(mutated), said, strict=True),
-                strict=True,
-            )
-        )
+        pool |= {plan.key: (plan, "mutation", value) for plan, value in zip(mutated, predicted(mutated), strict=True)}
         self.num_screened += len(drawn) + len(mutated)
         self.progress("policy", 2, 2)
         fresh = [entry for key, entry in pool.items() if key not in known]

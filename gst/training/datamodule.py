@@ -65,14 +65,15 @@ class SegmentDataModule(L.LightningDataModule):
         )
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
+        self._directory: Path | None = None
         self.parts: tuple[list[Selection], list[Selection], list[Selection]] | None = None
 
     def prepare_data(self) -> None:
-        self._prepare()
+        self._directory = self._prepare()
 
     def setup(self, stage: str) -> None:
         if self.parts is None:
-            graphs = open_store(self._prepare())
+            graphs = open_store(self._directory or self._prepare())  # only one process of a machine has prepared
             self.parts = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
             if stage == "fit":
                 _check_labels(self.parts[0])
