@@ -9,24 +9,26 @@ from torch import Tensor
 
 def segment_weights(
     fresh: Bool[Tensor, " segments"],
+    inclusion: Float[Tensor, " segments"],
     known: Bool[Tensor, "segments configs"],
     keep_probability: float,
     generator: torch.Generator,
 ) -> Float[Tensor, "segments configs"]:
     """Weights of the J segments of one graph, S of them fresh (Cao et al. 2023, section 3.3, equation 1).
 
-    A known stale segment is kept with probability p and weight 1; a known fresh one weighs p + (1 - p) J / S.
-    An unknown segment (nothing was ever computed for it under this configuration) counts only while it is fresh,
-    and then weighs J / S. Drawing the fresh ones uniformly, the expected weight of every segment is 1.
+    A known stale segment is kept with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q is
+    the probability with which it was chosen (S / J where all are equally likely). An unknown segment (nothing was ever
+    computed for it under this configuration) counts only while it is fresh, and then weighs 1 / q. So the expected
+    weight of every segment is 1.
 
     Args:
-        fresh: the segments encoded with gradient in this step; at least one.
+        fresh: the segments encoded with gradient in this step.
+        inclusion: q of each segment, > 0.
         known: whether something can stand in for the segment when it is stale.
         keep_probability: p, in [0, 1].
     """
-    num_segments = len(fresh)
-    scale = num_segments / int(fresh.sum())
-    kept = torch.rand(num_segments, generator=generator) < keep_probability
+    kept = torch.rand(len(fresh), generator=generator) < keep_probability
+    scale = inclusion.reciprocal()[:, None]
     when_fresh = torch.where(known, keep_probability + (1 - keep_probability) * scale, scale)
     when_stale = (known & kept[:, None]).to(when_fresh.dtype)
     return torch.where(fresh[:, None], when_fresh, when_stale)

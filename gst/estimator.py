@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +12,43 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
+from gst.assembly import assemble
 from gst.batch import SegmentBatch
+from gst.catalogue import Catalogue, KeyRing
 from gst.dropout import segment_weights
-from gst.pooling import Pooling, check_pooling, pool_nodes, pool_segments
-from gst.sampling import choose_fresh
-from gst.segments import SegmentedGraph, assemble
+from gst.encoding import contract, embed_segments
+from gst.pooling import GraphPool, Pooling, check_pooling
+from gst.sampling import choose_fresh, generator_for
+from gst.segments import SegmentedGraph
 
-Picks = list[tuple[int, int]]  # (position of a graph in the batch, segment of that graph)
 Known = Bool[Tensor, "segments configs"]
+PULL_ROWS = 1 << 15  # (segment, configuration) pairs taken from the table at once
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What is to be done in one step, before anything of it was read.
+
+    Args:
+        configs: configurations of each graph, -1 where a graph has fewer than another.
+        fresh: the segments that are encoded with gradient.
+        inclusion: the probability with which each segment could be one of them.
+        number: of the step; with the seed it decides all draws of the step.
+    """
+
+    catalogue: Catalogue
+    configs: Int64[Tensor, "graphs configs"]
+    fresh: Bool[Tensor, " segments"]
+    inclusion: Float[Tensor, " segments"]
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen)."""
+
+    draw: Draw
+    batch: SegmentBatch | None
 
 
 class GraphSegmentTraining(nn.Module):
@@ -36,8 +65,9 @@ class GraphSegmentTraining(nn.Module):
 
     Args:
         encoder: takes a `SegmentBatch`, or `(x, edge_index)` like any PyG model (recognised by its two required
-            arguments; it then sees one copy of the batch per configuration, `SegmentBatch.expanded`). Returns
-            embeddings of the nodes `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`.
+            arguments; it then sees one copy of the batch per configuration, `SegmentBatch.expanded`, and if it has an
+            argument `batch`, the segment of each row). Returns `NodeStates`, embeddings of the nodes
+            `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction.
         pooling: `sum`, `mean` (over nodes) or `max`.
         num_fresh: S, segments encoded with gradient per graph and step.
@@ -46,7 +76,7 @@ class GraphSegmentTraining(nn.Module):
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
-        seed: of the draws of segments; their state is saved with the module.
+        seed: of the draws of segments; with the number of the step it decides them.
     """
 
     def __init__(
@@ -74,9 +104,9 @@ class GraphSegmentTraining(nn.Module):
         self.omit_rest, self.max_rows = omit_rest, max_rows
         self.encoder_frozen = False
         self.step = 0
-        self._first_key: dict[str, tuple[int, int]] = {}
-        self._generator = torch.Generator().manual_seed(seed)
-        self._takes_edges = _takes_edges(encoder)
+        self.seed = seed
+        self._keys = KeyRing()
+        self._contract = contract(encoder)
         if isinstance(encoder, nn.Module) and any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoder.modules()
         ):
@@ -87,32 +117,58 @@ class GraphSegmentTraining(nn.Module):
             )
 
     def forward(
-        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
+        self,
+        graphs: Sequence[SegmentedGraph] | None = None,
+        configs: Int64[Tensor, "graphs configs"] | None = None,
+        ready: Ready | None = None,
     ) -> Tensor:
         """Predictions for `configs` of each graph (-1 = padding, its prediction means nothing; all of the only graph if
-        not given). In training mode this is one step of the method and writes the table; in evaluation mode `exact`."""
-        if not self.training:
-            return self.exact(graphs, configs)
-        configs = _checked_configs(graphs, configs)
-        self.step += 1
-        if self.encoder_frozen:
-            with torch.no_grad():
-                embedded = self._embed_frozen(graphs, configs)
+        not given). In training mode this is one step of the method and writes the table; in evaluation mode `exact`.
+        `ready`, from `load(draw(graphs, configs))`, stands for both."""
+        if ready is None:
+            assert graphs is not None, "give graphs, or what load() made of them"
+            if not self.training:
+                return self.exact(graphs, configs)
+            ready = self.load(self.draw(graphs, configs))
+        self.step = ready.draw.number
+        if ready.batch is None:
+            embedded = self._embed_frozen(ready.draw.catalogue, ready.draw.configs)
         else:
-            embedded = self._estimate(graphs, configs)
-        return self.head(embedded)
+            embedded = self._estimate(ready.draw, ready.batch)
+        return self._predict(embedded)
+
+    def draw(
+        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None, ahead: int = 0
+    ) -> Draw:
+        """Decide the next step, or the one `ahead` steps after it."""
+        catalogue, number = Catalogue.of(graphs), self.step + 1 + ahead
+        generator = generator_for(self.seed, number, 0)
+        fresh = torch.cat([choose_fresh(graph.num_segments, self.num_fresh, generator) for graph in graphs])
+        inclusion = torch.cat([
+            torch.full((graph.num_segments,), min(1.0, self.num_fresh / graph.num_segments)) for graph in graphs
+        ])  # fmt: skip
+        return Draw(catalogue, _checked_configs(graphs, configs), fresh, inclusion, number)
+
+    def load(self, draw: Draw) -> Ready:
+        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead."""
+        if self.encoder_frozen:
+            return Ready(draw, None)
+        return Ready(draw, self._assemble(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs))
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
         with torch.no_grad():
-            return self.head(self.embed(graphs, configs))
+            return self._predict(self.embed(graphs, configs))
 
     def embed(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
         """The pooled embeddings that `exact` gives to the head. Without gradient."""
-        with torch.no_grad():
-            return self._embed_exactly(graphs, _checked_configs(graphs, configs))
+        catalogue, checked = Catalogue.of(graphs), _checked_configs(graphs, configs)
+        pool = self._pool(catalogue)
+        everything = torch.arange(len(catalogue))
+        self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
+        return pool.result()
 
     def freeze_encoder(self) -> None:
         """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on every
@@ -125,168 +181,140 @@ class GraphSegmentTraining(nn.Module):
 
     # The estimate --------------------------------------------------------------------------------------------------
 
-    def _estimate(self, graphs: Sequence[SegmentedGraph], configs: Tensor) -> Tensor:
-        picks = _all_segments(graphs)
-        fresh_by_graph = [choose_fresh(graph.num_segments, self.num_fresh, self._generator) for graph in graphs]
-        fresh = torch.cat(fresh_by_graph)
-        keys = self._keys(graphs, picks, configs)
-        known = self._known(keys)
-        counts = [graph.num_segments for graph in graphs]
-        weights = torch.cat([
-            segment_weights(*each, self.keep_probability, self._generator)
-            for each in zip(fresh_by_graph, known.split(counts), strict=True)
-        ])  # fmt: skip
-        embedded = self._encode(graphs, _select(picks, fresh), configs)
-        used = ~fresh & (weights > 0).any(1)
-        rest = self._rest(graphs, _select(picks, used), configs, keys[used])
-        if self.table is not None:
-            self._push(keys[fresh], embedded)
-        order = torch.cat([fresh.nonzero(), used.nonzero()]).squeeze(1)
-        together = torch.cat([embedded, rest]) if used.any() else embedded
-        return self._pool(graphs, together, [picks[i] for i in order.tolist()], weights[order])
+    def _estimate(self, draw: Draw, batch: SegmentBatch) -> Tensor:
+        catalogue, fresh = draw.catalogue, draw.fresh
+        keys = self._keys.keys(catalogue, draw.configs)
+        weights = self._weights(draw, self._known(keys))
+        embedded = self._encode_batch(batch)
+        pool = self._pool(catalogue)
+        chosen = fresh.nonzero().squeeze(1)
+        self._add(pool, catalogue, chosen, embedded, weights[chosen])
+        used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
+        if self.table is None:
+            self._add_encoded(pool, catalogue, used, draw.configs, weights)
+        else:
+            self._add_pulled(pool, catalogue, used, keys, weights)
+            self._push(keys[chosen], embedded)
+        return pool.result()
+
+    def _weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
+        counts = [graph.num_segments for graph in draw.catalogue.graphs]
+        generator = generator_for(self.seed, draw.number, 1)
+        by_graph = zip(draw.fresh.split(counts), draw.inclusion.split(counts), known.split(counts), strict=True)
+        return torch.cat([segment_weights(*each, self.keep_probability, generator) for each in by_graph])
 
     def _known(self, keys: Int64[Tensor, "segments configs"]) -> Known:
         """For which segments something stands in when they are stale."""
         if self.table is None:
             return torch.full(keys.shape, not self.omit_rest)
+        self._make_room(self.table)
         return (keys >= 0) & self.table.known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
-    def _rest(self, graphs: Sequence[SegmentedGraph], picks: Picks, configs: Tensor, keys: Tensor) -> Tensor:
-        if self.table is not None:
-            rows = self.table.pull(keys.clamp(min=0).flatten())[0]
-            return rows.view(*keys.shape, rows.shape[1]).to(self._like())
-        with torch.no_grad():
-            return self._encode_in_chunks(graphs, picks, configs)
-
-    def _embed_frozen(self, graphs: Sequence[SegmentedGraph], configs: Tensor) -> Tensor:
+    def _embed_frozen(self, catalogue: Catalogue, configs: Tensor) -> Tensor:
+        everything = torch.arange(len(catalogue))
+        weights = torch.ones(len(catalogue), configs.shape[1])
+        pool = self._pool(catalogue)
         if self.table is None:
-            return self._embed_exactly(graphs, configs)
-        picks = _all_segments(graphs)
-        keys = self._keys(graphs, picks, configs)
-        missing = (~self._known(keys) & (keys >= 0)).any(1)
-        if missing.any():
-            self._push(keys[missing], self._encode_in_chunks(graphs, _select(picks, missing), configs))
-        rows = self._rest(graphs, picks, configs, keys)
-        return self._pool(graphs, rows, picks, torch.ones(keys.shape))
+            self._add_encoded(pool, catalogue, everything, configs, weights)
+            return pool.result()
+        keys = self._keys.keys(catalogue, configs)
+        missing = (~self._known(keys) & (keys >= 0)).any(1).nonzero().squeeze(1)
+        for chunk in catalogue.chunks(missing, configs.shape[1], self.max_rows):
+            self._push(keys[chunk], self._encode(catalogue, chunk, configs))
+        self._add_pulled(pool, catalogue, everything, keys, weights)
+        return pool.result()
 
-    def _embed_exactly(self, graphs: Sequence[SegmentedGraph], configs: Tensor) -> Tensor:
-        picks = _all_segments(graphs)
-        embedded = self._encode_in_chunks(graphs, picks, configs)
-        return self._pool(graphs, embedded, picks, torch.ones(len(picks), configs.shape[1]))
+    # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
 
-    def _pool(self, graphs: Sequence[SegmentedGraph], embedded: Tensor, picks: Picks, weights: Tensor) -> Tensor:
+    def _pool(self, catalogue: Catalogue) -> GraphPool:
+        return GraphPool(catalogue.graph_node_counts.to(self._like().device), self.pooling)
+
+    def _add(self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, embedded: Tensor, weights: Tensor) -> None:
         device = embedded.device
-        node_counts = torch.tensor([int(graphs[g].owned_counts[j]) for g, j in picks], device=device)
-        graph_of_segment = torch.tensor([g for g, _ in picks], dtype=torch.long, device=device)
-        graph_nodes = torch.tensor([graph.num_nodes for graph in graphs], device=device)
-        weights = weights.to(embedded)
-        return pool_segments(embedded, weights, node_counts, graph_of_segment, graph_nodes, self.pooling)
+        counts, graphs = catalogue.node_counts[segments].to(device), catalogue.graph[segments].to(device)
+        pool.add(embedded, weights.to(embedded), counts, graphs)
 
-    # The encoder ---------------------------------------------------------------------------------------------------
+    def _add_encoded(
+        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor
+    ) -> None:
+        for chunk in catalogue.chunks(segments, configs.shape[1], self.max_rows):
+            self._add(pool, catalogue, chunk, self._encode(catalogue, chunk, configs), weights[chunk])
 
+    def _add_pulled(
+        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, keys: Tensor, weights: Tensor
+    ) -> None:
+        assert self.table is not None
+        for chunk in segments.split(max(1, PULL_ROWS // keys.shape[1])):
+            rows = self.table.pull(keys[chunk].clamp(min=0).flatten())[0].to(self._like())
+            self._add(pool, catalogue, chunk, rows.view(len(chunk), keys.shape[1], rows.shape[1]), weights[chunk])
+
+    # The encoder and the head --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
     def _encode(
-        self, graphs: Sequence[SegmentedGraph], picks: Picks, configs: Tensor
-    ) -> Float[Tensor, "segments configs channels"]:
-        batch = assemble(graphs, picks, configs)
+        self, catalogue: Catalogue, segments: Int64[Tensor, " chosen"], configs: Int64[Tensor, "graphs configs"]
+    ) -> Float[Tensor, "chosen configs channels"]:
+        """Segments that no configuration reaches are encoded under one of them and stand for all."""
+        varied = catalogue.configurable[segments] | (configs.shape[1] == 1)
+        pieces = [
+            self._encode_under(catalogue, segments[chosen], configs[:, :width]).expand(-1, configs.shape[1], -1)
+            for chosen, width in ((varied, configs.shape[1]), (~varied, 1))
+            if chosen.any()
+        ]
+        together = torch.cat(pieces)
+        order = torch.cat([varied.nonzero(), (~varied).nonzero()]).squeeze(1)
+        return together[torch.argsort(order).to(together.device)]
+
+    def _encode_under(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> Tensor:
+        """A single segment too large for `max_rows` meets its configurations a few at a time."""
+        width = max(1, self.max_rows // int(catalogue.rows[segments].sum()))
+        parts = configs.split(width, dim=1)
+        return torch.cat([self._encode_batch(self._assemble(catalogue, segments, part)) for part in parts], dim=1)
+
+    def _assemble(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> SegmentBatch:
         like = self._like()
-        return self._encode_batch(batch.to(like.device, like.dtype))
+        return assemble(catalogue.graphs, catalogue.picks(segments), configs).to(like.device, like.dtype)
+
+    def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
+        return embed_segments(self.encoder, batch, self._contract, self.pooling)
+
+    def _predict(self, embedded: Tensor) -> Tensor:
+        """The head sees what bf16 would blur: differences between configurations of one graph."""
+        with torch.autocast(embedded.device.type, enabled=False):
+            return self.head(embedded)
 
     def _like(self) -> Tensor:
         """Something on the device and in the dtype of the model."""
         return next((p for p in self.parameters() if not nn.parameter.is_lazy(p)), torch.empty(0))
 
-    def _encode_batch(self, batch: SegmentBatch) -> Tensor:
-        configs = batch.num_configs
-        if self._takes_edges:
-            x, edge_index = batch.expanded()
-            embedded = self.encoder(x, edge_index)
-            if len(embedded) != len(x):
-                raise ValueError(
-                    f"the encoder returned {len(embedded)} rows for {len(x)} nodes; "
-                    f"it has to return one row for each node"
-                )
-            embedded = embedded.view(configs, -1, embedded.shape[-1]).transpose(0, 1)
-        else:
-            embedded = self.encoder(batch)
-        if embedded.dim() == 2:
-            embedded = embedded[:, None].expand(-1, configs, -1)
-        if len(embedded) == batch.num_nodes:
-            return pool_nodes(embedded, batch.segment_of_node, batch.owned, batch.node_counts, self.pooling)
-        if len(embedded) == batch.num_segments:
-            return embedded
-        raise ValueError(
-            f"the encoder returned {len(embedded)} rows for a batch of {batch.num_nodes} nodes in {batch.num_segments} "
-            f"segments; it has to return one row for each node or one for each segment"
-        )
-
-    def _encode_in_chunks(self, graphs: Sequence[SegmentedGraph], picks: Picks, configs: Tensor) -> Tensor:
-        pieces: list[Tensor] = []
-        for chunk in self._chunks(graphs, picks, configs.shape[1]):
-            rows = sum(int(graphs[g].row_ptr[j + 1] - graphs[g].row_ptr[j]) for g, j in chunk)
-            width = max(1, self.max_rows // rows)
-            pieces.append(torch.cat([self._encode(graphs, chunk, part) for part in configs.split(width, dim=1)], dim=1))
-        return torch.cat(pieces) if pieces else torch.empty(0)
-
-    def _chunks(self, graphs: Sequence[SegmentedGraph], picks: Picks, num_configs: int) -> Iterator[Picks]:
-        chunk: Picks = []
-        rows = 0
-        for g, j in picks:
-            more = int(graphs[g].row_ptr[j + 1] - graphs[g].row_ptr[j])
-            if chunk and (rows + more) * num_configs > self.max_rows:
-                yield chunk
-                chunk, rows = [], 0
-            chunk.append((g, j))
-            rows += more
-        if chunk:
-            yield chunk
-
     # The table -----------------------------------------------------------------------------------------------------
 
-    def _keys(
-        self, graphs: Sequence[SegmentedGraph], picks: Picks, configs: Tensor
-    ) -> Int64[Tensor, "segments configs"]:
-        """One key for every (segment, configuration) of the data; -1 for padding."""
-        for graph in graphs:
-            size = graph.num_segments * graph.num_configs
-            _, seen = self._first_key.setdefault(graph.name, (sum(s for _, s in self._first_key.values()), size))
-            if seen != size:
-                raise ValueError(
-                    f"two graphs are named {graph.name!r} ({seen} and {size} table rows); the table tells graphs "
-                    f"apart by their names, so give each its own"
-                )
-        first_keys = torch.tensor([self._first_key[graphs[g].name][0] + j * graphs[g].num_configs for g, j in picks])
-        of_segment = configs[[g for g, _ in picks]]
-        keys = torch.where(of_segment >= 0, first_keys[:, None] + of_segment, -1)
-        num_keys = sum(size for _, size in self._first_key.values())
-        if self.table is not None and num_keys > self.table.num_keys:
-            self.table.resize(num_keys)
-        return keys
+    def _make_room(self, table: EmbeddingTable) -> None:
+        if self._keys.num_keys > table.num_keys:
+            table.resize(self._keys.num_keys)
 
     def _push(self, keys: Int64[Tensor, "segments configs"], embedded: Tensor) -> None:
+        """A key that stands for all configurations is written once."""
         assert self.table is not None
         real = keys >= 0
+        real[:, 1:] &= keys[:, 1:] != keys[:, :1]
         self.table.push(keys[real], embedded.detach()[real.to(embedded.device)], self.step)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {
             "step": self.step,
+            "seed": self.seed,
             "encoder_frozen": self.encoder_frozen,
-            "first_key": {name: list(entry) for name, entry in self._first_key.items()},
-            "generator": self._generator.get_state(),
+            "first_key": self._keys.state_dict(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.step = state["step"]
-        self._first_key = {name: (entry[0], entry[1]) for name, entry in state["first_key"].items()}
-        self._generator.set_state(state["generator"].cpu())
+        self.step, self.seed = state["step"], state["seed"]
+        self._keys.load_state_dict(state["first_key"])
         if state["encoder_frozen"] and not self.encoder_frozen:
             self.encoder_frozen = True
             if isinstance(self.encoder, nn.Module):
                 self.encoder.requires_grad_(False)
-
-
-def _all_segments(graphs: Sequence[SegmentedGraph]) -> Picks:
-    return [(g, j) for g, graph in enumerate(graphs) for j in range(graph.num_segments)]
 
 
 def _checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
@@ -304,18 +332,3 @@ def _all_configs(graphs: Sequence[SegmentedGraph]) -> Tensor:
     width = max(graph.num_configs for graph in graphs)
     every = torch.arange(width).repeat(len(graphs), 1)
     return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)
-
-
-def _select(picks: Picks, mask: Tensor) -> Picks:
-    return [pick for pick, chosen in zip(picks, mask.tolist(), strict=True) if chosen]
-
-
-def _takes_edges(encoder: Callable[..., Tensor]) -> bool:
-    call = encoder.forward if isinstance(encoder, nn.Module) else encoder
-    parameters = inspect.signature(call).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return True  # e.g. PyG's Sequential
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(required) >= 2

@@ -13,16 +13,21 @@ from hypothesis import settings
 
 # Not gst.training and gst.cli: jsonargparse reads their signatures.
 METHOD = [
+    "assembly",
     "batch",
+    "catalogue",
     "cost",
     "data",
     "dropout",
+    "encoding",
     "estimator",
     "graph",
     "nn",
     "pooling",
     "sampling",
     "segments",
+    "sparse",
+    "states",
     "store",
 ]
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]

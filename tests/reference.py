@@ -11,11 +11,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from gst.assembly import assemble
 from gst.batch import SegmentBatch
 from gst.graph import Graph
 from gst.nn import SAGE, Head
-from gst.sampling import choose_fresh
-from gst.segments import SegmentedGraph, assemble
+from gst.sampling import choose_fresh, generator_for
+from gst.segments import SegmentedGraph
 
 # Small graphs --------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ def as_batch(graph: Graph) -> SegmentBatch:
 def embed_nodes(encoder: nn.Module, batch: SegmentBatch) -> Tensor:
     """(nodes, configs, channels), one configuration after the other for an encoder that knows none."""
     if not isinstance(encoder, PlainGNN):
-        return encoder(batch)
+        return encoder(batch).dense()
     by_config = []
     for c in range(batch.num_configs):
         given = batch.node_features.new_zeros(batch.num_nodes, batch.config_features.shape[2])
@@ -185,16 +186,13 @@ class SlowTraining:
         )
         self.rest = rest  # table, recomputed or omitted
         self.table: dict[tuple[str, int, int], Tensor] = {}
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed, self.step = seed, 0
 
     def __call__(self, graphs: list[SegmentedGraph], configs: Tensor) -> dict[tuple[int, int], Tensor]:
-        fresh = [
-            choose_fresh(graph.num_segments, self.num_fresh, self.generator).tolist() for graph in graphs
-        ]
-        kept = [
-            (torch.rand(graph.num_segments, generator=self.generator) < self.keep).tolist()
-            for graph in graphs
-        ]
+        self.step += 1
+        first, second = (generator_for(self.seed, self.step, number) for number in (0, 1))
+        fresh = [choose_fresh(graph.num_segments, self.num_fresh, first).tolist() for graph in graphs]
+        kept = [(torch.rand(graph.num_segments, generator=second) < self.keep).tolist() for graph in graphs]
         predictions, written = {}, {}
         for g, graph in enumerate(graphs):
             for column, config in enumerate(configs[g].tolist()):
@@ -202,7 +200,7 @@ class SlowTraining:
                     continue
                 weighed = []
                 for j in range(graph.num_segments):
-                    key = (graph.name, j, config)
+                    key = (graph.name, j, config if len(self.configurable(graph, j)) else 0)
                     if fresh[g][j]:
                         row = self.embed(graph, j, config)
                         written[key] = row.detach()
@@ -223,7 +221,10 @@ class SlowTraining:
     def stand_in(self, graph: SegmentedGraph, j: int, config: int) -> Tensor | None:
         if self.rest == "recomputed":
             return self.embed(graph, j, config).detach()
-        return self.table.get((graph.name, j, config))
+        return self.table.get((graph.name, j, config if len(self.configurable(graph, j)) else 0))
+
+    def configurable(self, graph: SegmentedGraph, j: int) -> np.ndarray:
+        return graph.config_rows[graph.config_ptr[j] : graph.config_ptr[j + 1]]
 
     def weigh(self, known: bool, fresh: bool, kept: bool, num_segments: int, num_fresh: int) -> float:
         if not known:

@@ -16,9 +16,12 @@ def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fres
     generator = torch.Generator().manual_seed(num_segments * 100 + num_fresh)
     known = torch.rand(num_segments, 3, generator=generator) < 0.5
     known[:, 0], known[:, 1] = True, False
+    inclusion = torch.full((num_segments,), num_fresh / num_segments)
     weights = torch.stack(
         [
-            segment_weights(choose_fresh(num_segments, num_fresh, generator), known, keep, generator)
+            segment_weights(
+                choose_fresh(num_segments, num_fresh, generator), inclusion, known, keep, generator
+            )
             for _ in range(DRAWS)
         ]
     ).double()
@@ -29,18 +32,24 @@ def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fres
 def test_unknown_segments_count_only_while_they_are_fresh() -> None:
     fresh, known = torch.tensor([True, False, False]), torch.tensor([[False], [False], [True]])
     for seed in range(20):
-        weights = segment_weights(fresh, known, 0.5, torch.Generator().manual_seed(seed))
-        assert weights[0].item() == 3 and weights[1].item() == 0 and weights[2].item() in (0, 1)
+        weights = segment_weights(fresh, torch.full((3,), 1 / 3), known, 0.5, torch.Generator().manual_seed(seed))
+        assert weights[0].item() == pytest.approx(3) and weights[1].item() == 0 and weights[2].item() in (0, 1)
 
 
 def test_known_fresh_segments_weigh_eta() -> None:
     fresh = torch.tensor([True, True, False, False, False])
-    weights = segment_weights(fresh, torch.ones(5, 2, dtype=torch.bool), 0.25, torch.Generator())
+    weights = segment_weights(
+        fresh, torch.full((5,), 0.4), torch.ones(5, 2, dtype=torch.bool), 0.25, torch.Generator()
+    )
     assert weights[:2].flatten().tolist() == [0.25 + 0.75 * 5 / 2] * 4
 
 
 def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> None:
     weights = segment_weights(
-        torch.arange(50) < 1, torch.ones(50, 4, dtype=torch.bool), 0.5, torch.Generator()
+        torch.arange(50) < 1,
+        torch.full((50,), 0.02),
+        torch.ones(50, 4, dtype=torch.bool),
+        0.5,
+        torch.Generator(),
     )
     assert (weights == weights[:, :1]).all() and 0 < weights[1:, 0].mean() < 1

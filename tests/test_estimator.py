@@ -97,7 +97,8 @@ def test_exact_never_encodes_more_rows_than_it_may(max_rows: int) -> None:
 
     GraphSegmentTraining(encoder, as_it_is, max_rows=max_rows).exact([graph])
     assert all(rows <= max_rows or pairs == 1 for rows, pairs in sizes)
-    assert sum(rows for rows, _ in sizes) == 7 * len(graph.node_ids)
+    rows, configurable = np.diff(graph.row_ptr), np.diff(graph.config_ptr) > 0
+    assert sum(rows for rows, _ in sizes) == (np.where(configurable, 7, 1) * rows).sum() < 7 * rows.sum()
 
 
 # Some segments fresh -------------------------------------------------------------------------------
@@ -171,7 +172,8 @@ def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
         model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
         first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
         assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
-        assert model.table.rows_in_use == 2
+        reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations
+        assert model.table.rows_in_use in ({2} if reached.all() else {1, 2})
 
 
 def test_the_rest_gives_no_gradient() -> None:

@@ -6,42 +6,71 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from gst.pooling import Pooling, check_pooling, pool_nodes, pool_segments
+from gst.batch import SegmentBatch
+from gst.pooling import GraphPool, Pooling, check_pooling, pool_nodes
+from gst.states import NodeStates
 
 POOLINGS = get_args(Pooling)
+
+
+def pool_segments(
+    embeddings: Tensor, weights: Tensor, counts: Tensor, graphs: Tensor, graph_counts: Tensor, pooling: Pooling
+) -> Tensor:
+    """One segment at a time."""
+    pool = GraphPool(graph_counts, pooling)
+    for row in torch.arange(len(embeddings)).split(1):
+        pool.add(embeddings[row], weights[row], counts[row], graphs[row])
+    return pool.result()
+
+
+def batch_of(segment_of_node: Tensor, owned: Tensor, counts: Tensor) -> SegmentBatch:
+    nodes, none = len(owned), torch.zeros(0, dtype=torch.long)
+    return SegmentBatch(
+        torch.zeros(nodes, 1), torch.zeros(nodes, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long),
+        segment_of_node, owned, counts, none, torch.zeros(0, 2, 1),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @given(
     owned_counts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3),
     context=st.integers(0, 2),
+    share_reached=st.floats(0, 1),
     seed=st.integers(0, 99),
 )
 def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
-    pooling: Pooling, owned_counts: list[list[int]], context: int, seed: int
+    pooling: Pooling, owned_counts: list[list[int]], context: int, share_reached: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     flat = [count for graph in owned_counts for count in graph]
     owned = torch.cat([torch.arange(count + context) < count for count in flat])
     segment_of_node = torch.repeat_interleave(torch.arange(len(flat)), torch.tensor(flat) + context)
     graph_of_segment = torch.tensor([g for g, graph in enumerate(owned_counts) for _ in graph])
-    embeddings = torch.randn(len(owned), 2, 3, dtype=torch.float64, generator=generator)
-    counts = torch.tensor(flat)
-
-    segments = pool_nodes(embeddings, segment_of_node, owned, counts, pooling)
-    pooled = pool_segments(
-        segments,
-        torch.ones(len(flat), 2),
-        counts,
-        graph_of_segment,
-        torch.tensor([sum(g) for g in owned_counts]),
-        pooling,
+    reached = round(share_reached * len(owned))
+    states = NodeStates(
+        torch.randperm(len(owned), generator=generator),
+        torch.randn(reached, 2, 3, dtype=torch.float64, generator=generator),
+        torch.randn(len(owned) - reached, 3, dtype=torch.float64, generator=generator),
     )
+    counts = torch.tensor(flat)
+    segments = pool_nodes(states, batch_of(segment_of_node, owned, counts), pooling)
+    graph_counts = torch.tensor([sum(g) for g in owned_counts])
+    pooled = pool_segments(segments, torch.ones(len(flat), 2), counts, graph_of_segment, graph_counts, pooling)
     readout = {"sum": lambda x: x.sum(0), "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[pooling]
     for g in range(len(owned_counts)):
-        nodes = embeddings[owned & (graph_of_segment[segment_of_node] == g)]
-        torch.testing.assert_close(pooled[g], readout(nodes), rtol=1e-6, atol=1e-6)
+        nodes = states.dense()[owned & (graph_of_segment[segment_of_node] == g)]
+        torch.testing.assert_close(pooled[g], readout(nodes), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_short_numbers_are_summed_as_long_ones(pooling: Pooling) -> None:
+    """257 ones are no bf16 number."""
+    states = NodeStates(torch.arange(257), torch.ones(257, 1, 1, dtype=torch.bfloat16), torch.zeros(0, 1))
+    zeros, counts = torch.zeros(257, dtype=torch.long), torch.tensor([257])
+    pooled = pool_nodes(states, batch_of(zeros, zeros == 0, counts), pooling)
+    assert pooled.dtype == torch.float32 and pooled.item() == {"sum": 257, "mean": 1, "max": 1}[pooling]
 
 
 def test_weights_count_per_configuration() -> None:
@@ -50,9 +79,8 @@ def test_weights_count_per_configuration() -> None:
 
     def pool(pooling: Pooling) -> list[float]:
         one_graph = torch.tensor([0, 0])
-        return pool_segments(
-            embeddings, weights, torch.tensor([3, 1]), one_graph, torch.tensor([4]), pooling
-        ).flatten().tolist()
+        counts = torch.tensor([3, 1])
+        return pool_segments(embeddings, weights, counts, one_graph, torch.tensor([4]), pooling).flatten().tolist()
 
     assert pool("sum") == [6.0, 30.0]
     assert pool("mean") == [0.75 + 1.25, 7.5]
@@ -68,13 +96,8 @@ def test_a_graph_without_segments_is_zero(pooling: Pooling) -> None:
 
 def test_segments_of_weight_zero_cannot_be_the_maximum() -> None:
     one = torch.ones(2, dtype=torch.long)
-    weights = torch.tensor([[1.0], [0.0]])
-    assert (
-        pool_segments(
-            torch.tensor([[[1.0]], [[9.0]]]), weights, one, one - 1, torch.tensor([2]), "max"
-        ).item()
-        == 1
-    )
+    weights, embeddings = torch.tensor([[1.0], [0.0]]), torch.tensor([[[1.0]], [[9.0]]])
+    assert pool_segments(embeddings, weights, one, one - 1, torch.tensor([2]), "max").item() == 1
 
 
 def test_readouts_that_do_not_decompose_are_refused() -> None:

@@ -7,6 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.batch import SegmentBatch
+from gst.nn.message_passing import widened
+from gst.nn.reach import Reach
+from gst.states import NodeStates
 
 
 class InputProjection(nn.Module):
@@ -30,20 +33,22 @@ class InputProjection(nn.Module):
         self.static = nn.LazyLinear(channels)
         self.config = nn.LazyLinear(channels, bias=False)
 
-    def forward(self, batch: SegmentBatch) -> Float[Tensor, "nodes configs channels"]:
+    def forward(self, batch: SegmentBatch, reach: Reach) -> NodeStates:
         if int(batch.opcodes.max()) >= self.num_opcodes:
             raise ValueError(
                 f"opcode {int(batch.opcodes.max())} found, but the encoder embeds 0..{self.num_opcodes - 1}; "
                 f"raise num_opcodes"
             )
-        once = self.static(signed_log(batch.node_features)) + self.opcode(batch.opcodes)
-        hidden = once[:, None].expand(-1, batch.num_configs, -1)
-        features = batch.config_features
+        common = self.static(signed_log(batch.node_features)) + self.opcode(batch.opcodes)
+        given = self.config(self._readable(batch.config_features)).to(common.dtype)
+        rows = reach.position[batch.config_nodes]
+        each = given.new_zeros(reach.counts[0], *given.shape[1:]).index_copy(0, rows, given)
+        return widened(each, common[reach.order], reach.order)
+
+    def _readable(self, features: Float[Tensor, "nodes configs columns"]) -> Float[Tensor, "nodes configs width"]:
         if self.config_symbols:
-            features = self._symbols(features)
-        elif self.log_config:
-            features = signed_log(features)
-        return hidden.index_add(0, batch.config_nodes, self.config(features).to(hidden.dtype))
+            return self._symbols(features)
+        return signed_log(features) if self.log_config else features
 
     def _symbols(self, features: Float[Tensor, "nodes configs columns"]) -> Float[Tensor, "nodes configs width"]:
         index = features.long() + 1

@@ -1,79 +1,54 @@
-"""Neighbourhood sums and means: a sparse (CSR) product forward, the product with its transpose backward."""
+"""What a node hears of its neighbours, under all configurations at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
+
+from gst.nn.reach import Hop
+from gst.sparse import product
+from gst.states import NodeStates
 
 
-@dataclass(frozen=True, eq=False)
-class Adjacency:
-    """Who sends to whom, as two CSR matrices that are each other's transpose.
-
-    Args:
-        num_nodes: nodes on either side.
-        row_ptr, senders: `senders[row_ptr[v]:row_ptr[v+1]]` send to node v.
-        row_ptr_t, receivers: `receivers[row_ptr_t[u]:row_ptr_t[u+1]]` hear from node u.
-    """
-
-    num_nodes: int
-    row_ptr: Int64[Tensor, " nodes_plus_one"]
-    senders: Int64[Tensor, " edges"]
-    row_ptr_t: Int64[Tensor, " nodes_plus_one"]
-    receivers: Int64[Tensor, " edges"]
-
-    @staticmethod
-    def from_edges(edge_index: Int64[Tensor, "2 edges"], num_nodes: int) -> Adjacency:
-        """Row 0 of `edge_index` sends to row 1."""
-        source, target = edge_index
-        by_target, by_source = torch.argsort(target, stable=True), torch.argsort(source, stable=True)
-        return Adjacency(
-            num_nodes,
-            _pointers(target, num_nodes),
-            source[by_target],
-            _pointers(source, num_nodes),
-            target[by_source],
-        )
-
-    def reversed(self) -> Adjacency:
-        """Every edge the other way round."""
-        return Adjacency(self.num_nodes, self.row_ptr_t, self.receivers, self.row_ptr, self.senders)
-
-    def degrees(self) -> Int64[Tensor, " nodes"]:
-        """How many nodes send to each node."""
-        return self.row_ptr.diff()
+def neighbour_sum(states: NodeStates, hop: Hop) -> NodeStates:
+    """For every node the weighted sum of what is sent to it (see `Weights`); 0 where nothing is."""
+    return widened(product(hop.each, states.each), product(hop.once, states.once), states.order)
 
 
-def _pointers(rows: Tensor, num_nodes: int) -> Tensor:
-    return nn.functional.pad(torch.bincount(rows, minlength=num_nodes).cumsum(0), (1, 0))
+def widened(
+    each: Float[Tensor, "reached configs channels"], common: Float[Tensor, "nodes channels"], order: Tensor
+) -> NodeStates:
+    """`each` where it is known, plus what is common to all configurations. Writes into `each`."""
+    reached = len(each)
+    return NodeStates(order, _AddRows.apply(each, each[:0], common[:reached], False), common[reached:])
 
 
-def neighbour_sum(x: Float[Tensor, "nodes *rest"], adjacency: Adjacency) -> Float[Tensor, "nodes *rest"]:
-    """For every node the sum of what is sent to it; 0 where nothing is."""
-    return _CsrProduct.apply(x.reshape(len(x), -1), adjacency).view_as(x)
+def add(wide: NodeStates, narrow: NodeStates, relu: bool = False) -> NodeStates:
+    """`wide`, or relu of it, plus states of an earlier layer, of which fewer are reached. Writes into `wide.each`."""
+    more = wide.num_reached - narrow.num_reached
+    each = _AddRows.apply(wide.each, narrow.each, narrow.once[:more], relu)
+    once = wide.once.relu() if relu else wide.once
+    return NodeStates(wide.order, each, once + narrow.once[more:])
 
 
-def neighbour_mean(x: Float[Tensor, "nodes *rest"], adjacency: Adjacency) -> Float[Tensor, "nodes *rest"]:
-    """For every node the mean of what is sent to it; 0 where nothing is."""
-    scale = adjacency.degrees().clamp(min=1).to(x.dtype).reciprocal()
-    return neighbour_sum(x, adjacency) * scale.view(-1, *[1] * (x.dim() - 1))
-
-
-class _CsrProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:
-        ctx.adjacency = adjacency
-        return _product(adjacency.row_ptr, adjacency.senders, x)
+class _AddRows(torch.autograd.Function):
+    """`wide[:n] += each`, `wide[n:] += once` under every configuration, without a copy of what is wide."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _product(ctx.adjacency.row_ptr_t, ctx.adjacency.receivers, gradient), None
+    def forward(ctx: Any, wide: Tensor, each: Tensor, once: Tensor, relu: bool) -> Tensor:
+        ctx.mark_dirty(wide)
+        ctx.split = len(each)
+        ctx.positive = (wide > 0) if relu else None
+        if relu:
+            wide.relu_()
+        wide[: len(each)] += each
+        wide[len(each) :] += once[:, None]
+        return wide
 
-
-def _product(row_ptr: Tensor, columns: Tensor, x: Tensor) -> Tensor:
-    """Row v is the sum of x over columns[row_ptr[v]:row_ptr[v+1]]: a CSR matrix of ones times x."""
-    return nn.functional.embedding_bag(columns, x.contiguous(), row_ptr, mode="sum", include_last_offset=True)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        wide = gradient if ctx.positive is None else gradient * ctx.positive
+        return wide, gradient[: ctx.split], gradient[ctx.split :].sum(1), None

@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from gst.assembly import assemble
 from gst.data.measured_plans import plans_graph
 from gst.devices import Plan
 from gst.nn import SAGE
 from gst.placement.baselines import Task, single
 from gst.placement.runtime import Runtime
-from gst.segments import assemble, segment
+from gst.segments import segment
 
 CLIP = 0.2  # of the probability ratio of one group (Schulman et al. 2017, equation 7)
 KL_LIMIT = 0.03  # stop the update of a batch when the policy moved so far (mean over groups, nats)
@@ -48,7 +49,7 @@ class PlacementPolicy(nn.Module):
 
     def forward(self) -> Float[Tensor, "groups devices"]:
         """Log probabilities."""
-        nodes = self.encoder(self._batch)[:, 0]
+        nodes = self.encoder(self._batch).dense()[:, 0]
         sums = nodes.new_zeros(len(self._sizes), nodes.shape[1]).index_add(0, self._group, nodes)
         groups = sums / self._sizes[:, None]
         everything = groups.mean(0, keepdim=True).expand_as(groups)

@@ -7,8 +7,9 @@ import torch
 from reference import as_batch, nodes_within, random_graph
 from torch import nn
 
+from gst.assembly import assemble
 from gst.nn import SAGE, Head
-from gst.segments import assemble, segment
+from gst.segments import segment
 
 
 def made(num_layers: int = 2, config_symbols: int = 0, **graph: int) -> tuple[SAGE, object]:
@@ -26,7 +27,7 @@ def test_a_node_hears_of_others_up_to_the_depth_and_no_further(num_layers: int, 
     encoder, batch = made(num_layers, config_symbols, num_edges=20)
     features = batch.node_features.clone().requires_grad_()
     for node in range(0, 24, 5):
-        hidden = encoder(replace(batch, node_features=features))
+        hidden = encoder(replace(batch, node_features=features)).dense()
         (gradient,) = torch.autograd.grad(hidden[node].square().sum(), features)
         heard = set(gradient.abs().sum(1).nonzero().flatten().tolist())
         assert heard == nodes_within(graph, {node}, num_layers)
@@ -35,26 +36,26 @@ def test_a_node_hears_of_others_up_to_the_depth_and_no_further(num_layers: int, 
 @pytest.mark.parametrize("config_symbols", [0, 7])
 def test_configurations_are_encoded_apart(config_symbols: int) -> None:
     encoder, batch = made(config_symbols=config_symbols)
-    hidden = encoder(batch)
+    hidden = encoder(batch).dense()
     assert hidden.shape == (24, 3, 8)
     for c in range(3):
-        alone = encoder(replace(batch, config_features=batch.config_features[:, c : c + 1]))
+        alone = encoder(replace(batch, config_features=batch.config_features[:, c : c + 1])).dense()
         torch.testing.assert_close(hidden[:, c : c + 1], alone)
 
 
 def test_segments_of_a_batch_are_encoded_apart() -> None:
     encoder, _ = made()
     graph, configs = segment(random_graph(0), 8), torch.tensor([[0, 2]])
-    together = encoder(assemble([graph], [(0, 1), (0, 0)], configs))
-    alone = [encoder(assemble([graph], [(0, j)], configs)) for j in (1, 0)]
+    together = encoder(assemble([graph], [(0, 1), (0, 0)], configs)).dense()
+    alone = [encoder(assemble([graph], [(0, j)], configs)).dense() for j in (1, 0)]
     torch.testing.assert_close(together, torch.cat(alone))
 
 
 def test_direction_and_opcode_matter() -> None:
     encoder, batch = made()
-    hidden = encoder(batch)
-    assert not torch.allclose(hidden, encoder(replace(batch, edge_index=batch.edge_index.flip(0))))
-    assert not torch.allclose(hidden, encoder(replace(batch, opcodes=batch.opcodes + 1)))
+    hidden = encoder(batch).dense()
+    assert not torch.allclose(hidden, encoder(replace(batch, edge_index=batch.edge_index.flip(0))).dense())
+    assert not torch.allclose(hidden, encoder(replace(batch, opcodes=batch.opcodes + 1)).dense())
 
 
 def test_opcodes_and_symbols_out_of_range_are_refused() -> None:

@@ -1,0 +1,75 @@
+"""How an encoder is called, whoever wrote it, and how what it returns becomes embeddings of segments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gst.batch import SegmentBatch
+from gst.pooling import Pooling, pool_nodes
+from gst.states import NodeStates
+
+Contract = Literal["batch", "edges", "edges and batch"]
+
+
+def contract(encoder: Callable[..., Any]) -> Contract:
+    """What `encoder` wants, by its signature: a `SegmentBatch` if it requires one argument, else `(x, edge_index)`,
+    with `batch=`, the segment of each row (PyG's convention), if it has an argument of that name."""
+    call = encoder.forward if isinstance(encoder, nn.Module) else encoder
+    parameters = inspect.signature(call).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return "edges"  # e.g. PyG's Sequential
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    if len(required) < 2:
+        return "batch"
+    return "edges and batch" if any(p.name == "batch" for p in parameters) else "edges"
+
+
+def embed_segments(
+    encoder: Callable[..., Any], batch: SegmentBatch, kind: Contract, pooling: Pooling
+) -> Float[Tensor, "segments configs channels"]:
+    """Encode `batch` and pool what comes back: `NodeStates`, or rows of nodes or segments, with configurations or
+    without.
+
+    Raises:
+        ValueError: it is neither one row for each node nor one for each segment.
+    """
+    returned = encoder(batch) if kind == "batch" else _by_edges(encoder, batch, kind)
+    if isinstance(returned, NodeStates):
+        return pool_nodes(returned, batch, pooling)
+    if returned.dim() == 2:
+        returned = returned[:, None].expand(-1, batch.num_configs, -1)
+    if len(returned) == batch.num_nodes:
+        return pool_nodes(_unshared(returned), batch, pooling)
+    if len(returned) == batch.num_segments:
+        return returned
+    raise ValueError(
+        f"the encoder returned {len(returned)} rows for a batch of {batch.num_nodes} nodes in {batch.num_segments} "
+        f"segments; it has to return one row for each node or one for each segment"
+    )
+
+
+def _unshared(rows: Float[Tensor, "nodes configs channels"]) -> NodeStates:
+    return NodeStates(torch.arange(len(rows), device=rows.device), rows, rows[:0, 0])
+
+
+def _by_edges(encoder: Callable[..., Any], batch: SegmentBatch, kind: Contract) -> Tensor:
+    """One copy of the batch for each configuration; (nodes, configs, channels)."""
+    x, edge_index = batch.expanded()
+    configs = batch.num_configs
+    if kind == "edges and batch":
+        shift = torch.arange(configs, device=x.device)[:, None] * batch.num_segments
+        returned = encoder(x, edge_index, batch=(batch.segment_of_node + shift).flatten())
+    else:
+        returned = encoder(x, edge_index)
+    if len(returned) != len(x):
+        raise ValueError(
+            f"the encoder returned {len(returned)} rows for {len(x)} nodes; it has to return one row for each node"
+        )
+    return returned.view(configs, -1, returned.shape[-1]).transpose(0, 1)
