@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
-_MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
+from embedding_cache.arguments import (
+    check_keys,
+    check_now,
+    check_out,
+    check_push,
+    check_resize,
+    check_state,
+    check_table,
+)
+from embedding_cache.background import Background, Job, Prefetched
+from embedding_cache.index import KeyIndex
+from embedding_cache.refresh import DriftEstimate
+from embedding_cache.storage import Tier, rows_for
 
 
 class EmbeddingTable(nn.Module):
     """The last known row of each key. Memory is taken for the keys in use, not for all that may be.
-
-    Slot 0 of the storage is a row of zeros that no key owns: keys never written point at it, so that one
-    gather answers for known and unknown keys alike. The index costs 4 bytes per key, a row in use 8 bytes
-    besides itself.
 
     A module, so that `state_dict` carries it in checkpoints; it has no parameters and no buffers, so `.to()`,
     `.half()` and DistributedDataParallel leave it where and as it was made.
@@ -24,14 +35,26 @@ class EmbeddingTable(nn.Module):
     The clock is the caller's step: `step` is the greatest one pushed (0 at first), and a row's age is the
     step asked about minus the step the row was written at.
 
+    `prefetch` and `write_back` are `pull` and `push` that move the rows in the background. Whatever is called next sees
+    the table as if they had not: they are checked, and take their place among all calls, before they return.
+
     Args:
         num_keys: keys are 0..num_keys-1.
         channels: length of a row.
         dtype: of the rows kept and returned; rows pushed in another one are converted.
-        device: where the rows live and are returned.
+        device: where rows are returned.
+        tier: where rows are kept. "device": on `device`; "pinned": in memory of the host that the accelerator reads
+            directly (ordinary memory where there is none); "disk": in a file that the system maps into memory.
+        path: the directory for that file, which has no name there and is gone with the table.
+        capacity: most rows kept; then a new one takes the place of the least recently written. None: one per key.
+        track_drift: observe how far rows move between pushes, for `expected_drift`; a push then reads the rows it
+            overwrites.
+        dataset: what the keys number (a content hash, say). A saved table of another dataset is refused.
 
     Raises:
-        ValueError: a size below 1, more keys than int32 slots, or a dtype that is not floating.
+        ValueError: a size below 1, more keys than int32 slots, a dtype that is not floating, an unknown tier, or
+            `path` without the tier "disk" or the reverse.
+        OSError: the file cannot be made.
     """
 
     def __init__(
@@ -40,89 +63,100 @@ class EmbeddingTable(nn.Module):
         channels: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        *,
+        tier: Tier = "device",
+        path: Path | str | None = None,
+        capacity: int | None = None,
+        track_drift: bool = False,
+        dataset: str = "",
     ) -> None:
         super().__init__()
-        if not 1 <= num_keys <= _MAX_KEYS:
-            raise ValueError(f"num_keys is {num_keys}; wanted 1..{_MAX_KEYS}: split the keys over tables")
-        if channels < 1:
-            raise ValueError(f"channels is {channels}; wanted at least 1: pass the length of a row")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype is {dtype}; wanted a floating one: pass torch.float32")
-        self.num_keys = num_keys
-        self.channels = channels
-        self.dtype = dtype
-        self.device = torch.device(device)
+        check_table(num_keys, channels, dtype, tier, path, capacity)
+        self.num_keys, self.channels, self.dtype, self.device = num_keys, channels, dtype, torch.device(device)
+        self.tier, self.path, self.capacity = tier, None if path is None else Path(path), capacity
+        self.track_drift, self.dataset = track_drift, dataset
+        self._background = Background(self.device)
         self.clear()
 
+    @property
+    def step(self) -> int:
+        """The greatest one pushed, 0 at first."""
+        return self._index.step
+
+    @torch.inference_mode(False)  # storage born in inference mode could never be written outside it
     def clear(self) -> None:
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
-        self.step = 0
-        self.rows_in_use = 0
-        with torch.inference_mode(False):  # storage born in inference mode could never be written outside it
-            self._slots = torch.zeros(self.num_keys, dtype=torch.int32, device=self.device)
-            self._rows = torch.zeros(1, self.channels, dtype=self.dtype, device=self.device)
-            self._written = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._background.wait()
+        self._index = KeyIndex(self.num_keys, self.capacity)
+        self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+        self._drift = DriftEstimate() if self.track_drift else None
 
     def pull(
-        self, keys: Int64[Tensor, " keys"], step: int | None = None
+        self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
     ) -> tuple[Float[Tensor, "keys channels"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
         """What is known of `keys`, which may repeat.
 
         Args:
             keys: each 0..num_keys-1.
             step: now, at least `self.step`, which is meant where none is given.
+            out: written and returned as the rows. Pulls of many MB are faster into memory that is used again.
 
         Returns:
             rows: a copy, zeros where nothing was ever written.
-            ages: steps since the row was written; -1 where nothing was.
-            known: whether anything was.
+            ages: steps since the row was written; -1 where nothing was. Like `known`, where `keys` are.
+            known: whether anything was, and was not evicted since.
 
         Raises:
-            ValueError: a key is out of range, or `step` lies before the last push.
+            ValueError: a key is out of range, `step` lies before the last push, or `out` does not fit.
         """
-        now = self.step if step is None else step
-        if now < self.step:
-            raise ValueError(f"step is {now}; wanted at least {self.step}, the last pushed: pass a later one")
-        keys = self._checked(keys)
-        if keys.numel():
-            self._check_range(*(int(bound) for bound in keys.aminmax()))
-        slots = self._slots.index_select(0, keys)
-        known = slots > 0
-        ages = torch.where(known, now - self._written.index_select(0, slots), -1)
-        return self._rows.index_select(0, slots), ages, known
+        slots, ages, known = self._look_up(keys, step, out)
+        self._background.wait()
+        return self._rows.gather(slots, out), ages, known
+
+    def prefetch(self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None) -> Prefetched:
+        """`pull` in the background: `.wait()` returns what `pull` would return now. Leave `out` alone until then."""
+        slots, ages, known = self._look_up(keys, step, out)
+        return Prefetched(self._background.run(partial(self._rows.gather, slots, out)), ages, known)
 
     def known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
-        """Whether anything was ever written for `keys`: `pull(keys)[2]` without the rows."""
-        keys = self._checked(keys)
-        if keys.numel():
-            self._check_range(*(int(bound) for bound in keys.aminmax()))
-        return self._slots.index_select(0, keys) > 0
+        """`pull(keys)[2]` without the rows."""
+        return self._look_up(keys)[2]
 
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
         """Write one row per key, without its gradient. Rows are not searched for NaN.
 
         Args:
-            keys: each 0..num_keys-1 and at most once.
+            keys: each 0..num_keys-1 and at most once. Beyond `capacity` keys the first are not kept.
             rows: exactly one row per key, nothing is broadcast.
             step: now, at least 0; `self.step` becomes the greater of the two.
 
         Raises:
             ValueError: a key is out of range or repeated, the rows do not fit, or `step` is negative. The
                 table is then as it was.
+            OSError: the disk is full. The table is then as it was.
         """
-        if step < 0:
-            raise ValueError(f"step is {step}; wanted at least 0: count steps from 0")
-        keys = self._checked(keys)
-        if rows.shape != (len(keys), self.channels):
-            raise ValueError(
-                f"rows have shape {tuple(rows.shape)}; wanted ({len(keys)}, {self.channels}): "
-                "pass one row per key, expanded if they are meant to be equal"
-            )
-        if not rows.is_floating_point():
-            raise ValueError(f"rows are {rows.dtype}; wanted floating numbers: convert with .float()")
-        self._check_distinct(keys)
-        self.step = max(self.step, step)
-        self._write(keys, rows, torch.full_like(keys, step))
+        self._background.wait()
+        self._place(keys, rows, step)()
+
+    def write_back(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
+        """`push` in the background. Leave `rows` alone until `wait()`, or until the next `pull` or `push`."""
+        self._background.run(self._place(keys, rows, step), rows)
+
+    def wait(self) -> None:
+        """Until nothing moves in the background."""
+        self._background.wait()
+
+    def expected_drift(self, keys: Int64[Tensor, " keys"], step: int | None = None) -> Float[Tensor, " keys"]:
+        """How far the rows of `keys` are expected to be from what would be written at `step`: see `refresh`.
+
+        Raises:
+            ValueError: drift is not tracked, and what `pull` refuses.
+        """
+        if self._drift is None:
+            raise ValueError("drift is not tracked; make the table with track_drift=True")
+        slots, ages, _ = self._look_up(keys, step)
+        self._background.wait()
+        return self._drift.expected(slots, ages.cpu().numpy()).to(keys.device)
 
     def resize(self, num_keys: int) -> None:
         """Make room for keys 0..num_keys-1; rows keep their keys.
@@ -130,114 +164,131 @@ class EmbeddingTable(nn.Module):
         Raises:
             ValueError: fewer keys than there are, or more than int32 slots.
         """
-        if not self.num_keys <= num_keys <= _MAX_KEYS:
-            raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{_MAX_KEYS}: tables only grow")
-        with torch.inference_mode(False):
-            grown = torch.zeros(num_keys, dtype=torch.int32, device=self.device)
-            grown[: self.num_keys] = self._slots
-        self._slots, self.num_keys = grown, num_keys
+        check_resize(self.num_keys, num_keys)
+        self._index.resize(num_keys)
+        self.num_keys = num_keys
 
     def export_rows(
         self,
     ) -> tuple[Int64[Tensor, " in_use"], Float[Tensor, "in_use channels"], Int64[Tensor, " in_use"]]:
         """Copies of the keys in use, ascending, their rows, and the steps these were written at."""
-        keys = self._slots.nonzero().squeeze(1)
-        slots = self._slots.index_select(0, keys)
-        return keys, self._rows.index_select(0, slots), self._written.index_select(0, slots)
+        keys, slots, written = self._index.in_use()
+        self._background.wait()
+        return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
 
     def statistics(self) -> dict[str, float]:
         """What to log.
 
         Returns:
             age_mean, age_max: steps, over the rows in use, as of `self.step`; -1 without any.
-            share_unknown: share of all keys never written, 0..1.
+            share_unknown: share of all keys without a row, 0..1.
             rows_in_use: rows.
             bytes: of the index and the storage, spare capacity included.
         """
-        ages = self.step - self._written[1 : self.rows_in_use + 1]
+        ages = self._index.ages(self.step)
+        drift_bytes = 0 if self._drift is None else self._drift.nbytes
         return {
-            "age_mean": float(ages.double().mean()) if self.rows_in_use else -1.0,
-            "age_max": int(ages.max()) if self.rows_in_use else -1,
-            "share_unknown": 1 - self.rows_in_use / self.num_keys,
-            "rows_in_use": self.rows_in_use,
-            "bytes": sum(storage.nbytes for storage in (self._slots, self._rows, self._written)),
+            "age_mean": float(ages.mean()) if len(ages) else -1.0,
+            "age_max": int(ages.max()) if len(ages) else -1,
+            "share_unknown": 1 - len(ages) / self.num_keys,
+            "rows_in_use": len(ages),
+            "bytes": self._index.nbytes + self._rows.nbytes + drift_bytes,
         }
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For `state_dict`: tensors and integers only, and no spare capacity."""
-        keys, rows, written = self.export_rows()
-        return {"num_keys": self.num_keys, "step": self.step, "keys": keys, "rows": rows, "written": written}
+        """For `state_dict`: tensors, numbers and text only, and no spare room. Whatever the tier, it is the same."""
+        keys, slots, written = self._index.by_write()
+        self._background.wait()
+        state: dict[str, Any] = {"num_keys": self.num_keys, "step": self.step, "dataset": self.dataset}
+        state |= {
+            "keys": torch.from_numpy(keys),
+            "rows": self._rows.gather(slots),
+            "written": torch.from_numpy(written),
+        }
+        return state if self._drift is None else state | {"drift": self._drift.state(slots)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """For `load_state_dict`: replaces everything; a smaller table grows to the saved number of keys.
+        """For `load_state_dict`: replaces everything. A table with fewer keys grows to the saved number, one of another
+        tier keeps its tier, and one with room for fewer rows keeps those written last.
 
         Raises:
-            ValueError: the state is of a table of other channels or dtype; the table is then as it was.
+            ValueError: the state is of a table of other channels, dtype or dataset, or it is damaged; the table is then
+                as it was.
         """
-        rows, keys = state["rows"], state["keys"]
-        saved = (rows.shape[1], rows.dtype)
-        if saved != (self.channels, self.dtype):
-            raise ValueError(
-                "saved table has channels, dtype = {}, {}; ".format(*saved)
-                + f"wanted {self.channels}, {self.dtype}: make the table like the saved one"
-            )
-        if state["num_keys"] > self.num_keys:
-            self.resize(state["num_keys"])
+        check_state(state, self.channels, self.dtype, self.dataset)
+        num_keys = max(self.num_keys, state["num_keys"])
+        keys, written = state["keys"].cpu().numpy(), state["written"].cpu().numpy()
+        KeyIndex(num_keys, None).find(keys)  # refuses what a damaged file may hold
+        self.num_keys = num_keys
         self.clear()
-        self.step = state["step"]
-        self._write(keys.to(self.device), rows, state["written"])
+        kept = slice(max(0, len(keys) - self._index.most_rows), None)
+        slots, _ = self._reserve(keys[kept], state["step"])
+        self._index.stamp(slots, written[kept])
+        self._rows.scatter(slots, state["rows"][kept])
+        self.dataset = self.dataset or state.get("dataset", "")
+        if self._drift is not None and "drift" in state:
+            drift = state["drift"]
+            self._drift.load(drift | {"factors": drift["factors"][kept]}, slots)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy` and `pickle`: the settings and the state; files and threads stay behind."""
+        settings = ("num_keys", "channels", "dtype", "device", "tier", "path", "capacity", "track_drift", "dataset")
+        return _made_anew, ({name: getattr(self, name) for name in settings}, self.get_extra_state())
 
     def extra_repr(self) -> str:
-        return f"num_keys={self.num_keys}, channels={self.channels}, dtype={self.dtype}, device={self.device}"
+        return (
+            f"num_keys={self.num_keys}, channels={self.channels}, dtype={self.dtype}, device={self.device}, "
+            f"tier={self.tier}, capacity={self.capacity}"
+        )
 
-    def _checked(self, keys: Tensor) -> Int64[Tensor, " keys"]:
-        if keys.ndim != 1 or keys.dtype != torch.int64:
-            raise ValueError(
-                f"keys have shape {tuple(keys.shape)} and dtype {keys.dtype}; wanted one axis of int64: "
-                "flatten and convert them"
-            )
-        return keys.to(self.device)
+    def _look_up(
+        self, keys: Tensor, step: int | None = None, out: Tensor | None = None
+    ) -> tuple[Int32[np.ndarray, " keys"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
+        """Slots on the host, ages and known where `keys` are."""
+        check_keys(keys)
+        now = self.step if step is None else step
+        check_now(now, self.step)
+        if out is not None:
+            check_out(out, (len(keys), self.channels), self.dtype, self.device)
+        slots, ages, known = self._index.look_up(keys.cpu().numpy(), now)
+        return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(known).to(keys.device)
 
-    def _check_range(self, lowest: int, highest: int) -> None:
-        if lowest < 0 or highest >= self.num_keys:
-            raise ValueError(f"keys are {lowest}..{highest}; wanted 0..{self.num_keys - 1}: resize first")
+    def _place(self, keys: Tensor, rows: Tensor, step: int) -> Job:
+        """Check a push and give its keys their slots; what is returned writes the rows there."""
+        check_push(keys, rows, step, self.channels)
+        numbers, rows = keys.cpu().numpy(), rows.detach()
+        beyond = len(numbers) - self._index.most_rows
+        if beyond > 0:
+            self._index.find(numbers)  # refuses what is wrong with those not kept
+            numbers, rows = numbers[beyond:], rows[beyond:]
+        ages = self._index.look_up(numbers, step)[1] if self.track_drift else None
+        slots, before = self._reserve(numbers, step)
+        return partial(self._write, slots, rows, before, ages)
 
-    def _check_distinct(self, keys: Int64[Tensor, " keys"]) -> None:
-        """Checks the range too: one sort finds both ends and all repetitions."""
-        if not len(keys):
-            return
-        ordered = keys.sort().values
-        self._check_range(int(ordered[0]), int(ordered[-1]))
-        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(repeated):
-            raise ValueError(f"key {int(repeated[0])} is repeated; wanted each once: push its newest row")
+    def _reserve(
+        self, keys: Int64[np.ndarray, " keys"], step: int
+    ) -> tuple[Int32[np.ndarray, " keys"], Int32[np.ndarray, " keys"]]:
+        """The slots that `keys` are written to at `step`, and those they had before (0 for none). Storage grows by
+        doubling, so that n pushes copy O(n) rows in all."""
+        before, num_new = self._index.find(keys)
+        needed = 1 + min(self._index.rows_in_use + num_new, self._index.most_rows)
+        if needed > self._rows.num_rows:
+            self._background.wait()
+            num_rows = min(max(needed, 2 * self._rows.num_rows), 1 + self._index.most_rows)
+            with torch.inference_mode(False):
+                self._rows.grow(num_rows)
+            self._index.grow(num_rows)
+            if self._drift is not None:
+                self._drift.grow(num_rows)
+        return self._index.assign(keys, before, step), before
 
-    def _slots_for(self, keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " keys"]:
-        """The slots of distinct `keys`, which get new ones where they have none."""
-        slots = self._slots[keys].long()
-        new = (slots == 0).nonzero().squeeze(1)
-        if len(new):
-            first = self.rows_in_use + 1
-            slots[new] = torch.arange(first, first + len(new), device=self.device)
-            self._slots[keys] = slots.int()
-            self.rows_in_use += len(new)
-            self._grow(self.rows_in_use + 1)
-        return slots
+    def _write(self, slots: np.ndarray, rows: Tensor, before: np.ndarray, ages: np.ndarray | None) -> None:
+        if self._drift is not None and ages is not None:
+            self._drift.observe(slots, before, ages, rows, self._rows.gather(before))
+        self._rows.scatter(slots, rows)
 
-    @torch.inference_mode(False)
-    def _write(self, keys: Int64[Tensor, " keys"], rows: Tensor, written: Tensor) -> None:
-        slots = self._slots_for(keys)
-        self._rows[slots] = rows.detach().to(device=self.device, dtype=self.dtype)
-        self._written[slots] = written.to(self.device)
 
-    def _grow(self, needed: int) -> None:
-        """Make `needed` slots, by doubling, so that n pushes copy O(n) rows in all."""
-        capacity = len(self._rows)
-        if needed <= capacity:
-            return
-        capacity = min(max(needed, 2 * capacity), self.num_keys + 1)
-        rows = self._rows.new_empty(capacity, self.channels)
-        written = self._written.new_empty(capacity)
-        rows[: len(self._rows)] = self._rows
-        written[: len(self._written)] = self._written
-        self._rows, self._written = rows, written
+def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTable:
+    table = EmbeddingTable(**settings)
+    table.set_extra_state(state)
+    return table

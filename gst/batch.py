@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -24,6 +25,7 @@ class SegmentBatch:
         config_nodes: the configurable nodes of the batch.
         config_features: what each configuration gives each of them. Segments of different graphs hold the
             configurations of their own graph in the same column.
+        plans: what encoders worked out from the batch alone, to be used again.
     """
 
     node_features: Float[Tensor, "nodes features"]
@@ -34,6 +36,7 @@ class SegmentBatch:
     node_counts: Int64[Tensor, " segments"]
     config_nodes: Int64[Tensor, " configurable"]
     config_features: Float[Tensor, "configurable configs channels"]
+    plans: dict[Any, Any] = field(default_factory=dict, init=False)
 
     @property
     def num_nodes(self) -> int:
@@ -51,9 +54,13 @@ class SegmentBatch:
         """The same batch on `device`, its features as `dtype`."""
 
         def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
 
-        return SegmentBatch(*(move(getattr(self, field.name)) for field in fields(self)))
+        return SegmentBatch(*(move(getattr(self, entry.name)) for entry in fields(self) if entry.init))
+
+    def pinned(self) -> SegmentBatch:
+        """The same batch in memory that an accelerator can fetch from while the host goes on."""
+        return SegmentBatch(*(getattr(self, entry.name).pin_memory() for entry in fields(self) if entry.init))
 
     def expanded(self) -> tuple[Float[Tensor, "rows width"], Int64[Tensor, "2 edges"]]:
         """One copy of the batch per configuration, as `(x, edge_index)` for a GNN that knows no configurations.

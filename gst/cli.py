@@ -78,9 +78,32 @@ def _parser() -> argparse.ArgumentParser:
         _prepare,
         "cut graphs into segments and write the segment store",
         "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
-        "gst prepare synthetic:200000 --method contiguous",
+        "gst prepare synthetic:200000 --method contiguous\n"
+        "gst prepare elf --root /usr --label language\n"
+        "gst prepare elf --root /usr/lib --label call_depth --limit 100\n"
+        "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type",
     )
-    prepare.add_argument("dataset", nargs="+", help="TpuGraphs npz files or patterns, or synthetic:NODES")
+    prepare.add_argument(
+        "dataset",
+        nargs="+",
+        help="TpuGraphs npz files or patterns; synthetic:NODES; elf, the call graphs of this machine's binaries; "
+        "malnet FOLDER",
+    )
+    elf = prepare.add_argument_group("elf")
+    elf.add_argument("--root", help="folder to search for programs and libraries (default: /usr)")
+    elf.add_argument(
+        "--label",
+        choices=("language", "section", "call_depth"),
+        help="target: programming language, section of the Debian package, or depth of calls (default: language)",
+    )
+    elf.add_argument("--min-bytes", type=int, help="leave out smaller files (default: 100000)")
+    elf.add_argument("--limit", type=int, metavar="N", help="at most N binaries, evenly from all (default: all)")
+    elf.add_argument(
+        "--min-groups", type=int, metavar="N", help="leave out classes of fewer groups of packages (default: 5)"
+    )
+    malnet = prepare.add_argument_group("malnet")
+    malnet.add_argument("--part", choices=("all", "train", "val", "test"), help="as published (default: all)")
+    malnet.add_argument("--splits", help="folder of train.txt, val.txt and test.txt, for --part")
     prepare.add_argument(
         "--store", type=Path, default=Path("runs/stores"), help="where stores live (default: %(default)s)"
     )
@@ -111,6 +134,42 @@ def _parser() -> argparse.ArgumentParser:
         "gst trace rnnlm\ngst trace mypackage.training:make_step --json step.json",
     )
     trace.add_argument("program", help="a bundled program or MODULE:FUNCTION")
+
+    bench = commands.add_parser("bench", help="measure this machine and this program on it").add_subparsers(
+        metavar="WHAT", required=True
+    )
+    step = _command(
+        bench,
+        "step",
+        _bench_step,
+        "a training step with the published network, on graphs of TpuGraphs' size; or against full-graph training",
+        "gst bench step --json step.json\ngst bench step --data data/layout/xla/random/train --configs 32\n"
+        "gst bench step --against full",
+    )
+    step.add_argument("--data", type=Path, help="folder of TpuGraphs layout files (default: six made graphs)")
+    step.add_argument("--against", choices=("full",), help="train to the same score on whole graphs of 100,000 nodes")
+    for name, default, what in (
+        ("batch-graphs", 4, "graphs in a step"),
+        ("configs", 32, "configurations of each"),
+        ("layers", 3, "SAGE layers"),
+        ("channels", 256, "their width"),
+        ("max-nodes", 1000, "most nodes of a segment"),
+        ("steps", 16, "steps to time"),
+    ):
+        step.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    memory = _command(
+        bench, "memory", _bench_memory, "does memory grow with the graph?", "gst bench memory --nodes 10000,1000000"
+    )
+    memory.add_argument("--nodes", default="10000,100000,1000000,10000000", help="sizes (default: %(default)s)")
+    _command(
+        bench, "table", _bench_table, "pulls and pushes of the embedding table", "gst bench table --json table.json"
+    )
+    partition = _command(
+        bench, "partition", _bench_partition, "cuts and times of the partitioners", "gst bench partition --nodes 100000"
+    )
+    partition.add_argument("--nodes", type=int, default=1_000_000, help="of each graph (default: %(default)s)")
+    partition.add_argument("--parts", type=int, default=200, help="(default: %(default)s)")
+    partition.add_argument("--seed", type=int, default=0, help="of graphs and partitioners (default: %(default)s)")
 
     _command(commands, "devices", _devices, "the devices this process may use", "gst devices --json devices.json")
     return parser
@@ -166,20 +225,20 @@ def _train(arguments: list[str]) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> dict[str, Any]:
+    from collections import Counter
+
     from tqdm import tqdm
 
-    from gst.data import GraphSource, SyntheticPrograms, TpuGraphs
+    from gst.data import ElfBinaries, MalNet
+    from gst.data.named import OPTIONS, dataset, expected_graphs
     from gst.store import open_store, prepare
 
-    first = options.dataset[0]
-    source: GraphSource
-    if first.startswith("synthetic:"):
-        if len(options.dataset) > 1:
-            raise ValueError(f"{first} stands alone; prepare {options.dataset[1]} by a command of its own")
-        source = SyntheticPrograms(num_nodes=int(first.removeprefix("synthetic:")))
-    else:
-        source = TpuGraphs(options.dataset)
-    with tqdm(desc="preparing", unit=" graphs") as bar:
+    names = {name for taken in OPTIONS.values() for name in taken}
+    given = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+    source = dataset(options.dataset, **given)
+    with tqdm(desc="searching", unit=" graphs") as bar:
+        bar.reset(expected_graphs(source))
+        bar.set_description("preparing")
         directory = prepare(
             source, options.store, options.max_nodes, options.method, options.halo, options.seed,
             lambda name: bar.update() and None,
@@ -199,6 +258,14 @@ def _prepare(options: argparse.Namespace) -> dict[str, Any]:
         "{store}: {graphs} graphs, {nodes} nodes in {segments} segments, {configs} configurations; "
         "worst edge cut {edge_cut:.3f}, worst balance {balance:.2f}".format(**result)
     )
+    if isinstance(source, ElfBinaries | MalNet):
+        result["classes"] = list(source.classes)
+        print("classes: " + (", ".join(f"{i} {name}" for i, name in enumerate(source.classes)) or "none, a regression"))
+    if isinstance(source, ElfBinaries):
+        result["skipped"] = dict(Counter(source.skipped.values()).most_common())
+        print(
+            "skipped: " + (", ".join(f"{count} {reason}" for reason, count in result["skipped"].items()) or "nothing")
+        )
     return result
 
 
@@ -280,6 +347,53 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     for device in devices:
         print(f"{device.name:<8} {device.threads} thread(s), memory {device.memory}, {device.description}")
     return {"devices": [asdict(device) for device in devices]}
+
+
+def _bench_step(options: argparse.Namespace) -> dict[str, Any]:
+    with _Bars() as bars:
+        if options.against:
+            from gst.bench.against_full import run as against_full
+
+            return _told(against_full(bars.show), options)
+        from gst.bench.step import Setting
+        from gst.bench.step import run as run_step
+
+        names = ("batch_graphs", "configs", "layers", "channels", "max_nodes", "steps")
+        setting = Setting(str(options.data or ""), **{name: getattr(options, name) for name in names})
+        return _told(run_step(setting, bars.show), options)
+
+
+def _bench_memory(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.memory import run as run_memory
+
+    with _Bars() as bars:
+        return _told(run_memory([int(nodes) for nodes in options.nodes.split(",")], bars.show), options)
+
+
+def _bench_table(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.table import run as run_table
+
+    with _Bars() as bars:
+        return _told(run_table(bars.show), options)
+
+
+def _bench_partition(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.partition import run as run_partition
+
+    with _Bars() as bars:
+        return _told(run_partition(options.nodes, options.parts, options.seed, bars.show), options)
+
+
+def _told(result: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Print the figures of a benchmark that stand alone; the rest is for --json."""
+    for key, value in result.items():
+        if isinstance(value, int | float):
+            print(f"{key:<26} {value:.4g}")
+        elif isinstance(value, list) and value and not isinstance(value[0], dict | list):
+            print(f"{key:<26} {', '.join(str(entry) for entry in value)}")
+        elif isinstance(value, dict) and all(isinstance(entry, int | float) for entry in value.values()):
+            print(f"{key:<26} " + ", ".join(f"{name} {entry:.4g}" for name, entry in value.items()))
+    return result | {"command": options.command}
 
 
 class _Bars:

@@ -56,7 +56,9 @@ def embed_segments(
 
 
 def _unshared(rows: Float[Tensor, "nodes configs channels"]) -> NodeStates:
-    return NodeStates(torch.arange(len(rows), device=rows.device), rows, rows[:0, 0])
+    nodes, configs, channels = rows.shape
+    every = torch.arange(nodes * configs, device=rows.device).view(nodes, configs)
+    return NodeStates(rows.reshape(nodes * configs, channels), every)
 
 
 def _by_edges(encoder: Callable[..., Any], batch: SegmentBatch, kind: Contract) -> Tensor:

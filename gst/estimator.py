@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from embedding_cache import EmbeddingTable
+from embedding_cache import EmbeddingTable, inclusion_probabilities, sample_by_probability
 from gst.assembly import assemble
 from gst.batch import SegmentBatch
 from gst.catalogue import Catalogue, KeyRing
 from gst.dropout import segment_weights
 from gst.encoding import contract, embed_segments
-from gst.pooling import GraphPool, Pooling, check_pooling
+from gst.pooling import GraphPool, Pooling
+from gst.readiness import pooling_name, warn_about
 from gst.sampling import choose_fresh, generator_for
 from gst.segments import SegmentedGraph
 
@@ -45,10 +45,15 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen)."""
+    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen).
+
+    Args:
+        arrived: when a copy to an accelerator, on a stream of its own, is done.
+    """
 
     draw: Draw
     batch: SegmentBatch | None
+    arrived: torch.cuda.Event | None = None
 
 
 class GraphSegmentTraining(nn.Module):
@@ -73,6 +78,9 @@ class GraphSegmentTraining(nn.Module):
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
         table: where embeddings of segments are kept between steps.
+        refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
+            whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
+            weighs their gradients by less, so that the expected gradient is that of `uniform`.
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
@@ -83,23 +91,26 @@ class GraphSegmentTraining(nn.Module):
         self,
         encoder: Callable[..., Tensor],
         head: Callable[[Tensor], Tensor],
-        pooling: Pooling = "mean",
+        pooling: Pooling | Callable[..., Any] = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: EmbeddingTable | None = None,
         omit_rest: bool = False,
         max_rows: int = 1 << 18,
         seed: int = 0,
+        refresh: Literal["uniform", "drift"] = "uniform",
     ) -> None:
         super().__init__()
-        check_pooling(pooling)
+        pooling = pooling_name(pooling)
         if num_fresh < 1:
             raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
         if not 0.0 <= keep_probability <= 1.0:
             raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
         if omit_rest and table is not None:
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
-        self.encoder, self.head, self.table = encoder, head, table
+        if refresh == "drift" and (table is None or not table.track_drift):
+            raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns what moves")
+        self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
         self.encoder_frozen = False
@@ -107,14 +118,8 @@ class GraphSegmentTraining(nn.Module):
         self.seed = seed
         self._keys = KeyRing()
         self._contract = contract(encoder)
-        if isinstance(encoder, nn.Module) and any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoder.modules()
-        ):
-            warnings.warn(
-                "the encoder holds BatchNorm: its statistics come from the few fresh segments of a step and couple "
-                "segments of one batch; LayerNorm or GraphNorm per node does neither",
-                stacklevel=2,
-            )
+        self._copies: torch.cuda.Stream | None = None
+        warn_about(encoder)
 
     def forward(
         self,
@@ -131,6 +136,8 @@ class GraphSegmentTraining(nn.Module):
                 return self.exact(graphs, configs)
             ready = self.load(self.draw(graphs, configs))
         self.step = ready.draw.number
+        if ready.arrived is not None:
+            torch.cuda.current_stream().wait_event(ready.arrived)
         if ready.batch is None:
             embedded = self._embed_frozen(ready.draw.catalogue, ready.draw.configs)
         else:
@@ -142,18 +149,29 @@ class GraphSegmentTraining(nn.Module):
     ) -> Draw:
         """Decide the next step, or the one `ahead` steps after it."""
         catalogue, number = Catalogue.of(graphs), self.step + 1 + ahead
-        generator = generator_for(self.seed, number, 0)
-        fresh = torch.cat([choose_fresh(graph.num_segments, self.num_fresh, generator) for graph in graphs])
-        inclusion = torch.cat([
-            torch.full((graph.num_segments,), min(1.0, self.num_fresh / graph.num_segments)) for graph in graphs
-        ])  # fmt: skip
-        return Draw(catalogue, _checked_configs(graphs, configs), fresh, inclusion, number)
+        configs, generator = _checked_configs(graphs, configs), generator_for(self.seed, number, 0)
+        if self.refresh == "uniform" or self.encoder_frozen:
+            chosen = [choose_fresh(graph.num_segments, self.num_fresh, generator) for graph in graphs]
+            chances = [torch.full((g.num_segments,), min(1.0, self.num_fresh / g.num_segments)) for g in graphs]
+        else:
+            drifts = self._drift(catalogue, configs).split([graph.num_segments for graph in graphs])
+            chances = [inclusion_probabilities(each, min(self.num_fresh, len(each))) for each in drifts]
+            chosen = [sample_by_probability(each, generator) for each in chances]
+        return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), number)
 
     def load(self, draw: Draw) -> Ready:
-        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead."""
+        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on its
+        way to an accelerator the batch is pinned and copied on a stream of its own."""
         if self.encoder_frozen:
             return Ready(draw, None)
-        return Ready(draw, self._assemble(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs))
+        like = self._like()
+        batch = assemble(draw.catalogue.graphs, draw.catalogue.picks(draw.fresh.nonzero().squeeze(1)), draw.configs)
+        if like.device.type != "cuda":
+            return Ready(draw, batch.to(like.device, like.dtype))
+        self._copies = self._copies or torch.cuda.Stream(like.device)
+        with torch.cuda.stream(self._copies):
+            copied = batch.pinned().to(like.device, like.dtype)
+            return Ready(draw, copied, self._copies.record_event())
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
@@ -184,10 +202,13 @@ class GraphSegmentTraining(nn.Module):
     def _estimate(self, draw: Draw, batch: SegmentBatch) -> Tensor:
         catalogue, fresh = draw.catalogue, draw.fresh
         keys = self._keys.keys(catalogue, draw.configs)
-        weights = self._weights(draw, self._known(keys))
+        known = self._known(keys)
+        weights = self._weights(draw, known)
         embedded = self._encode_batch(batch)
         pool = self._pool(catalogue)
         chosen = fresh.nonzero().squeeze(1)
+        if self.refresh == "drift":
+            embedded = _scale_gradient(embedded, self._gradient_weights(draw, known)[chosen])
         self._add(pool, catalogue, chosen, embedded, weights[chosen])
         used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
         if self.table is None:
@@ -202,6 +223,24 @@ class GraphSegmentTraining(nn.Module):
         generator = generator_for(self.seed, draw.number, 1)
         by_graph = zip(draw.fresh.split(counts), draw.inclusion.split(counts), known.split(counts), strict=True)
         return torch.cat([segment_weights(*each, self.keep_probability, generator) for each in by_graph])
+
+    def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
+        """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
+        assert self.table is not None
+        keys = self._keys.keys(catalogue, configs)
+        self._make_room(self.table)
+        drift = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
+        drift = (drift * (keys >= 0)).mean(1)
+        return drift * catalogue.node_counts if self.pooling == "mean" else drift
+
+    def _gradient_weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
+        """What makes the expected gradient that of uniform draws: (p S / J + 1 - p) / q over p + (1 - p) / q for known
+        segments; unknown ones weigh 1 / q already."""
+        p = self.keep_probability
+        counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs])[draw.catalogue.graph]
+        uniform = (self.num_fresh / counts).clamp(max=1)
+        ratio = (p * uniform + 1 - p) / (p * draw.inclusion + 1 - p)
+        return torch.where(known, ratio[:, None], 1.0)
 
     def _known(self, keys: Int64[Tensor, "segments configs"]) -> Known:
         """For which segments something stands in when they are stale."""
@@ -315,6 +354,12 @@ class GraphSegmentTraining(nn.Module):
             self.encoder_frozen = True
             if isinstance(self.encoder, nn.Module):
                 self.encoder.requires_grad_(False)
+
+
+def _scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
+    """The same values, their gradients times `weights` (one for each segment and configuration)."""
+    scale = weights.to(embedded)[..., None]
+    return embedded.detach() + (embedded - embedded.detach()) * scale
 
 
 def _checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:

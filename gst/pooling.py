@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gst.batch import SegmentBatch
@@ -25,34 +25,60 @@ def check_pooling(pooling: str) -> None:
         )
 
 
-def pool_nodes(states: NodeStates, batch: SegmentBatch, pooling: Pooling) -> Float[Tensor, "segments configs channels"]:
-    """Pool the owned nodes of each segment, of which there is at least one; in float32 if the states are shorter."""
-    reached = states.num_reached
-    ends = batch.segment_of_node[states.order], batch.owned[states.order]
-    first, others = [end[:reached] for end in ends], [end[reached:] for end in ends]
-    each = _pool(_at_least_single(states.each), *first, batch.node_counts, pooling)
-    once = _pool(_at_least_single(states.once), *others, batch.node_counts, pooling)[:, None]
-    return torch.maximum(each, once) if pooling == "max" else each + once
-
-
-def _at_least_single(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+def pool_nodes(
+    states: NodeStates, batch: SegmentBatch, pooling: Pooling
+) -> Float[Tensor, "segments configs channels"]:
+    """Pool the owned nodes of each segment, of which there is at least one; in float32 if the states are shorter. Nodes
+    with one row for all configurations are pooled once."""
+    row_of, group = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
+    varied = (row_of != row_of[:, :1]).any(1)
+    each = _pool(states.rows, row_of[varied], group[varied], batch.num_segments, pooling)
+    once = _pool(states.rows, row_of[~varied, :1], group[~varied], batch.num_segments, pooling)
+    pooled = torch.maximum(each, once) if pooling == "max" else each + once
+    return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
 
 
 def _pool(
-    rows: Float[Tensor, "nodes *rest"],
-    segment_of_row: Int64[Tensor, " nodes"],
-    owned: Bool[Tensor, " nodes"],
-    node_counts: Int64[Tensor, " segments"],
+    rows: Float[Tensor, "rows channels"],
+    row_of: Int64[Tensor, "nodes configs"],
+    group: Int64[Tensor, " nodes"],
+    num_groups: int,
     pooling: Pooling,
-) -> Float[Tensor, "segments *rest"]:
-    """Segments without rows get what changes nothing: 0, or -inf for the maximum."""
+) -> Float[Tensor, "groups configs channels"]:
+    """A group without nodes gets what changes nothing: 0, or -inf for the maximum."""
+    configs = row_of.shape[1]
     if pooling == "max":
-        return _largest(rows[owned], segment_of_row[owned], len(node_counts))
-    columns = owned.nonzero().squeeze(1)
-    segments = segment_of_row[columns]
-    weights = node_counts[segments].double().reciprocal() if pooling == "mean" else None
-    return product(CsrMatrix.from_entries(segments, columns, (len(node_counts), len(rows)), weights), rows)
+        states = product(CsrMatrix.picking(row_of.flatten(), len(rows)), rows).view(*row_of.shape, rows.shape[1])
+        groups, lengths = torch.unique_consecutive(group, return_counts=True)
+        return _largest(_RunMaxima.apply(states, lengths.tolist()), groups, num_groups)
+    places = group[:, None] * configs + torch.arange(configs, device=group.device)
+    shape = (num_groups * configs, len(rows))
+    long = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    summed = product(CsrMatrix.from_entries(places.flatten(), row_of.flatten(), shape), long)
+    return summed.view(num_groups, configs, rows.shape[1])
+
+
+class _RunMaxima(torch.autograd.Function):
+    """The maximum of each run of rows, in float32 at least. Equal maxima share the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, lengths: list[int]) -> Tensor:
+        out = rows.new_empty(len(lengths), *rows.shape[1:])
+        for row, run in zip(out, rows.split(lengths), strict=True):
+            torch.amax(run, 0, out=row)
+        ctx.lengths = lengths
+        ctx.save_for_backward(rows, out)
+        return out.to(torch.promote_types(rows.dtype, torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        rows, largest = ctx.saved_tensors
+        found = torch.empty_like(rows)
+        runs = found.split(ctx.lengths), rows.split(ctx.lengths), largest, gradient.to(rows.dtype)
+        for run, values, most, row in zip(*runs, strict=True):
+            run.copy_(values).eq_(most)
+            run.mul_(row / run.sum(0))
+        return found, None
 
 
 def _largest(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int) -> Tensor:

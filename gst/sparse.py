@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, no_type_check
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor, nn
+from torch import Tensor
+
+from gst.sparse_kernels import row_sums
+from partitioners.compiled import compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,31 +38,60 @@ class CsrMatrix:
         weights: Float64[Tensor, " entries"] | None = None,
     ) -> CsrMatrix:
         """Entries in any order; those at one place add up. `weights` are 1 if not given."""
-        if weights is None:
-            weights = torch.ones(len(rows), dtype=torch.double, device=rows.device)
-        by_row, by_column = torch.argsort(rows, stable=True), torch.argsort(columns, stable=True)
-        return CsrMatrix(
-            pointers(rows, shape[0]), columns[by_row], weights[by_row],
-            pointers(columns, shape[1]), rows[by_column], weights[by_column],
-        )  # fmt: skip
+        values = np.ones(len(rows)) if weights is None else weights.cpu().numpy()
+        order = np.argsort(rows.cpu().numpy(), kind="stable")
+        row_ptr = np.zeros(shape[0] + 1, np.int64)
+        np.cumsum(np.bincount(rows.cpu().numpy(), minlength=shape[0]), out=row_ptr[1:])
+        arrays = row_ptr, columns.cpu().numpy()[order], values[order]
+        every = (*arrays, *transposed(*arrays, shape[1]))
+        return CsrMatrix(*(torch.from_numpy(array) for array in every)).to(rows.device)
+
+    @staticmethod
+    def picking(columns: Int64[Tensor, " picked"], num_columns: int, num_rows: int | None = None) -> CsrMatrix:
+        """The matrix whose product picks row `columns[i]` as row i; rows beyond them are zero."""
+        row_ptr = np.minimum(np.arange((num_rows or len(columns)) + 1), len(columns))
+        arrays = row_ptr, columns.cpu().numpy(), np.ones(len(columns))
+        every = (*arrays, *transposed(*arrays, num_columns))
+        return CsrMatrix(*(torch.from_numpy(array) for array in every)).to(columns.device)
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.row_ptr) - 1, len(self.row_ptr_t) - 1
 
-    def transposed(self) -> CsrMatrix:
-        return CsrMatrix(
-            self.row_ptr_t, self.columns_t, self.weights_t, self.row_ptr, self.columns, self.weights
-        )  # fmt: skip
+    def to(self, device: torch.device) -> CsrMatrix:
+        return CsrMatrix(*(getattr(self, entry.name).to(device) for entry in fields(self)))
 
 
-def pointers(rows: Int64[Tensor, " entries"], num_rows: int) -> Int64[Tensor, " rows_plus_one"]:
-    """Where each row begins among entries sorted by row."""
-    return nn.functional.pad(torch.bincount(rows, minlength=num_rows).cumsum(0), (1, 0))
+def transposed(
+    row_ptr: Int64[np.ndarray, " rows_plus_one"],
+    columns: Int64[np.ndarray, " entries"],
+    values: Float64[np.ndarray, " entries"],
+    num_columns: int,
+) -> tuple[
+    Int64[np.ndarray, " columns_plus_one"], Int64[np.ndarray, " entries"], Float64[np.ndarray, " entries"]
+]:
+    """The transpose of a CSR matrix, rows ascending within each of its rows, by a counting sort."""
+    return _transposed(row_ptr, columns, values, num_columns)
+
+
+@compiled
+@no_type_check
+def _transposed(row_ptr, columns, values, num_columns):
+    starts = np.zeros(num_columns + 1, np.int64)
+    for column in columns:
+        starts[column + 1] += 1
+    starts = np.cumsum(starts)
+    rows, moved, filled = np.empty(len(columns), np.int64), np.empty(len(columns)), starts[:-1].copy()
+    for row in range(len(row_ptr) - 1):
+        for entry in range(row_ptr[row], row_ptr[row + 1]):
+            place = filled[columns[entry]]
+            rows[place], moved[place] = row, values[entry]
+            filled[columns[entry]] = place + 1
+    return starts, rows, moved
 
 
 def product(matrix: CsrMatrix, x: Float[Tensor, "columns *rest"]) -> Float[Tensor, "rows *rest"]:
-    """`matrix @ x`, in the dtype of x (sums are taken in float32 where x is bf16)."""
+    """`matrix @ x`, in the dtype of x."""
     return _Product.apply(x, matrix)
 
 
@@ -66,21 +99,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: CsrMatrix) -> Tensor:
         ctx.matrix = matrix
-        return _rows(matrix.row_ptr, matrix.columns, matrix.weights, x)
+        return row_sums(matrix.row_ptr, matrix.columns, matrix.weights, x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         matrix = ctx.matrix
-        return _rows(matrix.row_ptr_t, matrix.columns_t, matrix.weights_t, gradient), None
-
-
-def _rows(row_ptr: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
-    """embedding_bag is PyTorch's fastest CSR product on a CPU, several times so when it is given weights, and it knows
-    bf16 and CUDA."""
-    if not len(columns) or not x[:1].numel():
-        return x.new_zeros(len(row_ptr) - 1, *x.shape[1:])
-    flat = x.reshape(len(x), -1).contiguous()
-    summed = nn.functional.embedding_bag(
-        columns, flat, row_ptr, mode="sum", include_last_offset=True, per_sample_weights=weights.to(x.dtype)
-    )
-    return torch.ops.aten._unsafe_view(summed, [len(summed), *x.shape[1:]])  # may be written into, unlike a view
+        return row_sums(matrix.row_ptr_t, matrix.columns_t, matrix.weights_t, gradient), None

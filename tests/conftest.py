@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ METHOD = [
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 settings.register_profile("unhurried", deadline=None)  # the first example waits for libraries to load
 settings.load_profile("unhurried")
 

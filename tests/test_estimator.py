@@ -173,7 +173,7 @@ def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
         first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
         assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
         reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations
-        assert model.table.rows_in_use in ({2} if reached.all() else {1, 2})
+        assert model.table.statistics()["rows_in_use"] in ({2} if reached.all() else {1, 2})
 
 
 def test_the_rest_gives_no_gradient() -> None:
@@ -220,7 +220,7 @@ def test_a_frozen_encoder_embeds_each_segment_once_and_exactly(dtype: torch.dtyp
     model = GraphSegmentTraining(encoder, head, table=None if dtype is None else table_for(6, dtype))
     model(graphs, configs)
     with torch.no_grad():
-        encoder.layers[0].own.weight *= 2  # learnt something: what the table holds is stale
+        encoder.layers[0].project.weight *= 2  # learnt something: what the table holds is stale
     model.freeze_encoder()
     calls: list[int] = []
     encoder.register_forward_hook(lambda *_: calls.append(1))

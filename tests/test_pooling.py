@@ -37,23 +37,20 @@ def batch_of(segment_of_node: Tensor, owned: Tensor, counts: Tensor) -> SegmentB
 @given(
     owned_counts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3),
     context=st.integers(0, 2),
-    share_reached=st.floats(0, 1),
+    share_alike=st.floats(0, 1),
     seed=st.integers(0, 99),
 )
 def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
-    pooling: Pooling, owned_counts: list[list[int]], context: int, share_reached: float, seed: int
+    pooling: Pooling, owned_counts: list[list[int]], context: int, share_alike: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     flat = [count for graph in owned_counts for count in graph]
     owned = torch.cat([torch.arange(count + context) < count for count in flat])
     segment_of_node = torch.repeat_interleave(torch.arange(len(flat)), torch.tensor(flat) + context)
     graph_of_segment = torch.tensor([g for g, graph in enumerate(owned_counts) for _ in graph])
-    reached = round(share_reached * len(owned))
-    states = NodeStates(
-        torch.randperm(len(owned), generator=generator),
-        torch.randn(reached, 2, 3, dtype=torch.float64, generator=generator),
-        torch.randn(len(owned) - reached, 3, dtype=torch.float64, generator=generator),
-    )
+    rows = torch.arange(2 * len(owned)).view(-1, 2)
+    rows[torch.rand(len(owned), generator=generator) < share_alike, 1] -= 1  # one row for both configurations
+    states = NodeStates(torch.randn(2 * len(owned), 3, dtype=torch.float64, generator=generator), rows)
     counts = torch.tensor(flat)
     segments = pool_nodes(states, batch_of(segment_of_node, owned, counts), pooling)
     graph_counts = torch.tensor([sum(g) for g in owned_counts])
@@ -67,7 +64,7 @@ def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_short_numbers_are_summed_as_long_ones(pooling: Pooling) -> None:
     """257 ones are no bf16 number."""
-    states = NodeStates(torch.arange(257), torch.ones(257, 1, 1, dtype=torch.bfloat16), torch.zeros(0, 1))
+    states = NodeStates(torch.ones(257, 1, dtype=torch.bfloat16), torch.arange(257)[:, None])
     zeros, counts = torch.zeros(257, dtype=torch.long), torch.tensor([257])
     pooled = pool_nodes(states, batch_of(zeros, zeros == 0, counts), pooling)
     assert pooled.dtype == torch.float32 and pooled.item() == {"sum": 257, "mean": 1, "max": 1}[pooling]

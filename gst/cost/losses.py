@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 Scores = Float[Tensor, "graphs configs"]
-Loss = Callable[[Scores, Scores], Float[Tensor, ""]]
+Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 
 
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
@@ -37,4 +37,22 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     return (scores[present] - targets[present].log().to(scores.dtype)).square().sum() / present.sum().clamp(min=1)
 
 
-LOSSES: dict[str, Loss] = {"pairwise_hinge": pairwise_hinge, "list_mle": list_mle, "log_runtime": log_runtime}
+def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
+    """Mean squared error of scores against the targets themselves."""
+    present = ~targets.isnan()
+    return (scores[present] - targets[present].to(scores.dtype)).square().sum() / present.sum().clamp(min=1)
+
+
+def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scores) -> Float[Tensor, ""]:
+    """Mean negative log likelihood of the classes that the targets number from 0."""
+    present = ~targets.isnan()
+    return nn.functional.cross_entropy(scores[present], targets[present].long())
+
+
+LOSSES: dict[str, Loss] = {
+    "pairwise_hinge": pairwise_hinge,
+    "list_mle": list_mle,
+    "log_runtime": log_runtime,
+    "squared_error": squared_error,
+    "cross_entropy": cross_entropy,
+}

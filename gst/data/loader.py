@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from gst.data.prefetch import Prefetched, Reader
 from gst.sampling import generator_for
 from gst.segments import SegmentedGraph
 
@@ -25,11 +26,13 @@ class Step:
         graphs: the graphs; one may stand here twice, then with different configurations.
         configs: configurations of each, -1 where a graph has fewer than another.
         targets: of these configurations, NaN at -1.
+        ready: what a `Reader` read for it.
     """
 
     graphs: tuple[SegmentedGraph, ...]
     configs: Int64[Tensor, "graphs configs"]
     targets: Float64[Tensor, "graphs configs"]
+    ready: Any = None
 
 
 class StepLoader:
@@ -41,6 +44,10 @@ class StepLoader:
         selections: graphs and the configurations to use of each.
         lists_per_graph: at most so many lists of each graph in an epoch; all if None.
         shuffle: False deals everything in order.
+
+    Attributes:
+        reader: reads each step while the one before it is computed, if given.
+        stall: share of the time of the last epoch that was spent waiting for it.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class StepLoader:
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.shuffle, self.seed = lists_per_graph, shuffle, seed
         self.epoch = 0
+        self.reader: Reader[Step, Any, Any] | None = None
+        self.stall = 0.0
         self._position = self._resume_at = 0
 
     def __len__(self) -> int:
@@ -67,12 +76,22 @@ class StepLoader:
         if self._position:  # the last epoch was left early
             self.epoch += 1
         self._position, self._resume_at = self._resume_at, 0
-        lists = self._deal()
-        for start in range(self._position * self.graphs_per_step, len(lists), self.graphs_per_step):
+        for step in self._read(self._position, self._deal()):
             self._position += 1
-            yield _step(lists[start : start + self.graphs_per_step])
+            yield step
         self._position = 0
         self.epoch += 1
+
+    def _read(self, position: int, lists: list[Selection]) -> Iterator[Step]:
+        starts = range(position * self.graphs_per_step, len(lists), self.graphs_per_step)
+        steps = (_step(lists[start : start + self.graphs_per_step]) for start in starts)
+        if self.reader is None:
+            yield from steps
+            return
+        prefetched = Prefetched(steps, self.reader)
+        for step, ready in prefetched:
+            yield replace(step, ready=ready)
+            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`, from its first step unless it is the one being resumed."""

@@ -1,6 +1,10 @@
 """Encoders and heads of the project; any other GNN fits beside them."""
 
+from gst.nn.gat import GAT
+from gst.nn.gcn import GCN
+from gst.nn.gin import GIN
+from gst.nn.gps import GPS
 from gst.nn.head import Head
 from gst.nn.sage import SAGE
 
-__all__ = ["SAGE", "Head"]
+__all__ = ["GAT", "GCN", "GIN", "GPS", "SAGE", "Head"]

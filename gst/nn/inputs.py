@@ -1,4 +1,4 @@
-"""From raw features to the first hidden state of every node under every configuration."""
+"""From raw features to the first rows: the state of every node under every configuration, equal ones once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.batch import SegmentBatch
-from gst.nn.message_passing import widened
-from gst.nn.reach import Reach
-from gst.states import NodeStates
+from gst.nn.padding import by_rows
+from gst.nn.sharing import Sharing
+from gst.sparse import product
 
 
 class InputProjection(nn.Module):
-    """Opcode embedding + projected node features, computed once, + projected configuration where a node has one.
+    """Opcode embedding + projected node features + projected configuration where a node has one, each computed once.
 
     Feature widths are taken from the first batch (lazy layers, as in PyG).
 
@@ -33,31 +33,30 @@ class InputProjection(nn.Module):
         self.static = nn.LazyLinear(channels)
         self.config = nn.LazyLinear(channels, bias=False)
 
-    def forward(self, batch: SegmentBatch, reach: Reach) -> NodeStates:
+    def forward(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows channels"]:
         if int(batch.opcodes.max()) >= self.num_opcodes:
             raise ValueError(
                 f"opcode {int(batch.opcodes.max())} found, but the encoder embeds 0..{self.num_opcodes - 1}; "
                 f"raise num_opcodes"
             )
-        common = self.static(signed_log(batch.node_features)) + self.opcode(batch.opcodes)
-        given = self.config(self._readable(batch.config_features)).to(common.dtype)
-        rows = reach.position[batch.config_nodes]
-        each = given.new_zeros(reach.counts[0], *given.shape[1:]).index_copy(0, rows, given)
-        return widened(each, common[reach.order], reach.order)
+        common = by_rows(self.static, signed_log(batch.node_features)) + self.opcode(batch.opcodes)
+        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        given = by_rows(self.config, self._readable(batch.config_features[slots, configs]))
+        return product(nodes, common).index_add(0, rows, given.to(common.dtype))
 
-    def _readable(self, features: Float[Tensor, "nodes configs columns"]) -> Float[Tensor, "nodes configs width"]:
+    def _readable(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
         if self.config_symbols:
             return self._symbols(features)
         return signed_log(features) if self.log_config else features
 
-    def _symbols(self, features: Float[Tensor, "nodes configs columns"]) -> Float[Tensor, "nodes configs width"]:
+    def _symbols(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
         index = features.long() + 1
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.config_symbols:
             raise ValueError(
                 f"configuration features {int(index.min()) - 1}..{int(index.max()) - 1} found, but the encoder knows "
                 f"the symbols -1..{self.config_symbols - 2}; set config_symbols to 0 if they are numbers"
             )
-        return nn.functional.one_hot(index, self.config_symbols).flatten(2).to(features.dtype)
+        return nn.functional.one_hot(index, self.config_symbols).flatten(1).to(features.dtype)
 
 
 def signed_log(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -1,54 +1,53 @@
-"""What a node hears of its neighbours, under all configurations at once."""
+"""Rows of node states from layer to layer: what all encoders have in common."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from gst.nn.reach import Hop
-from gst.sparse import product
+from gst.batch import SegmentBatch
+from gst.nn.inputs import InputProjection
+from gst.nn.sharing import Direction, Sharing
 from gst.states import NodeStates
 
-
-def neighbour_sum(states: NodeStates, hop: Hop) -> NodeStates:
-    """For every node the weighted sum of what is sent to it (see `Weights`); 0 where nothing is."""
-    return widened(product(hop.each, states.each), product(hop.once, states.once), states.order)
-
-
-def widened(
-    each: Float[Tensor, "reached configs channels"], common: Float[Tensor, "nodes channels"], order: Tensor
-) -> NodeStates:
-    """`each` where it is known, plus what is common to all configurations. Writes into `each`."""
-    reached = len(each)
-    return NodeStates(order, _AddRows.apply(each, each[:0], common[:reached], False), common[reached:])
+Before = Float[Tensor, "before channels"]
+After = Float[Tensor, "after channels"]
+BOTH: tuple[Direction, ...] = ("forward", "backward")
 
 
-def add(wide: NodeStates, narrow: NodeStates, relu: bool = False) -> NodeStates:
-    """`wide`, or relu of it, plus states of an earlier layer, of which fewer are reached. Writes into `wide.each`."""
-    more = wide.num_reached - narrow.num_reached
-    each = _AddRows.apply(wide.each, narrow.each, narrow.once[:more], relu)
-    once = wide.once.relu() if relu else wide.once
-    return NodeStates(wide.order, each, once + narrow.once[more:])
+class Encoder(nn.Module):
+    """Inputs, then layers that take `(rows before, sharing, number of the layer)` to the rows after it.
 
+    Args:
+        inputs: makes the first rows.
+        layers: message passing layers.
+        directions, share, whole_segments: see `Sharing.of`.
+    """
 
-class _AddRows(torch.autograd.Function):
-    """`wide[:n] += each`, `wide[n:] += once` under every configuration, without a copy of what is wide."""
+    def __init__(
+        self,
+        inputs: InputProjection,
+        layers: Sequence[nn.Module],
+        directions: Sequence[Direction] = BOTH,
+        share: bool = True,
+        whole_segments: bool = False,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.layers = inputs, nn.ModuleList(layers)
+        self.directions, self.share, self.whole_segments = tuple(directions), share, whole_segments
 
-    @staticmethod
-    def forward(ctx: Any, wide: Tensor, each: Tensor, once: Tensor, relu: bool) -> Tensor:
-        ctx.mark_dirty(wide)
-        ctx.split = len(each)
-        ctx.positive = (wide > 0) if relu else None
-        if relu:
-            wide.relu_()
-        wide[: len(each)] += each
-        wide[len(each) :] += once[:, None]
-        return wide
+    def forward(self, batch: SegmentBatch) -> NodeStates:
+        sharing = self.sharing(batch)
+        rows = self.inputs(batch, sharing)
+        for number, layer in enumerate(self.layers):
+            rows = layer(rows, sharing, number)
+        return NodeStates(rows, sharing.row_of())
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        wide = gradient if ctx.positive is None else gradient * ctx.positive
-        return wide, gradient[: ctx.split], gradient[ctx.split :].sum(1), None
+    def sharing(self, batch: SegmentBatch) -> Sharing:
+        """Which states of `batch` are equal; found once for each batch."""
+        key = (len(self.layers), self.directions, self.share, self.whole_segments)
+        if key not in batch.plans:
+            batch.plans[key] = Sharing.of(batch, *key)
+        return batch.plans[key]

@@ -3,63 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from gst.batch import SegmentBatch
 from gst.nn.inputs import InputProjection
-from gst.nn.message_passing import add, neighbour_sum
-from gst.nn.reach import Direction, Hop, Reach
-from gst.states import NodeStates
+from gst.nn.maximum import neighbour_max
+from gst.nn.message_passing import BOTH, After, Before, Encoder
+from gst.nn.sharing import Direction, Part, Sharing
+from gst.sparse import product
 
-BOTH: tuple[Direction, ...] = ("forward", "backward")
+Aggregation = Literal["mean", "sum", "max"]
 
 
 class SAGELayer(nn.Module):
-    """h + relu(norm(W h + sum of W_d mean(neighbours in direction d))); the mean aggregator of Hamilton et al. 2017.
+    """h + relu(norm(W h + sum of aggregation(W_d neighbours in direction d) + b)), after Hamilton et al. 2017: the mean
+    aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity.
 
-    Neighbours are projected before they are averaged: fewer of them depend on the configuration than of the nodes
-    that hear them. LayerNorm looks at one node alone, so nothing leaks from one segment of a batch to another.
+    Rows are projected before they are aggregated, by one product for the node and all directions. LayerNorm looks at
+    one row alone, so nothing leaks from one segment of a batch to another.
     """
 
-    def __init__(self, channels: int, directions: Sequence[Direction] = BOTH) -> None:
+    def __init__(
+        self, channels: int, directions: Sequence[Direction] = BOTH, aggregation: Aggregation = "mean"
+    ) -> None:
         super().__init__()
-        self.own = nn.Linear(channels, channels)
-        self.heard = nn.ModuleList(nn.Linear(channels, channels, bias=False) for _ in directions)
+        if aggregation not in get_args(Aggregation):
+            raise ValueError(f"aggregation {aggregation!r}? neighbours give their {', '.join(get_args(Aggregation))}")
+        self.aggregation = aggregation
+        self.parts: tuple[Part, ...] = ("own", *directions)
+        self.project = nn.Linear(channels, len(self.parts) * channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(channels))
         self.norm = nn.LayerNorm(channels)
 
-    def forward(self, hidden: NodeStates, hops: Sequence[Hop]) -> NodeStates:
-        messages = [neighbour_sum(hidden.map(heard), hop) for heard, hop in zip(self.heard, hops, strict=True)]
-        message = add(messages[0], hidden.map(self.own))
-        for other in messages[1:]:
-            message = add(message, other)
-        return add(message.map(self.norm), hidden, relu=True)
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        message = self._message(self.project(rows), sharing, number) + self.bias
+        return product(sharing.matrix(number, ("own",)), rows) + self.norm(message).relu()
+
+    def _message(self, projected: Float[Tensor, "before parts_channels"], sharing: Sharing, number: int) -> After:
+        by_part = projected.unflatten(1, (len(self.parts), -1))
+        if self.aggregation != "max":
+            return product(sharing.matrix(number, self.parts, self.aggregation, stacked=True), by_part.flatten(0, 1))
+        message = product(sharing.matrix(number, ("own",)), by_part[:, 0])
+        for i, part in enumerate(self.parts[1:], start=1):
+            message = message + neighbour_max(sharing.matrix(number, (part,)), by_part[:, i])
+        return message
 
 
-class SAGE(nn.Module):
-    """Encoder of computation graphs: `SegmentBatch` -> states of its nodes.
+class SAGE(Encoder):
+    """Encoder of computation graphs: `SegmentBatch` -> `NodeStates`.
 
     Args:
         channels: width of every layer and of the embeddings.
         num_layers: depth; a node hears of others up to so many edges away.
         num_opcodes, config_symbols, log_config: see `InputProjection`.
         directions: which way messages run, `forward` from producers to consumers, `backward` or both.
-        share: compute once what no configuration reaches. False computes everything for each configuration: the same
-            result, slower.
+        share: compute equal states once. False computes every node under every configuration: the same result, slower.
+        aggregation: what a node takes from the neighbours of a direction, channel by channel.
     """
 
     def __init__(
         self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
         log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+        aggregation: Aggregation = "mean",
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
-        self.layers = nn.ModuleList(SAGELayer(channels, directions) for _ in range(num_layers))
-        self.directions, self.share = tuple(directions), share
-
-    def forward(self, batch: SegmentBatch) -> NodeStates:
-        reach = Reach.of(batch, len(self.layers), self.directions, "mean", self.share)
-        hidden = self.inputs(batch, reach)
-        for layer, hops in zip(self.layers, reach.hops, strict=True):
-            hidden = layer(hidden, hops)
-        return hidden
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [SAGELayer(channels, directions, aggregation) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
@@ -14,6 +15,7 @@ from embedding_cache import EmbeddingTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Step, StepLoader
+from gst.data.prefetch import Reader
 from gst.estimator import GraphSegmentTraining
 from gst.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
@@ -23,11 +25,12 @@ class SegmentTrainingModule(L.LightningModule):
     """Train an encoder and a head on graphs cut into segments.
 
     Args:
-        encoder, head, pooling, num_fresh, keep_probability, omit_rest, max_rows, seed: see
+        encoder, head, pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed: see
             `gst.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
         table: keep embeddings of segments between steps (+E).
-        loss: what the scores learn; `log_runtime` makes them logarithms of runtimes.
-        finetune_epochs: for so many epochs at the end only the head learns, on exact embeddings (+F).
+        table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
+        loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
+            then has as many outputs).
     """
 
     def __init__(
@@ -38,9 +41,12 @@ class SegmentTrainingModule(L.LightningModule):
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: bool = False,
+        table_tier: Literal["device", "pinned", "disk"] = "device",
+        table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        table_capacity: int | None = None,
+        refresh: Literal["uniform", "drift"] = "uniform",
         omit_rest: bool = False,
-        loss: Literal["pairwise_hinge", "list_mle", "log_runtime"] = "pairwise_hinge",
-        finetune_epochs: int = 0,
+        loss: Literal["pairwise_hinge", "list_mle", "log_runtime", "squared_error", "cross_entropy"] = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
     ) -> None:
@@ -50,7 +56,14 @@ class SegmentTrainingModule(L.LightningModule):
             encoder, head, pooling, num_fresh, keep_probability,
             omit_rest=omit_rest, max_rows=max_rows, seed=seed,
         )  # fmt: skip
-        self.wants_table, self.loss, self.finetune_epochs = table, loss, finetune_epochs
+        self.loss = loss
+        self.table_options = {
+            "tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity,
+            "track_drift": refresh == "drift",
+        }  # fmt: skip
+        self.wants_table, self.refresh = table, refresh
+        if refresh == "drift" and not table:
+            raise ValueError("refresh='drift' refreshes rows of the table; add --model.table true")
         if table and omit_rest:
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         self.offset: Tensor
@@ -74,11 +87,19 @@ class SegmentTrainingModule(L.LightningModule):
         """Give lazy layers their widths and make the table."""
         embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
         if self.wants_table and self.estimator.table is None:
-            self.estimator.table = EmbeddingTable(1, embedded.shape[-1])
+            path = self._disk() if self.table_options["tier"] == "disk" else None
+            self.estimator.table = EmbeddingTable(1, embedded.shape[-1], path=path, **self.table_options)
+            self.estimator.refresh = self.refresh
+
+    def _disk(self) -> Path:
+        path = Path(self.trainer.default_root_dir) / "runs"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def forward(self, step: Step) -> Tensor:
-        """Scores (graphs, configs): the lower, the faster. exp(score) is a runtime where `loss` is `log_runtime`."""
-        return self.estimator(step.graphs, step.configs) + self.offset.float()
+        """Scores (graphs, configs): the lower, the faster. exp(score) is a runtime where `loss` is `log_runtime`; with
+        `cross_entropy` there is one score for each class, the last axis."""
+        return self.estimator(step.graphs, step.configs, step.ready) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
         loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
@@ -86,22 +107,16 @@ class SegmentTrainingModule(L.LightningModule):
         return loss
 
     def on_train_start(self) -> None:
-        """A resumed training goes on with the steps of its own epoch."""
-        if isinstance(self.trainer.train_dataloader, StepLoader):
-            self.trainer.train_dataloader.set_epoch(self.current_epoch)
-
-    def on_train_epoch_start(self) -> None:
-        last = self.trainer.max_epochs
-        if not self.finetune_epochs or self.estimator.encoder_frozen:
-            return
-        if not last or last <= self.finetune_epochs:
-            raise ValueError(
-                f"finetune_epochs is {self.finetune_epochs}, but max_epochs is {last}; the encoder learns first"
-            )
-        if self.current_epoch >= last - self.finetune_epochs:
-            self.estimator.freeze_encoder()
+        """A resumed training goes on with the steps of its own epoch. Segments are read one step ahead."""
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, StepLoader):
+            loader.set_epoch(self.current_epoch)
+            draw = lambda step, ahead: self.estimator.draw(step.graphs, step.configs, ahead)  # noqa: E731
+            loader.reader = Reader(draw, self.estimator.load)
 
     def on_train_epoch_end(self) -> None:
+        if isinstance(self.trainer.train_dataloader, StepLoader):
+            self.log("data/stall", self.trainer.train_dataloader.stall)
         if self.estimator.table is not None:
             statistics = self.estimator.table.statistics()
             self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
@@ -114,6 +129,8 @@ class SegmentTrainingModule(L.LightningModule):
 
     def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float]]:
         scores = self(step).cpu()
+        if self.loss == "cross_entropy":
+            scores = scores.argmax(-1)
         return [
             (graph.name, int(config), float(score))
             for graph, configs, row in zip(step.graphs, step.configs, scores, strict=True)
@@ -138,7 +155,8 @@ class SegmentTrainingModule(L.LightningModule):
         self._evaluated.clear()
         if pairs and all(len(scores) == 1 for scores, _ in pairs):  # one target per graph: rank the graphs
             pairs = [tuple(map(torch.cat, zip(*pairs, strict=True)))]
-        metrics = [evaluate(scores.numpy(), targets.numpy()) for scores, targets in pairs]
+        measure = classify if self.loss == "cross_entropy" else evaluate
+        metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
         self.log_dict(means, prog_bar=True)
 
@@ -158,6 +176,13 @@ def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         "slowdown@1": slowdown_at_k(scores, targets, 1),
         "slowdown@5": slowdown_at_k(scores, targets, 5),
     }
+
+
+def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Share of graphs whose class has the highest score, and the mean of that share over classes."""
+    correct = scores.argmax(-1) == targets
+    by_class = [correct[targets == label].mean() for label in np.unique(targets)]
+    return {"accuracy": float(correct.mean()), "balanced_accuracy": float(np.mean(by_class))}
 
 
 def _mean_of_known(values: list[float]) -> float:

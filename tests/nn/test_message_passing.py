@@ -1,77 +1,152 @@
+"""Sums, maxima and attention over the entries of a sparse matrix, and the matrices of a batch."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import slow_neighbour_mean, slow_neighbour_sum
+from reference import as_batch, random_graph
+from slow_messages import as_matrix, random_entries, slow_attention, slow_max, slow_product
 from torch import Tensor
 
-from gst.nn.message_passing import Adjacency, neighbour_mean, neighbour_sum
+from gst.nn.attention import neighbour_attention
+from gst.nn.maximum import neighbour_max
+from gst.nn.sharing import Sharing
+from gst.sparse import CsrMatrix, product
 
-FAST_AND_SLOW = [(neighbour_sum, slow_neighbour_sum), (neighbour_mean, slow_neighbour_mean)]
-
-
-def random_edges(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
-    return torch.randint(num_nodes, (2, num_edges), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize(("fast", "slow"), FAST_AND_SLOW)
-@given(
-    num_nodes=st.integers(1, 9),
-    num_edges=st.integers(0, 20),
-    seed=st.integers(0, 99),
-    middle=st.lists(st.integers(1, 3)),
-)
-def test_neighbours_are_summed_as_in_a_loop(fast, slow, num_nodes, num_edges, seed, middle) -> None:
-    edge_index = random_edges(num_nodes, num_edges, seed)
-    x = torch.randn(
-        num_nodes, *middle[:2], 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    torch.testing.assert_close(fast(x, Adjacency.from_edges(edge_index, num_nodes)), slow(x, edge_index))
-    reversed_ = Adjacency.from_edges(edge_index, num_nodes).reversed()
-    torch.testing.assert_close(fast(x, reversed_), slow(x, edge_index.flip(0)))
+SIZES = {
+    "seed": st.integers(0, 99),
+    "rows": st.integers(1, 7),
+    "columns": st.integers(1, 6),
+    "count": st.integers(0, 16),
+}
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-@pytest.mark.parametrize(("fast", "slow"), FAST_AND_SLOW)
-def test_one_number_per_node_is_enough(fast, slow) -> None:
-    x, edge_index = torch.arange(4.0), random_edges(4, 9)
-    torch.testing.assert_close(
-        fast(x, Adjacency.from_edges(edge_index, 4)), slow(x[:, None], edge_index)[:, 0]
-    )
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-@pytest.mark.parametrize("fast", [neighbour_sum, neighbour_mean])
-@pytest.mark.parametrize("num_edges", [0, 12])
-def test_gradients_are_right(fast, num_edges: int) -> None:
-    adjacency = Adjacency.from_edges(random_edges(6, num_edges), 6)
-    x = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: fast(x, adjacency), x)
+def assert_same_outcome(ours: Tensor, theirs: Tensor, inputs: list[Tensor], dtype: torch.dtype) -> None:
+    """Values and gradients."""
+    weights = torch.linspace(-1, 1, ours.numel(), dtype=dtype).view_as(ours)
+    gradients = [torch.zeros_like(x) for x in inputs] * 2  # where nothing is heard, nothing depends on the inputs
+    for i, out in enumerate((ours, theirs)):
+        if out.requires_grad:
+            found = torch.autograd.grad((out * weights).sum(), inputs, materialize_grads=True)
+            gradients[i * len(inputs) : (i + 1) * len(inputs)] = found
+    pairs = [(ours, theirs), *zip(gradients[: len(inputs)], gradients[len(inputs) :], strict=True)]
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
-def test_reversed_is_the_transpose() -> None:
-    adjacency, unit = Adjacency.from_edges(random_edges(7, 15), 7), torch.eye(7)
-    assert neighbour_sum(unit, adjacency).equal(neighbour_sum(unit, adjacency.reversed()).T)
-    assert adjacency.degrees().equal(neighbour_sum(torch.ones(7, 1), adjacency)[:, 0].long())
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@given(**SIZES, middle=st.lists(st.integers(1, 3), max_size=2))
+def test_a_product_is_a_loop_over_entries(dtype, seed, rows, columns, count, middle) -> None:
+    entries, x = random_entries(seed, rows, columns, count), numbers(columns, *middle, 2, dtype=dtype)
+    ours = product(as_matrix(entries, rows, columns), x)
+    assert_same_outcome(ours, slow_product(entries, rows, x), [x], dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@given(**SIZES, tied=st.booleans())
+def test_a_maximum_is_a_loop_over_entries(dtype, seed, rows, columns, count, tied) -> None:
+    """Where senders are equal, or one of them is heard twice, they share the gradient."""
+    entries, x = random_entries(seed, rows, columns, count), numbers(columns, 3, seed=seed, dtype=dtype)
+    x = x.detach().round().requires_grad_() if tied else x
+    assert_same_outcome(neighbour_max(as_matrix(entries, rows, columns), x), slow_max(entries, rows, x), [x], dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@given(**SIZES, heads=st.integers(1, 3))
+def test_attention_is_a_loop_over_entries(dtype, seed, rows, columns, count, heads) -> None:
+    entries = random_entries(seed, rows, columns, count)
+    inputs = [numbers(*shape, seed=seed, dtype=dtype) for shape in ((columns, 2 * heads), (columns, heads))]
+    inputs.append(numbers(rows, heads, seed=seed + 1, dtype=dtype))
+    ours = neighbour_attention(as_matrix(entries, rows, columns), *inputs)
+    assert_same_outcome(ours, slow_attention(entries, *inputs), inputs, dtype)
+
+
+def test_attention_to_anything_is_finite_and_sums_to_one() -> None:
+    """Logits of 10,000 overflow exp."""
+    entries = random_entries(0, 6, 5, 20)
+    scores = [torch.tensor([[1e4], [-1e4], [3.0], [1e4], [0.0]]), torch.tensor([[1e4], [-1e4]]).repeat(3, 1)]
+    heard = neighbour_attention(as_matrix(entries, 6, 5), torch.ones(5, 4), *scores)
+    reached = [any(row == v for row, _, _ in entries) for v in range(6)]
+    torch.testing.assert_close(heard, torch.tensor(reached).float()[:, None].expand(-1, 4))
+
+
+@pytest.mark.parametrize("count", [0, 12])
+def test_gradients_are_right(count: int) -> None:
+    matrix = as_matrix(random_entries(1, 5, 4, count), 5, 4)
+    x, sent, heard = numbers(4, 6), numbers(4, 2, seed=1), numbers(5, 2, seed=2)
+    assert torch.autograd.gradcheck(lambda x: product(matrix, x), x)
+    assert torch.autograd.gradcheck(lambda x: neighbour_max(matrix, x), x)
+    assert torch.autograd.gradcheck(lambda *given: neighbour_attention(matrix, *given), (x, sent, heard))
+
+
+def test_a_gradient_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass of attention looks at some edges at a time."""
+    entries, inputs = random_entries(1, 5, 4, 12), [numbers(4, 6), numbers(4, 2, seed=1), numbers(5, 2, seed=2)]
+    monkeypatch.setattr("gst.nn.attention.BLOCK", 18)  # three edges of six channels
+    ours = neighbour_attention(as_matrix(entries, 5, 4), *inputs)
+    assert_same_outcome(ours, slow_attention(entries, *inputs), inputs, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("fast", [neighbour_sum, neighbour_mean])
-def test_every_floating_dtype_stays_itself(fast, dtype: torch.dtype) -> None:
-    edge_index = torch.tensor([[0, 1, 2], [1, 2, 1]])
+def test_every_floating_dtype_stays_itself(dtype: torch.dtype) -> None:
+    matrix = CsrMatrix.from_entries(torch.tensor([1, 2, 1]), torch.tensor([0, 1, 2]), (4, 4))
     x = torch.tensor([[1.0], [2.0], [4.0], [8.0]], dtype=dtype, requires_grad=True)
-    received = fast(x, Adjacency.from_edges(edge_index, 4))
-    scale = 1 if fast is neighbour_sum else 2
-    assert received.dtype == dtype and received.flatten().tolist() == [0, 5 / scale, 2, 0]
-    received.sum().backward()
-    assert (
-        x.grad is not None
-        and x.grad.dtype == dtype
-        and x.grad.flatten().tolist() == [1 / scale, 1, 1 / scale, 0]
-    )
+    scores = torch.zeros(4, 1, dtype=dtype, requires_grad=True)
+    for heard, values, gradient in (
+        (product(matrix, x), [0, 5, 2, 0], [1, 1, 1, 0]),
+        (neighbour_max(matrix, x), [0, 4, 2, 0], [0, 1, 1, 0]),
+        (neighbour_attention(matrix, x, scores, scores), [0, 2.5, 2, 0], [0.5, 1, 0.5, 0]),
+    ):
+        assert heard.dtype == dtype and heard.flatten().tolist() == values
+        (found,) = torch.autograd.grad(heard.sum(), x)
+        assert found.dtype == dtype and found.flatten().tolist() == gradient
+
+
+def test_short_sums_are_taken_in_float32() -> None:
+    """In bfloat16, 256 + 1 is 256."""
+    matrix = CsrMatrix.from_entries(torch.zeros(1000, dtype=torch.long), torch.arange(1000), (1, 1000))
+    assert product(matrix, torch.ones(1000, 2, dtype=torch.bfloat16)).tolist() == [[1000, 1000]]
 
 
 def test_a_constant_gradient_that_is_one_number_expanded_is_summed_too() -> None:
     x = torch.zeros(3, 4, requires_grad=True)
-    neighbour_sum(x, Adjacency.from_edges(torch.tensor([[0, 0], [1, 2]]), 3)).sum().backward()
+    product(CsrMatrix.from_entries(torch.tensor([1, 2]), torch.tensor([0, 0]), (3, 3)), x).sum().backward()
     assert x.grad is not None and x.grad[:, 0].tolist() == [2, 0, 0]
+
+
+# The matrices of a batch ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["sum", "mean", "symmetric"])
+@pytest.mark.parametrize("share", [False, True])
+@given(seed=st.integers(0, 99), num_nodes=st.integers(1, 9), num_edges=st.integers(0, 20))
+def test_rows_hear_what_their_nodes_hear(weights: str, share: bool, seed: int, num_nodes: int, num_edges: int) -> None:
+    """Any states of the rows before a layer, written out for every node and configuration, and the messages counted."""
+    graph = random_graph(seed, num_nodes, num_edges, min(num_nodes, 3))
+    sharing = Sharing.of(as_batch(graph), 1, ("forward", "backward"), share)
+    before, after = (torch.from_numpy(level.first[:-1, None] + level.alike) for level in sharing.levels)
+    x = torch.randn(sharing.levels[0].num_rows, 2, dtype=torch.double)
+    heard = product(sharing.matrix(0, ("own", "backward"), weights), x)[after]
+    edges = graph.edges.T.tolist()
+    degrees = [1 + sum((u == v) + (w == v) for u, w in edges) for v in range(num_nodes)]
+    for v in range(num_nodes):
+        consumers = [w for u, w in edges if u == v]
+        own = 1 / degrees[v] if weights == "symmetric" else 1.0
+        expected = own * x[before[v]]
+        for u in consumers:
+            scale = {"sum": 1, "mean": 1 / len(consumers), "symmetric": (degrees[u] * degrees[v]) ** -0.5}[weights]
+            expected = expected + scale * x[before[u]]
+        torch.testing.assert_close(heard[v], expected)
+
+
+def test_weights_that_nobody_knows_are_refused(unchecked: None) -> None:
+    sharing = Sharing.of(as_batch(random_graph(0)), 1, ("forward",))
+    with pytest.raises(ValueError, match=r"'median'.*'sum', a 'mean' or 'symmetric'"):
+        sharing.matrix(0, ("forward",), "median")

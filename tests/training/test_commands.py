@@ -101,8 +101,8 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
         [],
         ["--model.table=true"],
         ["--model.table=true", "--model.keep_probability=0.5"],
-        ["--model.table=true", "--model.finetune_epochs=1"],
-        ["--model.table=true", "--model.keep_probability=0.5", "--model.finetune_epochs=1"],
+        ["--model.table=true", "--trainer.callbacks+=gst.training.HeadFinetuning"],
+        ["--model.table=true", "--model.keep_probability=0.5", "--trainer.callbacks+=gst.training.HeadFinetuning"],
     ],
     ids=["GST-One", "GST", "GST+E", "GST+ED", "GST+EF", "GST+EFD"],
 )

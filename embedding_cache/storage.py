@@ -1,0 +1,144 @@
+"""Numbered rows, kept on an accelerator or in the memory of the host. Row 0 belongs to nobody and stays zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from embedding_cache import kernels
+from embedding_cache.memory import Grow, MappedFile, ordinary, pinned
+
+Tier = Literal["device", "pinned", "disk"]
+
+STREAMED_BYTES = 16 << 20  # a result that no longer stays in the caches, for whoever reads it next
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """What a table needs of its rows. Slots are positions of rows, on the host."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
+        """Copies of the rows, on the table's device: in `out` where it is given."""
+
+    def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
+        """Overwrite distinct rows with `rows`, of any dtype and device."""
+
+    def grow(self, num_rows: int) -> None:
+        """Make room; rows keep their slots."""
+
+
+def rows_for(tier: Tier, channels: int, dtype: torch.dtype, device: torch.device, path: Path | None) -> Rows:
+    """One row of zeros, in `tier`. Pinned memory needs an accelerator; without one it is ordinary."""
+    if tier == "device" and device.type != "cpu":
+        return AcceleratorRows(channels, dtype, device)
+    if tier == "disk":
+        assert path is not None
+        return HostRows(channels, dtype, device, MappedFile(path))
+    pins = tier == "pinned" and torch.cuda.is_available()
+    return HostRows(channels, dtype, device, pinned if pins else ordinary)
+
+
+class AcceleratorRows:
+    """Rows in the accelerator's own memory."""
+
+    def __init__(self, channels: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rows = torch.zeros(1, channels, dtype=dtype, device=device)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
+        return torch.index_select(self._rows, 0, self._sent(slots), out=out)
+
+    def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
+        self._rows.index_copy_(0, self._sent(slots).long(), rows.detach().to(self._rows))
+
+    def grow(self, num_rows: int) -> None:
+        larger = self._rows.new_empty(num_rows, self._rows.shape[1])
+        larger[: len(self._rows)] = self._rows
+        self._rows = larger
+
+    def _sent(self, slots: Int32[np.ndarray, " slots"]) -> Tensor:
+        """On the device, which the host does not wait for."""
+        numbers = torch.from_numpy(slots)
+        return (numbers.pin_memory() if self._rows.is_cuda else numbers).to(self._rows.device, non_blocking=True)
+
+
+class HostRows:
+    """Rows in the host's memory, wherever `grow_rows` takes it from, for a table whose results go to `device`.
+
+    One thread copies: on the machines measured a second one waited for the same memory.
+    """
+
+    def __init__(self, channels: int, dtype: torch.dtype, device: torch.device, grow_rows: Grow) -> None:
+        row_bytes = channels * dtype.itemsize
+        self._word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
+        self._in_lines = row_bytes % kernels.LINE == 0
+        self._device, self._grow_rows = device, grow_rows
+        self._keep(grow_rows(torch.zeros(1, channels, dtype=dtype), 1))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
+        direct = out is not None and self._reachable(out)
+        host = out if out is not None and direct else self._staging(len(slots))
+        streams = self._in_lines and host.nbytes >= STREAMED_BYTES and host.data_ptr() % kernels.LINE == 0
+        kernel = kernels.gather_streaming if streams else kernels.gather
+        kernel(self._words, slots, host.view(self._word).numpy())
+        if direct:
+            return host
+        return host.to(self._device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
+
+    def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
+        streams = self._in_lines and self._rows.data_ptr() % kernels.LINE == 0
+        kernel = kernels.scatter_streaming if streams else kernels.scatter
+        kernel(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
+
+    def grow(self, num_rows: int) -> None:
+        self._keep(self._grow_rows(self._rows, num_rows))
+
+    def _keep(self, rows: Tensor) -> None:
+        self._rows, self._words = rows, rows.view(self._word).numpy()
+
+    def _staging(self, num_rows: int) -> Tensor:
+        pins = self._device.type == "cuda"
+        return torch.empty(num_rows, self._rows.shape[1], dtype=self._rows.dtype, pin_memory=pins)
+
+    def _on_host(self, rows: Tensor) -> Tensor:
+        rows = rows.to(self._rows.dtype)
+        if rows.is_cuda:
+            staging = self._staging(len(rows)).copy_(rows, non_blocking=True)
+            torch.cuda.current_stream(rows.device).synchronize()  # the kernel reads what has arrived
+            return staging
+        rows = rows.cpu().contiguous()
+        return rows if self._reachable(rows) else rows.clone()
+
+    def _reachable(self, rows: Tensor) -> bool:
+        """Whether the kernels can read or write it, word by word, as it lies."""
+        if rows.device.type != "cpu" or not rows.is_contiguous():
+            return False
+        offset = rows.storage_offset() * rows.element_size()
+        return offset % self._word.itemsize == 0 and rows.data_ptr() % self._word.itemsize == 0

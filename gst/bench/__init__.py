@@ -1,0 +1,1 @@
+"""What `gst bench` measures: each module has one `run`, whose result is written as JSON."""

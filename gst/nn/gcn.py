@@ -1,0 +1,42 @@
+"""The graph convolutional network of Kipf and Welling 2017, for any number of configurations at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from gst.nn.inputs import InputProjection
+from gst.nn.message_passing import BOTH, After, Before, Encoder
+from gst.nn.residual import ResidualLayer
+from gst.nn.sharing import Direction, Part, Sharing
+from gst.sparse import product
+
+
+class GCNConvolution(nn.Module):
+    """D^-1/2 (A + I) D^-1/2 H W (Kipf and Welling 2017, eq. 2); A holds the edges of all directions in use."""
+
+    def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
+        super().__init__()
+        self.parts: tuple[Part, ...] = ("own", *directions)
+        self.project = nn.Linear(channels, channels, bias=False)
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        return product(sharing.matrix(number, self.parts, "symmetric"), self.project(rows))
+
+
+class GCN(Encoder):
+    """Neighbours, and the node itself, added up by the square roots of their degrees.
+
+    Args:
+        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
+            are one relation, as in the undirected graphs of the paper.
+    """
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+    ) -> None:  # fmt: skip
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [ResidualLayer(channels, GCNConvolution(channels, directions)) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)

@@ -1,0 +1,118 @@
+"""The graph transformer GPS of Rampasek et al. 2022, attention staying inside segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from gst.nn.gat import check_heads
+from gst.nn.inputs import InputProjection
+from gst.nn.message_passing import BOTH, After, Before, Encoder
+from gst.nn.sage import SAGELayer
+from gst.nn.sharing import Direction, Sharing
+from gst.sparse import product
+
+Attention = Literal["softmax", "linear"]
+Heads = Float[Tensor, "classes heads nodes width"]
+
+
+class SegmentAttention(nn.Module):
+    """Every node hears all nodes of its segment, under each class of configurations by itself.
+
+    The nodes of a segment tell the same classes of configurations apart once they have heard each other (`Sharing.of`,
+    `whole_segments`), so the rows of a segment are a grid, nodes times classes. A segment that no configuration reaches
+    has one class.
+    """
+
+    def __init__(self, channels: int, heads: int, attention: Attention) -> None:
+        super().__init__()
+        self.heads, self.attend = heads, ATTENTIONS[attention]
+        self.project, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        order, grids = _grids(sharing, number)
+        projected = product(sharing.matrix(number, ("own",)), self.project(rows))
+        pieces = projected.index_select(0, order).split([nodes * classes for nodes, classes in grids])
+        heard = torch.cat([self._within(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)])
+        return self.out(heard.new_zeros(len(projected), heard.shape[1]).index_copy(0, order, heard))
+
+    def _within(
+        self, projected: Float[Tensor, "rows three_channels"], nodes: int, classes: int
+    ) -> Float[Tensor, "rows channels"]:
+        query, key, value = projected.view(nodes, classes, 3, self.heads, -1).permute(2, 1, 3, 0, 4)
+        return self.attend(query, key, value).permute(2, 0, 1, 3).reshape(nodes * classes, -1)
+
+
+def _grids(sharing: Sharing, number: int) -> tuple[Int64[Tensor, " rows"], list[tuple[int, int]]]:
+    """The rows after a layer segment by segment, and how many nodes and classes of configurations each segment has."""
+    level, segment_of_node = sharing.levels[number + 1], sharing.segment_of_node
+    order = np.argsort(segment_of_node[level.node_of_row()], kind="stable")
+    segments, first, nodes = np.unique(segment_of_node, return_index=True, return_counts=True)
+    grids = list(zip(nodes.tolist(), np.diff(level.first)[first].tolist(), strict=True))
+    return torch.from_numpy(order).to(sharing.device), grids
+
+
+def linear_attention(query: Heads, key: Heads, value: Heads) -> Heads:
+    """phi(q) (sum of phi(k) v^T) / (phi(q) · sum of phi(k)), phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 5 to 7):
+    time and memory grow with the nodes of a segment, not with their square."""
+    query, key = nn.functional.elu(query) + 1, nn.functional.elu(key) + 1
+    return query @ (key.transpose(-1, -2) @ value) / (query @ key.sum(-2, keepdim=True).transpose(-1, -2))
+
+
+ATTENTIONS: dict[Attention, Callable[[Heads, Heads, Heads], Heads]] = {
+    "softmax": nn.functional.scaled_dot_product_attention,
+    "linear": linear_attention,
+}
+
+
+class GPSLayer(nn.Module):
+    """X = local(h) + norm(h + attention(h)), then norm(X + MLP(X)) (Rampasek et al. 2022, eq. 1 to 4, and 8 to 10 for
+    where residuals and normalisations stand), LayerNorm for BatchNorm so that segments of a batch stay apart."""
+
+    def __init__(self, channels: int, directions: Sequence[Direction], heads: int, attention: Attention) -> None:
+        super().__init__()
+        self.local = SAGELayer(channels, directions)
+        self.attention, self.attention_norm = SegmentAttention(channels, heads, attention), nn.LayerNorm(channels)
+        self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.ReLU(), nn.Linear(2 * channels, channels))
+        self.mlp_norm = nn.LayerNorm(channels)
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        own = product(sharing.matrix(number, ("own",)), rows)
+        everywhere = self.attention_norm(own + self.attention(rows, sharing, number))
+        both = self.local(rows, sharing, number) + everywhere
+        return self.mlp_norm(both + self.mlp(both))
+
+
+class GPS(Encoder):
+    """Messages along edges, as in `SAGE`, and attention between all nodes of a segment, in every layer.
+
+    A node hears the whole of its segment, context nodes (`halo`) too, and nothing outside: segments are part of the
+    model, not only of its training. After the first layer all nodes of a segment tell apart the configurations that any
+    of them does; segments without configurable nodes are computed once.
+
+    Args:
+        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`.
+        heads: attentions side by side, which share the channels.
+        attention: `softmax`, whose time grows with the square of the nodes of a segment, or `linear`, for segments of
+            thousands of nodes.
+
+    Raises:
+        ValueError: the heads do not divide the channels, or there is no such attention.
+    """
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True, heads: int = 4,
+        attention: Attention = "softmax",
+    ) -> None:  # fmt: skip
+        check_heads(channels, heads)
+        if attention not in get_args(Attention):
+            raise ValueError(f"attention {attention!r}? it is one of {', '.join(get_args(Attention))}")
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [GPSLayer(channels, directions, heads, attention) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share, whole_segments=True)

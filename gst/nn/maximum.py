@@ -1,0 +1,36 @@
+"""The largest of what a row hears, channel by channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gst.nn.edges import Edges
+from gst.sparse import CsrMatrix
+from gst.sparse_kernels import row_maxima
+
+
+def neighbour_max(matrix: CsrMatrix, x: Float[Tensor, "senders channels"]) -> Float[Tensor, "receivers channels"]:
+    """For every row of `matrix` and every channel the largest of `x` over its entries, whatever they weigh; 0 where
+    there is none. Senders that are largest together share the gradient, so that no order of nodes or edges matters."""
+    return _Maximum.apply(x, matrix)
+
+
+class _Maximum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: CsrMatrix) -> Tensor:
+        largest = row_maxima(matrix.row_ptr, matrix.columns, x)
+        ctx.matrix = matrix
+        ctx.save_for_backward(x, largest)
+        return largest.masked_fill(torch.isneginf(largest), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, largest = ctx.saved_tensors
+        edges = Edges.of(ctx.matrix)
+        is_largest = x.index_select(0, edges.sender) == largest.index_select(0, edges.receiver)
+        share = gradient / edges.by_receiver(is_largest.to(x.dtype)).clamp(min=1)
+        return edges.by_sender(share.index_select(0, edges.receiver) * is_largest), None

@@ -1,0 +1,89 @@
+"""Jobs beside the caller: in order, seen through by whoever waits, and forgotten."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import pytest
+import torch
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.background import Background
+
+HOST = torch.device("cpu")
+
+
+def test_the_caller_goes_on_and_jobs_run_in_order() -> None:
+    background, gate, order = Background(HOST), threading.Event(), []
+    first = background.run(lambda: order.append(gate.wait(30)))
+    second = background.run(lambda: order.append("second"))
+    assert not order and not first.succeeded()  # else the job had held up the caller
+    gate.set()
+    second.wait()
+    assert order == [True, "second"]
+    background.wait()
+
+
+def test_what_a_job_raises_is_raised_where_it_is_waited_for() -> None:
+    background = Background(HOST)
+    background.run(lambda: torch.ones(2) + torch.ones(3))
+    last = background.run(lambda: torch.ones(2))
+    assert last.wait().tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        background.wait()
+    background.wait()  # it is told once
+
+
+def test_rows_fetched_and_dropped_are_not_kept() -> None:
+    table = EmbeddingTable(10, 4)
+    table.push(torch.arange(10), torch.ones(10, 4), 0)
+    rows = weakref.ref(table.prefetch(torch.arange(10)).wait()[0])
+    table.prefetch(torch.arange(10)).wait()
+    assert rows() is None
+
+
+def held_up(table: EmbeddingTable) -> threading.Event:
+    """Nothing moves in the background of `table` until the event is set."""
+    gate = threading.Event()
+    table._background.run(lambda: None if gate.wait(30) else torch.empty(-1))  # which raises
+    return gate
+
+
+def test_a_pull_that_was_asked_for_is_not_changed_by_what_follows() -> None:
+    """A row is evicted and its place given away while the pull of it has not begun."""
+    table = EmbeddingTable(10, 2, capacity=2)
+    table.push(torch.tensor([0, 1]), torch.tensor([[1.0, 1.0], [2.0, 2.0]]), 0)
+    gate = held_up(table)
+    fetched = table.prefetch(torch.tensor([0, 1, 2]))
+    table.write_back(torch.tensor([2]), torch.full((1, 2), 3.0), 1)
+    assert table.known(torch.tensor([0, 1, 2])).tolist() == [False, True, True]
+    gate.set()
+    rows, ages, known = fetched.wait()
+    assert rows[:, 0].tolist() == [1, 2, 0] and known.tolist() == [True, True, False] and ages.tolist() == [0, 0, -1]
+    assert table.pull(torch.tensor([0, 1, 2]))[0][:, 0].tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("act", ["pull", "push", "write_back", "export_rows", "get_extra_state", "clear"])
+def test_whatever_comes_next_finds_the_row_written(act: str) -> None:
+    """A row is on its way, held up, when the table is read, written, or moved to a larger place."""
+    table, key = EmbeddingTable(100, 2), torch.tensor([1])
+    table.push(key, torch.zeros(1, 2), 0)
+    gate = held_up(table)
+    table.write_back(key, torch.ones(1, 2), 1)
+    threading.Timer(0.1, gate.set).start()
+    if act == "pull":
+        assert table.pull(key)[0].tolist() == [[1, 1]]
+    elif act == "push":
+        table.push(key, torch.full((1, 2), 2.0), 2)
+        assert table.pull(key)[0].tolist() == [[2, 2]]
+    elif act == "write_back":
+        table.write_back(torch.arange(2, 100), torch.full((98, 2), 2.0), 2)  # more than there is room for
+        assert table.pull(torch.tensor([1, 2]))[0].tolist() == [[1, 1], [2, 2]]
+    elif act == "clear":
+        table.clear()
+        table.push(key, torch.full((1, 2), 3.0), 3)
+        assert table.pull(key)[0].tolist() == [[3, 3]]
+    else:
+        held = getattr(table, act)()
+        assert (held["rows"] if isinstance(held, dict) else held[1]).tolist() == [[1, 1]]

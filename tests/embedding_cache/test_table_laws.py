@@ -1,0 +1,116 @@
+"""Any sequence of acts, on any tier, in any dtype, with or without a capacity, equals the slow twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, table_in, through_a_file
+
+ACTS = ["push", "push", "write_back", "write_back", "pull", "prefetch", "wait", "look", "clear", "reload", "resize"]
+
+
+class Pair:
+    """A table and its twin, to which the same is done."""
+
+    def __init__(self, data: st.DataObject, tier: str, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.data, self.device = data, device
+        num_keys, channels = data.draw(st.integers(1, 20)), data.draw(st.sampled_from([1, 2, 3, 4, 32]))
+        capacity = data.draw(st.none() | st.integers(1, 8))
+        self.options = {"device": device, "capacity": capacity, "track_drift": data.draw(st.booleans())}
+        self.table = table_in(tier, num_keys, channels, dtype, **self.options)
+        self.twin = SlowTable(num_keys, channels, dtype, capacity)
+        self.generator = torch.Generator().manual_seed(0)
+        self.underway: list[tuple] = []
+
+    def push(self, name: str = "push") -> None:
+        key = st.integers(0, self.twin.num_keys - 1)
+        keys = self.data.draw(st.lists(key, unique=True, max_size=self.twin.num_keys))
+        rows = torch.randn(len(keys), self.twin.channels, generator=self.generator)
+        step = self.data.draw(st.integers(0, 50))
+        getattr(self.table, name)(torch.tensor(keys, dtype=torch.int64), rows.to(self.device), step)
+        self.twin.push(keys, rows, step)
+
+    def write_back(self) -> None:
+        self.push("write_back")
+
+    def pull(self, name: str = "pull") -> None:
+        keys = self.data.draw(st.lists(st.integers(0, self.twin.num_keys - 1), max_size=30))
+        step = self.twin.step + self.data.draw(st.integers(0, 3))
+        shape, dtype = (len(keys), self.twin.channels), self.twin.dtype
+        out = torch.empty(shape, dtype=dtype, device=self.device) if self.data.draw(st.booleans()) else None
+        pulled = getattr(self.table, name)(torch.tensor(keys, dtype=torch.int64), step, out)
+        self.underway.append((pulled, out, self.twin.pull(keys, step)))
+
+    def prefetch(self) -> None:
+        self.pull("prefetch")
+
+    def wait(self) -> None:
+        self.table.wait()
+
+    def look(self) -> None:
+        assert_agree(self.table, self.twin)
+
+    def clear(self) -> None:
+        self.table.clear()
+        self.twin.step = 0
+        self.twin.written.clear()
+
+    def reload(self) -> None:
+        """Into a new table of any tier."""
+        state = through_a_file(self.table.state_dict())
+        tier = self.data.draw(st.sampled_from(TIERS))
+        self.table = table_in(tier, self.twin.num_keys, self.twin.channels, self.twin.dtype, **self.options)
+        self.table.load_state_dict(state)
+
+    def resize(self) -> None:
+        self.twin.num_keys += self.data.draw(st.integers(0, 3))
+        self.table.resize(self.twin.num_keys)
+
+    def settle(self) -> None:
+        """What was pulled is what the twin said when it was asked for, whatever came after."""
+        for pulled, out, expected in self.underway:
+            got = pulled.wait() if hasattr(pulled, "wait") else pulled
+            assert_same(got, expected)
+            assert out is None or got[0] is out
+        self.look()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tier", TIERS)
+@given(st.data())
+def test_any_sequence_of_acts_equals_the_slow_twin(tier: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    pair = Pair(data, tier, dtype)
+    for name in data.draw(st.lists(st.sampled_from(ACTS), max_size=12)):
+        getattr(pair, name)()
+    pair.settle()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: side streams and pinned copies do not run")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tier", TIERS)
+@given(st.data())
+def test_any_sequence_of_acts_on_a_gpu(tier: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    pair = Pair(data, tier, dtype, "cuda")
+    for name in data.draw(st.lists(st.sampled_from(ACTS), max_size=12)):
+        getattr(pair, name)()
+    pair.settle()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing runs on a stream of its own")
+@pytest.mark.parametrize("tier", TIERS)
+def test_streams_wait_for_each_other(tier: str) -> None:
+    """Rows are pushed while they are still being computed, and pulled rows are used at once."""
+    table, weight = table_in(tier, 4096, 256, device="cuda"), torch.randn(256, 256, device="cuda") / 16
+    keys, rows = torch.arange(4096), torch.randn(4096, 256, device="cuda")
+    for step in range(20):
+        expected = rows
+        for _ in range(20):
+            expected = torch.tanh(expected @ weight)
+        table.write_back(keys, expected, step)
+        pulled = table.prefetch(keys).wait()[0]
+        assert torch.equal(pulled + 1, expected + 1)
+        rows = expected + 0.1

@@ -1,0 +1,160 @@
+"""Slow twins of the encoders: one configuration after the other, node by node, message by message, as in the papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from gst.batch import SegmentBatch
+from gst.nn import GAT, GCN, GIN, GPS, SAGE
+
+Messages = list[tuple[int, int]]
+"""(sender, receiver) of every message."""
+
+CASES: dict[str, Callable[..., nn.Module]] = {
+    "SAGE mean": SAGE,
+    "SAGE sum": lambda *a, **k: SAGE(*a, aggregation="sum", **k),
+    "SAGE max": lambda *a, **k: SAGE(*a, aggregation="max", **k),
+    "GCN": GCN,
+    "GIN": GIN,
+    "GAT": GAT,
+    "GAT one head": lambda *a, **k: GAT(*a, heads=1, **k),
+    "GPS softmax": lambda *a, **k: GPS(*a, heads=2, **k),
+    "GPS linear": lambda *a, **k: GPS(*a, heads=2, attention="linear", **k),
+}
+LOCAL = [name for name in CASES if not name.startswith("GPS")]
+
+
+def made(case: str, batch: SegmentBatch, channels: int = 8, num_layers: int = 2, **arguments) -> nn.Module:
+    """An encoder of the dtype of `batch` without lazy layers; eps of GIN is not 0."""
+    torch.manual_seed(0)
+    encoder = CASES[case](channels, num_layers, **arguments)
+    encoder(batch.to(torch.device("cpu"), torch.float32))
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            if name.endswith(("eps", "bias")):
+                parameter.uniform_(-0.5, 0.5)
+    return encoder.to(batch.node_features.dtype)
+
+
+def messages(batch: SegmentBatch, direction: str) -> Messages:
+    pairs = [(int(u), int(v)) for u, v in batch.edge_index.T]
+    return pairs if direction == "forward" else [(v, u) for u, v in pairs]
+
+
+def senders(node: int, all_messages: Messages) -> list[int]:
+    return [u for u, v in all_messages if v == node]
+
+
+def slow_encode(encoder: nn.Module, batch: SegmentBatch) -> Tensor:
+    """(nodes, configs, channels)"""
+    return torch.stack([slow_encode_under(encoder, batch, c) for c in range(batch.num_configs)], 1)
+
+
+def slow_encode_under(encoder: nn.Module, batch: SegmentBatch, config: int) -> Tensor:
+    hidden = slow_inputs(encoder.inputs, batch, config)
+    by_direction = [messages(batch, direction) for direction in encoder.directions]
+    for layer in encoder.layers:
+        hidden = SLOW_LAYERS[type(encoder)](layer, hidden, by_direction, batch.segment_of_node.tolist())
+    return torch.stack(hidden)
+
+
+def slow_inputs(inputs: nn.Module, batch: SegmentBatch, config: int) -> list[Tensor]:
+    slot = {int(v): i for i, v in enumerate(batch.config_nodes)}
+    hidden = []
+    for v in range(batch.num_nodes):
+        state = inputs.static(slow_log(batch.node_features[v])) + inputs.opcode.weight[batch.opcodes[v]]
+        if v in slot:
+            state = state + inputs.config(slow_log(batch.config_features[slot[v], config]))
+        hidden.append(state)
+    return hidden
+
+
+def slow_log(x: Tensor) -> Tensor:
+    return x.sign() * (1 + x.abs()).log()
+
+
+def slow_sage(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+    after = []
+    for v in range(len(hidden)):
+        own, *weights = layer.project.weight.chunk(1 + len(by_direction))
+        message = own @ hidden[v] + layer.bias
+        for weight, direction in zip(weights, by_direction, strict=True):
+            heard = [weight @ hidden[u] for u in senders(v, direction)]
+            if heard:
+                message = message + slow_aggregate(heard, layer.aggregation)
+        after.append(hidden[v] + layer.norm(message).relu())
+    return after
+
+
+def slow_aggregate(heard: list[Tensor], aggregation: str) -> Tensor:
+    together = torch.stack(heard)
+    return {"sum": together.sum(0), "mean": together.mean(0), "max": together.amax(0)}[aggregation]
+
+
+def slow_gcn(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+    """Kipf and Welling 2017, eq. 2, with matrices."""
+    adjacency = torch.zeros(len(hidden), len(hidden), dtype=hidden[0].dtype)
+    for u, v in [message for direction in by_direction for message in direction]:
+        adjacency[v, u] += 1
+    with_loops = adjacency + torch.eye(len(hidden), dtype=hidden[0].dtype)
+    scale = torch.diag(with_loops.sum(1) ** -0.5)
+    heard = scale @ with_loops @ scale @ torch.stack(hidden) @ layer.convolution.project.weight.T
+    return list(torch.stack(hidden) + layer.norm(heard).relu())
+
+
+def slow_gin(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+    """Xu et al. 2019, eq. 4.1."""
+    together, after = [message for direction in by_direction for message in direction], []
+    for v in range(len(hidden)):
+        heard = (1 + layer.convolution.eps) * hidden[v]
+        for u in senders(v, together):
+            heard = heard + hidden[u]
+        after.append(hidden[v] + layer.norm(layer.convolution.mlp(heard)).relu())
+    return after
+
+
+def slow_gat(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+    """Velickovic et al. 2018, eq. 1 to 5."""
+    together, gat, after = [message for direction in by_direction for message in direction], layer.convolution, []
+    heads = len(gat.sent)
+    projected = [(gat.project.weight @ state).chunk(heads) for state in hidden]
+    for v in range(len(hidden)):
+        heard = [v, *senders(v, together)]
+        by_head = []
+        for h in range(heads):
+            attention = torch.cat([gat.heard[h], gat.sent[h]])
+            logits = [attention @ torch.cat([projected[v][h], projected[u][h]]) for u in heard]
+            powers = [torch.exp(x if x > 0 else 0.2 * x) for x in logits]
+            by_head.append(sum(p / sum(powers) * projected[u][h] for p, u in zip(powers, heard, strict=True)))
+        after.append(hidden[v] + layer.norm(torch.cat(by_head)).relu())
+    return after
+
+
+def slow_gps(
+    layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], segment_of_node: list[int]
+) -> list[Tensor]:
+    local, after = slow_sage(layer.local, hidden, by_direction, segment_of_node), []
+    attention = layer.attention
+    projected = [attention.project(state).chunk(3) for state in hidden]
+    for v in range(len(hidden)):
+        by_head = []
+        for h in range(attention.heads):
+            query = projected[v][0].chunk(attention.heads)[h]
+            others = [u for u in range(len(hidden)) if segment_of_node[u] == segment_of_node[v]]
+            keys = [projected[u][1].chunk(attention.heads)[h] for u in others]
+            if attention.attend is nn.functional.scaled_dot_product_attention:
+                powers = [torch.exp(query @ key / math.sqrt(len(key))) for key in keys]
+            else:
+                powers = [(nn.functional.elu(query) + 1) @ (nn.functional.elu(key) + 1) for key in keys]
+            values = [projected[u][2].chunk(attention.heads)[h] for u in others]
+            by_head.append(sum(p / sum(powers) * value for p, value in zip(powers, values, strict=True)))
+        both = local[v] + layer.attention_norm(hidden[v] + attention.out(torch.cat(by_head)))
+        after.append(layer.mlp_norm(both + layer.mlp(both)))
+    return after
+
+
+SLOW_LAYERS = {SAGE: slow_sage, GCN: slow_gcn, GIN: slow_gin, GAT: slow_gat, GPS: slow_gps}
