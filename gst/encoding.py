@@ -22,8 +22,9 @@ def contract(encoder: Callable[..., Any]) -> Contract:
     with `batch=`, the segment of each row (PyG's convention), if it has an argument of that name."""
     call = encoder.forward if isinstance(encoder, nn.Module) else encoder
     parameters = inspect.signature(call).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return "edges"  # e.g. PyG's Sequential
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # PyG's Sequential, which names its arguments elsewhere
+        named = getattr(getattr(encoder, "signature", None), "param_dict", {})
+        return "edges and batch" if "batch" in named else "edges"
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.default is p.empty and p.kind in positional]
     if len(required) < 2:

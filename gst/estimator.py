@@ -333,11 +333,14 @@ class GraphSegmentTraining(nn.Module):
             table.resize(self._keys.num_keys)
 
     def _push(self, keys: Int64[Tensor, "segments configs"], embedded: Tensor) -> None:
-        """A key that stands for all configurations is written once."""
+        """A key that comes more than once (it stands for all configurations, or its graph is here twice) is written
+        once."""
         assert self.table is not None
-        real = keys >= 0
-        real[:, 1:] &= keys[:, 1:] != keys[:, :1]
-        self.table.push(keys[real], embedded.detach()[real.to(embedded.device)], self.step)
+        flat = keys.flatten()
+        distinct, inverse = flat.unique(return_inverse=True)
+        first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
+        first = first[distinct >= 0].sort().values
+        self.table.push(flat[first], embedded.detach().flatten(0, 1)[first.to(embedded.device)], self.step)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {

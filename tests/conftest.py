@@ -25,6 +25,7 @@ METHOD = [
     "graph",
     "nn",
     "pooling",
+    "readiness",
     "sampling",
     "segments",
     "sparse",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from embedding_cache import inclusion_probabilities, sample_by_probability
 from gst.dropout import segment_weights
 from gst.sampling import choose_fresh
 
@@ -53,3 +54,19 @@ def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> 
         torch.Generator(),
     )
     assert (weights == weights[:, :1]).all() and 0 < weights[1:, 0].mean() < 1
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> None:
+    """4 standard errors, seed fixed."""
+    generator = torch.Generator().manual_seed(7)
+    inclusion = inclusion_probabilities(torch.tensor([0.0, 1.0, 5.0, 20.0, 3.0, 1.0]), 2)
+    known = torch.tensor([[True, False]]).expand(6, 2)
+    weights = torch.stack(
+        [
+            segment_weights(sample_by_probability(inclusion, generator), inclusion, known, keep, generator)
+            for _ in range(4 * DRAWS)
+        ]
+    ).double()
+    error = weights.std(0) / (4 * DRAWS) ** 0.5
+    assert ((weights.mean(0) - 1).abs() <= 4 * error + 1e-6).all()

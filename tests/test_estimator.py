@@ -15,6 +15,7 @@ from embedding_cache import EmbeddingTable
 from gst.batch import SegmentBatch
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
+from gst.data.prefetch import Prefetched, Reader
 from gst.estimator import GraphSegmentTraining
 from gst.graph import Graph
 from gst.nn import SAGE, Head
@@ -186,6 +187,50 @@ def test_the_rest_gives_no_gradient() -> None:
     assert not all(torch.allclose(a, b) for a, b in zip(of_all, of_one, strict=True))
 
 
+def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
+    """Its rows are written once; a segment that no configuration reaches has the same key in both places."""
+    graph, configs = segment(random_graph(0), 6), torch.tensor([[0, 1], [0, 2]])
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(5))
+    first = model([graph, graph], configs)
+    torch.testing.assert_close(first, model.exact([graph, graph], configs))
+    reached = int((np.diff(graph.config_ptr) > 0).sum())
+    assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
+
+
+@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
+    graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
+    steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
+
+    def train(ahead: bool) -> list[Tensor]:
+        table = EmbeddingTable(1, 6, torch.float64, track_drift=refresh == "drift")
+        model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, 0.5, table, seed=1, refresh=refresh)
+        if not ahead:
+            return [model(*step).detach() for step in steps]
+        read = Prefetched(steps, Reader(lambda step, ahead: model.draw(*step, ahead), model.load))
+        return [model(ready=ready).detach() for _, ready in read]
+
+    if refresh == "uniform":  # drift looks at the table, which is one step older when it draws ahead
+        assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
+    assert all(a.equal(b) for a, b in zip(train(True), train(True), strict=True))
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
+def test_gradients_of_drift_guided_draws_are_on_average_those_of_uniform_ones(keep: float) -> None:
+    graph = segment(random_graph(0, 40), 6)
+    table = EmbeddingTable(1, 5, torch.float64, track_drift=True)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", 2, keep, table, refresh="drift")
+    for _ in range(4):
+        model([graph])
+    draw = model.draw([graph])
+    assert draw.inclusion.std() > 0.01 and draw.inclusion.sum().item() == pytest.approx(2)
+    known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
+    value_weight = keep + (1 - keep) / draw.inclusion
+    expected = draw.inclusion * value_weight * model._gradient_weights(draw, known)[:, 0]
+    uniform = keep * 2 / graph.num_segments + (1 - keep)
+    torch.testing.assert_close(expected, torch.full_like(expected, uniform))
+
+
 # Symmetries ----------------------------------------------------------------------------------------
 
 
@@ -339,6 +384,8 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(frozen: b
         ({"keep_probability": -0.1}, "keep_probability is -0.1"),
         ({"keep_probability": float("nan")}, "keep_probability is nan"),
         ({"omit_rest": True, "table": EmbeddingTable(1, 1)}, "use one of the two"),
+        ({"refresh": "drift"}, "track_drift=True"),
+        ({"refresh": "drift", "table": EmbeddingTable(1, 1)}, "track_drift=True"),
     ],
     ids=str,
 )

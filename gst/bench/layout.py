@@ -1,4 +1,4 @@
-"""Programs of the size and the shape of TpuGraphs' layout collections, for benchmarks where no such files are at hand."""
+"""Programs of the size and the shape of TpuGraphs' layout collections, for benchmarks without such files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def programs(data: Path | None, seed: int = 0) -> list[Graph]:
 
 
 def layout_program(num_nodes: int, seed: int, num_configs: int = 200) -> Graph:
-    """140 node features, 1.7 edges per node, and 8 % configurable nodes (as in the genuine AlexNet) in stretches; each of
-    their 18 configuration columns is part of one of three tensor layouts. The runtime is additive, with noise."""
+    """140 node features, 1.7 edges per node and 8 % configurable nodes, as in the genuine AlexNet; each of their 18
+    configuration columns is part of one of three tensor layouts. The runtime is additive, with noise."""
     random = np.random.default_rng(seed)
     nodes = np.arange(1, num_nodes)
     near = nodes - np.minimum(random.geometric(0.3, len(nodes)), nodes)

@@ -61,11 +61,11 @@ def run(
     """Measure all variants.
 
     Returns:
-        Of the fastest variant `step_ms` (median), `exact_eval_ms` (two graphs, all segments), `peak_mib` (resident, the
-        whole process), `tau_difference_bf16` (mean absolute difference of Kendall's tau on every graph, the same weights
-        in fp32 and bf16), `table_step_over_gst_one` (in turns in one process), `stall` (share of time waiting for the
-        reading thread); `speedup` and `eval_speedup` over the unshared variant; `gflop` executed in a step, and the share
-        of the machine's matrix product rate that this makes; `variants`: the same for each.
+        Of the fastest variant `step_ms` (median), `exact_eval_ms` (two graphs, all segments), `peak_mib` (resident,
+        the whole process), `tau_difference_bf16` (mean absolute difference of Kendall's tau over the graphs, the same
+        weights in fp32 and bf16), `table_step_over_gst_one` (in turns in one process), `stall` (share of time waiting
+        for the reading thread); `speedup` and `eval_speedup` over the unshared variant; `share_of_peak` (arithmetic
+        executed in a step over what the machine's matrix products could do); `variants`: the same for each.
     """
     results: dict[str, Any] = {}
     for done, variant in enumerate(VARIANTS):

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from gst.data.prefetch import Prefetched, Reader
+from gst.data.source import group_of
 from gst.sampling import generator_for
 from gst.segments import SegmentedGraph
 
@@ -134,24 +135,29 @@ def _step(lists: Sequence[Selection]) -> Step:
 
 
 def split(
-    graphs: Sequence[SegmentedGraph], by: Literal["configs", "graphs"], valid: int, test: int, seed: int
+    graphs: Sequence[SegmentedGraph], by: Literal["configs", "graphs", "groups"], valid: int, test: int, seed: int
 ) -> tuple[list[Selection], list[Selection], list[Selection]]:
     """Train, validation and test part of a dataset.
 
     Args:
-        by: `configs` holds out configurations of every graph, `graphs` whole graphs.
+        by: `configs` holds out configurations of every graph, `graphs` whole graphs, `groups` whole groups of graphs
+            that belong together (`group_of` their names: all binaries of a package).
         valid, test: how many of them.
     """
-    if by not in ("configs", "graphs"):
-        raise ValueError(f"split by {by!r}? hold out 'configs' or 'graphs'")
+    if by not in ("configs", "graphs", "groups"):
+        raise ValueError(f"split by {by!r}? hold out 'configs', 'graphs' or 'groups'")
     if valid < 0 or test < 0:
         raise ValueError(f"{valid} and {test} are to be held out; neither can be negative")
     everything = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
-    if by == "graphs":
-        if valid + test >= len(graphs):
-            raise ValueError(f"{valid} + {test} graphs are to be held out, but there are only {len(graphs)}")
-        ids = torch.randperm(len(graphs), generator=generator_for(seed)).tolist()
-        pick = lambda chosen: [everything[i] for i in sorted(chosen)]  # noqa: E731
+    if by != "configs":
+        groups: dict[str, list[int]] = {}
+        for i, graph in enumerate(graphs):
+            groups.setdefault(group_of(graph.name) if by == "groups" else str(i), []).append(i)
+        if valid + test >= len(groups):
+            raise ValueError(f"{valid} + {test} {by} are to be held out, but there are only {len(groups)}")
+        members = list(groups.values())
+        ids = torch.randperm(len(members), generator=generator_for(seed)).tolist()
+        pick = lambda chosen: [everything[i] for i in sorted(i for c in chosen for i in members[c])]  # noqa: E731
         return pick(ids[valid + test :]), pick(ids[:valid]), pick(ids[valid : valid + test])
     parts: tuple[list[Selection], list[Selection], list[Selection]] = ([], [], [])
     for i, (graph, configs) in enumerate(everything):

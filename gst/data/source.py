@@ -14,3 +14,8 @@ class GraphSource(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[Graph]:
         """The graphs, one after the other, the same at every call; names are unique."""
+
+
+def group_of(name: str) -> str:
+    """The group in the name of a graph: `group/path` -> `group`."""
+    return name.partition("/")[0]

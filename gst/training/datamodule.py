@@ -22,7 +22,7 @@ class SegmentDataModule(L.LightningDataModule):
         source: the graphs.
         store: directory under which the prepared dataset is kept, by content; it is prepared when it is not there.
         max_nodes, method, halo, partition_seed: how graphs are cut, see `gst.segment`.
-        split_by: hold out `configs` of every graph or whole `graphs`.
+        split_by: hold out `configs` of every graph, whole `graphs`, or `groups` of them (`package/binary`).
         num_valid, num_test: how many are held out.
         split_seed: of the draw of what is held out.
         graphs_per_step, configs_per_graph: size of a training step.
@@ -39,7 +39,7 @@ class SegmentDataModule(L.LightningDataModule):
         method: str = "metis",
         halo: int = 0,
         partition_seed: int = 0,
-        split_by: Literal["configs", "graphs"] = "configs",
+        split_by: Literal["configs", "graphs", "groups"] = "configs",
         num_valid: int = 1,
         num_test: int = 1,
         split_seed: int = 0,

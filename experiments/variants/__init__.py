@@ -1,0 +1,1 @@
+"""The variants of Graph Segment Training on the same data."""

@@ -1,0 +1,125 @@
+"""MalNet: function-call graphs of Android programs, as edge lists (Freitas et al., NeurIPS 2021, arXiv 2011.07682)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int64
+
+from gst.data.degree_profile import degree_profile
+from gst.data.source import GraphSource
+from gst.graph import Graph
+
+VERSION = 1  # of what is read
+PARTS = ("train", "val", "test")
+LARGEST_ID = 10**18
+
+
+def read_edge_list(path: Path) -> Int64[np.ndarray, "2 edges"]:
+    """Edges of a file with one `caller callee` a line; empty lines and those that start with # are passed over.
+
+    Nodes are numbered anew, in the order of their ids; those without any edge are not in such a file.
+
+    Raises:
+        ValueError: a line is something else, or there is no edge; the message names the file and the line.
+    """
+    ids: list[int] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith(b"#"):
+            continue
+        if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):
+            raise ValueError(f"{path}, line {number}: {_shown(line)}, want two node ids such as `12 7`")
+        if max(len(word) for word in words) > len(str(LARGEST_ID)):
+            raise ValueError(f"{path}, line {number}: {_shown(line)}, a node id of more than {LARGEST_ID}")
+        ids += map(int, words)
+    if not ids:
+        raise ValueError(f"{path} holds no edges; it is empty or cut off, fetch it again")
+    nodes = np.unique(np.array(ids), return_inverse=True)[1]
+    return np.ascontiguousarray(nodes.reshape(-1, 2).T)
+
+
+def _shown(line: bytes) -> str:
+    return f"got {line[:40].decode(errors='replace')!r}"
+
+
+@dataclass(frozen=True)
+class MalNet(GraphSource):
+    """MalNet, or MalNet-Tiny, unpacked: files `type/family/hash.edgelist`. The target is the place of the type in
+    `classes`; node features are the local degree profile, as log(1 + number).
+
+    Args:
+        root: the folder of the types (`malnet-graphs-tiny`).
+        part: `train`, `val` or `test` as published, or all graphs.
+        splits: the folder with `train.txt`, `val.txt` and `test.txt` (`split_info_tiny/type`), which name a graph
+            `type/family/hash` in each line.
+    """
+
+    root: str
+    part: Literal["all", "train", "val", "test"] = "all"
+    splits: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.part not in ("all", *PARTS):
+            raise ValueError(f"part is {self.part!r}; choose all, {', '.join(PARTS)}")
+        if self.part != "all" and self.splits is None:
+            raise ValueError(f"which graphs are in part {self.part!r}? give splits, the folder of {self.part}.txt")
+
+    def __iter__(self) -> Iterator[Graph]:
+        number = {name: i for i, name in enumerate(self.classes)}
+        return (_read(path, number[path.parent.parent.name]) for path in self.files)
+
+    def fingerprint(self) -> str:
+        """Equal for equal files, so that a prepared dataset is found without reading them all."""
+        digest = hashlib.sha256(repr((VERSION, self.classes)).encode())
+        for path in self.files:
+            status = path.stat()
+            digest.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
+        return f"MalNet {digest.hexdigest()}"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the types in the order of their numbers, the same for every part."""
+        return tuple(sorted({path.parent.parent.name for path in self._everything}))
+
+    @cached_property
+    def _everything(self) -> tuple[Path, ...]:
+        paths = tuple(sorted(Path(self.root).glob("*/*/*.edgelist")))
+        if not paths:
+            raise ValueError(f"{self.root} holds no type/family/hash.edgelist; give the folder that was unpacked")
+        return paths
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The edge lists of the part.
+
+        Raises:
+            ValueError: there are none, or a graph of the part is missing; the message names the file and the line.
+        """
+        if self.part == "all":
+            return self._everything
+        listing = Path(str(self.splits)) / f"{self.part}.txt"
+        if not listing.is_file():
+            raise ValueError(f"{listing}: there is no such file; give the folder with {self.part}.txt as splits")
+        return tuple(self._listed(listing))
+
+    def _listed(self, listing: Path) -> Iterator[Path]:
+        for number, line in enumerate(listing.read_text(errors="replace").splitlines(), 1):
+            if name := line.strip():
+                path = Path(self.root, f"{name}.edgelist")
+                if name.count("/") != 2 or ".." in name or not path.is_file():
+                    raise ValueError(f"{listing}, line {number}: {name!r} is no type/family/hash below {self.root}")
+                yield path
+
+
+def _read(path: Path, target: int) -> Graph:
+    edges = read_edge_list(path)
+    features = np.log1p(degree_profile(edges, int(edges.max()) + 1)).astype(np.float32)
+    name = ".".join([*path.parts[-3:-1], path.stem])
+    return Graph(features, edges, targets=np.array([float(target)]), name=name)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gst.data.pyg import from_pyg
+
+
+def data(**changes: Any) -> SimpleNamespace:
+    """Two edges between three nodes, with the attributes of PyG's `Data`."""
+    given = {"x": torch.eye(3), "edge_index": torch.tensor([[0, 1], [1, 2]]), "y": torch.tensor(4)}
+    return SimpleNamespace(**(given | changes))
+
+
+@given(num_nodes=st.integers(1, 9), num_edges=st.integers(0, 12), features=st.integers(0, 3), seed=st.integers(0, 99))
+def test_what_pyg_holds_is_what_the_graph_holds(num_nodes: int, num_edges: int, features: int, seed: int) -> None:
+    Data = pytest.importorskip("torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]").Data
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_nodes, features, generator=generator)
+    edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    graph = from_pyg(Data(x=x, edge_index=edge_index, y=torch.tensor([seed])))
+    assert torch.from_numpy(graph.node_features).equal(x)
+    assert torch.from_numpy(graph.edges).equal(edge_index)
+    assert graph.targets.tolist() == [seed] and graph.num_configs == 1
+
+
+@pytest.mark.parametrize("y", [3, 3.0, torch.tensor(3), torch.tensor([3.0]), torch.tensor([[3]]), np.float32(3)])
+def test_a_label_is_a_number_however_it_is_wrapped(y: Any) -> None:
+    assert from_pyg(data(y=y)).targets.tolist() == [3.0]
+
+
+def test_a_graph_without_label_has_an_unknown_target() -> None:
+    assert np.isnan(from_pyg(data(y=None)).targets).tolist() == [True]
+
+
+def test_integers_and_doubles_become_the_features_that_a_graph_holds() -> None:
+    for dtype in (torch.int64, torch.float64, torch.float16, torch.bool):
+        graph = from_pyg(data(x=torch.eye(3).to(dtype)))
+        assert graph.node_features.dtype == np.float32 and (graph.node_features == np.eye(3)).all()
+
+
+def test_names_are_given_or_the_datas_or_made_from_the_content() -> None:
+    assert from_pyg(data(name="b"), "a").name == "a"
+    assert from_pyg(data(name="b")).name == "b"
+    made = from_pyg(data()).name
+    assert made == from_pyg(data(name=7)).name and made != from_pyg(data(y=5)).name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": None}, r"x is None, want a tensor \(nodes, features\); gst.data.degree_profile"),
+        ({"x": torch.ones(3)}, r"x has shape \(3,\), want \(nodes, features\)"),
+        ({"edge_index": None}, "edge_index is None.*ToSparseTensor"),
+        ({"edge_index": torch.zeros(5, 2)}, r"edge_index has shape \(5, 2\), want \(2, edges\)"),
+        ({"edge_index": torch.tensor([[0], [3]])}, "edges name nodes 0..3, but nodes are 0..2"),
+        ({"y": torch.zeros(3)}, r"y has shape \(3,\), want one number for the whole graph"),
+        ({"num_graphs": 2}, r"a Batch of 2 graphs; convert each of its to_data_list\(\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_pyg(data(**changes))
+
+
+def test_features_of_edges_are_not_dropped_in_silence() -> None:
+    with pytest.warns(UserWarning, match="edge_attr left behind"):
+        from_pyg(data(edge_attr=torch.ones(2, 1)))
+
+
+def test_a_real_batch_is_refused() -> None:
+    loader = pytest.importorskip("torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]")
+    batch = loader.Batch.from_data_list([loader.Data(**vars(data()))] * 2)
+    with pytest.raises(ValueError, match="a Batch of 2 graphs"):
+        from_pyg(batch)
+    assert from_pyg(loader.Batch.from_data_list([loader.Data(**vars(data()))])).num_nodes == 3
