@@ -195,7 +195,7 @@ def _capped(scores: np.ndarray, num_chosen: int) -> np.ndarray:
     certain = int(np.argmax(left * ordered[:num_chosen] <= sums[:num_chosen]))
     rest = ordered[certain:] if sums[certain] > 0 else np.ones(len(scores) - certain)
     capped = np.ones(len(scores))
-    capped[descending[certain:]] = np.minimum(1, rest * (left[certain] / rest.sum()))
+    capped[descending[certain:]] = np.minimum(1, rest / rest.sum() * left[certain])
     return capped
 
 

@@ -21,6 +21,7 @@ from embedding_cache.arguments import (
     check_table,
 )
 from embedding_cache.background import Background, Job, Prefetched
+from embedding_cache.contents import Contents
 from embedding_cache.index import KeyIndex
 from embedding_cache.refresh import DriftEstimate
 from embedding_cache.storage import Tier, rows_for
@@ -81,15 +82,20 @@ class EmbeddingTable(nn.Module):
     @property
     def step(self) -> int:
         """The greatest one pushed, 0 at first."""
-        return self._index.step
+        return self._held.index.step
 
-    @torch.inference_mode(False)  # storage born in inference mode could never be written outside it
+    @property
+    def rows_in_use(self) -> int:
+        """How many keys have a row."""
+        return self._held.index.rows_in_use
+
+    @torch.inference_mode(False)  # rows born in inference mode could never be written outside it
     def clear(self) -> None:
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
         self._background.wait()
-        self._index = KeyIndex(self.num_keys, self.capacity)
-        self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
-        self._drift = DriftEstimate() if self.track_drift else None
+        rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+        drift = DriftEstimate() if self.track_drift else None
+        self._held = Contents(KeyIndex(self.num_keys, self.capacity), rows, drift)
 
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
@@ -111,12 +117,12 @@ class EmbeddingTable(nn.Module):
         """
         slots, ages, known = self._look_up(keys, step, out)
         self._background.wait()
-        return self._rows.gather(slots, out), ages, known
+        return self._held.rows.gather(slots, out), ages, known
 
     def prefetch(self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None) -> Prefetched:
         """`pull` in the background: `.wait()` returns what `pull` would return now. Leave `out` alone until then."""
         slots, ages, known = self._look_up(keys, step, out)
-        return Prefetched(self._background.run(partial(self._rows.gather, slots, out)), ages, known)
+        return Prefetched(self._background.run(partial(self._held.rows.gather, slots, out)), ages, known)
 
     def known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
         """`pull(keys)[2]` without the rows."""
@@ -152,11 +158,11 @@ class EmbeddingTable(nn.Module):
         Raises:
             ValueError: drift is not tracked, and what `pull` refuses.
         """
-        if self._drift is None:
+        if self._held.drift is None:
             raise ValueError("drift is not tracked; make the table with track_drift=True")
         slots, ages, _ = self._look_up(keys, step)
         self._background.wait()
-        return self._drift.expected(slots, ages.cpu().numpy()).to(keys.device)
+        return self._held.drift.expected(slots, ages.cpu().numpy()).to(keys.device)
 
     def resize(self, num_keys: int) -> None:
         """Make room for keys 0..num_keys-1; rows keep their keys.
@@ -165,16 +171,16 @@ class EmbeddingTable(nn.Module):
             ValueError: fewer keys than there are, or more than int32 slots.
         """
         check_resize(self.num_keys, num_keys)
-        self._index.resize(num_keys)
+        self._held.index.resize(num_keys)
         self.num_keys = num_keys
 
     def export_rows(
         self,
     ) -> tuple[Int64[Tensor, " in_use"], Float[Tensor, "in_use channels"], Int64[Tensor, " in_use"]]:
         """Copies of the keys in use, ascending, their rows, and the steps these were written at."""
-        keys, slots, written = self._index.in_use()
+        keys, slots, written = self._held.index.in_use()
         self._background.wait()
-        return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
+        return torch.from_numpy(keys), self._held.rows.gather(slots), torch.from_numpy(written)
 
     def statistics(self) -> dict[str, float]:
         """What to log.
@@ -185,27 +191,19 @@ class EmbeddingTable(nn.Module):
             rows_in_use: rows.
             bytes: of the index and the storage, spare capacity included.
         """
-        ages = self._index.ages(self.step)
-        drift_bytes = 0 if self._drift is None else self._drift.nbytes
+        ages = self._held.index.ages(self.step)
         return {
             "age_mean": float(ages.mean()) if len(ages) else -1.0,
             "age_max": int(ages.max()) if len(ages) else -1,
             "share_unknown": 1 - len(ages) / self.num_keys,
-            "rows_in_use": len(ages),
-            "bytes": self._index.nbytes + self._rows.nbytes + drift_bytes,
+            "rows_in_use": self.rows_in_use,
+            "bytes": self._held.nbytes,
         }
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`: tensors, numbers and text only, and no spare room. Whatever the tier, it is the same."""
-        keys, slots, written = self._index.by_write()
         self._background.wait()
-        state: dict[str, Any] = {"num_keys": self.num_keys, "step": self.step, "dataset": self.dataset}
-        state |= {
-            "keys": torch.from_numpy(keys),
-            "rows": self._rows.gather(slots),
-            "written": torch.from_numpy(written),
-        }
-        return state if self._drift is None else state | {"drift": self._drift.state(slots)}
+        return self._held.state() | {"dataset": self.dataset}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """For `load_state_dict`: replaces everything. A table with fewer keys grows to the saved number, one of another
@@ -217,18 +215,10 @@ class EmbeddingTable(nn.Module):
         """
         check_state(state, self.channels, self.dtype, self.dataset)
         num_keys = max(self.num_keys, state["num_keys"])
-        keys, written = state["keys"].cpu().numpy(), state["written"].cpu().numpy()
-        KeyIndex(num_keys, None).find(keys)  # refuses what a damaged file may hold
-        self.num_keys = num_keys
+        KeyIndex(num_keys, None).find(state["keys"].cpu().numpy())  # refuses what a damaged file may hold
+        self.num_keys, self.dataset = num_keys, self.dataset or state.get("dataset", "")
         self.clear()
-        kept = slice(max(0, len(keys) - self._index.most_rows), None)
-        slots, _ = self._reserve(keys[kept], state["step"])
-        self._index.stamp(slots, written[kept])
-        self._rows.scatter(slots, state["rows"][kept])
-        self.dataset = self.dataset or state.get("dataset", "")
-        if self._drift is not None and "drift" in state:
-            drift = state["drift"]
-            self._drift.load(drift | {"factors": drift["factors"][kept]}, slots)
+        self._held.load(state)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: the settings and the state; files and threads stay behind."""
@@ -250,42 +240,12 @@ class EmbeddingTable(nn.Module):
         check_now(now, self.step)
         if out is not None:
             check_out(out, (len(keys), self.channels), self.dtype, self.device)
-        slots, ages, known = self._index.look_up(keys.cpu().numpy(), now)
+        slots, ages, known = self._held.index.look_up(keys.cpu().contiguous().numpy(), now)
         return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(known).to(keys.device)
 
     def _place(self, keys: Tensor, rows: Tensor, step: int) -> Job:
-        """Check a push and give its keys their slots; what is returned writes the rows there."""
         check_push(keys, rows, step, self.channels)
-        numbers, rows = keys.cpu().numpy(), rows.detach()
-        beyond = len(numbers) - self._index.most_rows
-        if beyond > 0:
-            self._index.find(numbers)  # refuses what is wrong with those not kept
-            numbers, rows = numbers[beyond:], rows[beyond:]
-        ages = self._index.look_up(numbers, step)[1] if self.track_drift else None
-        slots, before = self._reserve(numbers, step)
-        return partial(self._write, slots, rows, before, ages)
-
-    def _reserve(
-        self, keys: Int64[np.ndarray, " keys"], step: int
-    ) -> tuple[Int32[np.ndarray, " keys"], Int32[np.ndarray, " keys"]]:
-        """The slots that `keys` are written to at `step`, and those they had before (0 for none). Storage grows by
-        doubling, so that n pushes copy O(n) rows in all."""
-        before, num_new = self._index.find(keys)
-        needed = 1 + min(self._index.rows_in_use + num_new, self._index.most_rows)
-        if needed > self._rows.num_rows:
-            self._background.wait()
-            num_rows = min(max(needed, 2 * self._rows.num_rows), 1 + self._index.most_rows)
-            with torch.inference_mode(False):
-                self._rows.grow(num_rows)
-            self._index.grow(num_rows)
-            if self._drift is not None:
-                self._drift.grow(num_rows)
-        return self._index.assign(keys, before, step), before
-
-    def _write(self, slots: np.ndarray, rows: Tensor, before: np.ndarray, ages: np.ndarray | None) -> None:
-        if self._drift is not None and ages is not None:
-            self._drift.observe(slots, before, ages, rows, self._rows.gather(before))
-        self._rows.scatter(slots, rows)
+        return self._held.place(keys.cpu().contiguous().numpy(), rows.detach(), step, settle=self._background.wait)
 
 
 def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTable:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
+from gst.scratch import chunks
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A computation graph, its configurations and its measured targets. Arrays only; nothing is copied.
+    """A computation graph, its configurations and its measured targets. Arrays only, in memory or memory-mapped;
+    nothing is copied.
 
     Index convention: node ids run from 0 to `num_nodes - 1`; an edge points from the producer of a value to its
     consumer. A graph without configurations has exactly one, with no configurable node.
@@ -83,7 +86,7 @@ class Graph:
             low, high = int(self.edges.min()), int(self.edges.max())
             require(low >= 0 and high < nodes, f"edges name nodes {low}..{high}, but nodes are 0..{nodes - 1}")
         require(
-            bool(np.isfinite(self.node_features).all()),
+            _finite(self.node_features),
             "node_features holds NaN or infinity; clean them before",
         )
         require(self.opcodes.shape == (nodes,), f"opcodes has shape {self.opcodes.shape}, want ({nodes},)")
@@ -95,7 +98,7 @@ class Graph:
             f"want (configs, {len(self.config_nodes)}, channels)",
         )
         if self.config_features.dtype.kind == "f":
-            require(bool(np.isfinite(self.config_features).all()), "config_features holds NaN or infinity")
+            require(_finite(self.config_features), "config_features holds NaN or infinity")
         if self.config_nodes.size:
             low, high = int(self.config_nodes.min()), int(self.config_nodes.max())
             require(
@@ -140,3 +143,9 @@ class Graph:
             self.node_features[order], position[self.edges], self.opcodes[order], position[self.config_nodes],
             self.config_features, self.targets, self.counts, self.spreads, self.name,
         )  # fmt: skip
+
+
+def _finite(array: np.ndarray) -> bool:
+    """In pieces: a graph may be larger than memory."""
+    flat = array.reshape(-1)
+    return all(bool(np.isfinite(flat[part]).all()) for part in chunks(len(flat)))

@@ -1,29 +1,32 @@
 """The segment store: a directory of memory-mapped arrays holding every segmented graph of a dataset.
 
 Reading a segment touches the bytes of that segment only. A store is written beside its place and moved there whole,
-under a name made from its content, so it is either complete or absent and a second preparation does nothing.
+under a name made from its content, so it is either complete or absent and a second preparation does nothing. A killed
+preparation leaves `.partial-...`, and the next one of the same graphs goes on there.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from gst.array_files import JOURNAL, Record, as_bytes, map_files, shortened, view
+from gst.cutting import BLOCK_NODES
 from gst.graph import Graph
-from gst.segments import SegmentedGraph, segment
+from gst.preparation import ARRAYS, SCALARS, Preparation
+from gst.segments import SegmentedGraph
 
-SCHEMA = 1
-ALIGNMENT = 64
-SCALARS = ("name", "num_nodes", "edge_cut")
-ARRAYS = tuple(field.name for field in fields(SegmentedGraph) if field.name not in SCALARS)
+SCHEMA = 2
 
 
 def prepare(
@@ -34,124 +37,199 @@ def prepare(
     halo: int = 0,
     seed: int = 0,
     progress: Callable[[str], None] = lambda name: None,
+    block_nodes: int = BLOCK_NODES,
+    workers: int | None = None,
 ) -> Path:
     """Segment `graphs` and write the store of them under `root`; returns its directory.
 
+    Graphs are read one after the other and never all held. One with more than `block_nodes` nodes is cut and written in
+    pieces, so that memory does not grow with it if its own arrays are memory-mapped.
+
     Args:
+        graphs: read as far as they agree with a store that is there already, and from the beginning if there is none of
+            them all. If they have a method `fingerprint() -> str`, of which a change tells that a graph may have
+            changed ("" where that is unknown), they are read once, and not at all if they are known.
+        max_nodes, method, halo, seed, block_nodes: how graphs are cut, see `gst.segment`.
         progress: called with the name of each graph once it is written.
+        workers: processes that partition, one per core if not given. They do not change the result.
 
     Raises:
         ValueError: there are no graphs, or two share a name.
         OSError: the disk is full; nothing is left behind.
     """
-    if iter(graphs) is graphs:
-        graphs = list(graphs)  # it is gone over twice
-    settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed}
-    final = root / _digest(graphs, settings)
-    if final.exists():
-        return final
-    root.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
-    try:
-        _write(graphs, partial, settings, progress)
+    if isinstance(graphs, Iterator):
+        graphs = list(graphs)  # they may be gone over twice
+    settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes}
+    fingerprint = getattr(graphs, "fingerprint", str)()
+    key, name = _look_up(root, settings, fingerprint) if fingerprint else _compare(root, settings, graphs)
+    if name and (root / name).is_dir():
+        return root / name
+    with _removed_if_full(root / "partitions") as cache, _workplace(root, key) as partial:
+        with Preparation(partial, settings, cache, workers or _cores(), progress) as preparation:
+            for graph in _named(graphs):
+                preparation.add(graph)
+            records, sizes = preparation.finish()
+        _write_meta(partial, {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records})
+        final = root / _digest(settings, [_content(record["name"], record["digest"]) for record in records])
         if not final.exists():  # another process may have been faster
             partial.rename(final)
-        return final
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if fingerprint:
+        (root / "sources").mkdir(exist_ok=True)
+        (root / "sources" / key).write_text(final.name)
+    return final
 
 
-def _digest(graphs: Iterable[Graph], settings: dict[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps({"schema": SCHEMA, **settings}, sort_keys=True).encode())
+def _named(graphs: Iterable[Graph]) -> Iterator[Graph]:
     names: set[str] = set()
     for graph in graphs:
         if graph.name in names:
             raise ValueError(f"two graphs are named {graph.name!r}; names must be unique within a dataset")
         names.add(graph.name)
-        digest.update(f"{graph.name} {graph.digest()}".encode())
+        yield graph
     if not names:
         raise ValueError("there are no graphs to prepare; check the files or the pattern that names them")
-    return digest.hexdigest()[:16]
 
 
-def _write(graphs: Iterable[Graph], directory: Path, settings: dict[str, Any], progress: Callable[[str], None]) -> None:
-    records: list[dict[str, Any]] = []
-    checksum = hashlib.sha256()
-    with (directory / "arrays.bin").open("wb") as file:
-        for graph in graphs:
-            cut = segment(graph, **settings)
-            try:
-                arrays = {key: _append(file, getattr(cut, key), checksum) for key in ARRAYS}
-            except OSError as error:
-                message = (
-                    f"cannot write a store in {directory.parent}: {error.strerror}; make room or give another place"
-                )
-                raise OSError(error.errno, message) from error
-            records.append({key: getattr(cut, key) for key in SCALARS} | {"arrays": arrays})
-            progress(graph.name)
-        size = file.tell()
-    meta = {
-        "schema": SCHEMA,
-        "settings": settings,
-        "bytes": size,
-        "sha256": checksum.hexdigest(),
-        "graphs": records,
-    }
-    (directory / "meta.json").write_text(json.dumps(meta))
+def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
+    digest = hashlib.sha256(json.dumps({"schema": SCHEMA, **settings}, sort_keys=True).encode())
+    for content in contents:
+        digest.update(content.encode())
+    return shortened(digest)
 
 
-def _append(file: BinaryIO, array: np.ndarray, checksum: Any) -> dict[str, Any]:
-    file.write(b"\0" * (-file.tell() % ALIGNMENT))
-    offset = file.tell()
-    data = np.ascontiguousarray(array)
-    file.write(data.data.cast("B") if data.size else b"")
-    checksum.update(data.data.cast("B") if data.size else b"")
-    return {"offset": offset, "shape": list(data.shape), "dtype": data.dtype.str}
+def _content(name: str, digest: str) -> str:
+    return f"{name} {digest}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _look_up(root: Path, settings: dict[str, Any], fingerprint: str) -> tuple[str, str]:
+    """The key of a source and these settings, and the name of the store made from them, if one was."""
+    key = _digest(settings, [fingerprint])
+    note = root / "sources" / key
+    return key, note.read_text() if note.is_file() else ""
+
+
+def _compare(root: Path, settings: dict[str, Any], graphs: Iterable[Graph]) -> tuple[str, str]:
+    """A key made from the first graph, and the name of the store that holds just these graphs, if there is one."""
+    alike = dict(_stores(root, settings))
+    read: list[str] = []
+    for graph in _named(graphs):
+        read.append(_content(graph.name, graph.digest()))
+        alike = {name: contents for name, contents in alike.items() if contents[: len(read)] == read}
+        if not alike:
+            break
+    return _digest(settings, read[:1]), next((name for name, contents in alike.items() if contents == read), "")
+
+
+def _stores(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Name and contents of each readable store made with `settings`."""
+    for path in root.glob("*/meta.json"):
+        with suppress(ValueError, KeyError, TypeError):
+            meta = _read_meta(path.parent)
+            if meta["settings"] == settings:
+                yield path.parent.name, [_content(record["name"], record["digest"]) for record in meta["graphs"]]
+
+
+@contextmanager
+def _removed_if_full(cache: Path) -> Iterator[Path]:
+    """Partitions outlive a preparation, whatever becomes of it, but the first one on a full disk leaves nothing."""
+    new = not cache.exists()
+    try:
+        yield cache
+    except OSError:
+        if new:
+            shutil.rmtree(cache, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _workplace(root: Path, key: str) -> Iterator[Path]:
+    """A directory to write in, the one that a killed preparation left if there is one. It is gone afterwards, unless
+    this one is killed too. Where another process is at work already, it is a directory of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    shared = partial = root / f".partial-{key}"
+    shared.mkdir(exist_ok=True)
+    lock = os.open(shared, os.O_RDONLY)
+    killed = False
+    try:
+        if not _locked(lock, shared):
+            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+        yield partial
+    except BaseException as error:
+        killed = not isinstance(error, Exception)
+        raise
+    finally:
+        if not killed or partial != shared:
+            shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(lock: int, directory: Path) -> bool:
+    """Whether `directory`, open as `lock`, is now ours alone; not so if its owner moved it away before letting go."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), directory.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _write_meta(directory: Path, meta: dict[str, Any]) -> None:
+    (directory / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
+    (directory / JOURNAL).unlink()
+
+
+def _checksum(meta: dict[str, Any]) -> str:
+    """Of everything else in meta.json."""
+    kept = {key: value for key, value in meta.items() if key != "checksum"}
+    return shortened(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()))
 
 
 def open_store(directory: Path) -> list[SegmentedGraph]:
     """The graphs of a store, their arrays memory-mapped and read-only.
 
     Raises:
-        ValueError: it is no store, one of another version, or shorter than it says.
+        ValueError: it is no store, one of another version, or a file of it is missing or cut short.
     """
     try:
-        meta = json.loads((directory / "meta.json").read_text())
-        if meta["schema"] != SCHEMA:
-            raise ValueError(f"{directory} has schema {meta['schema']}, this version reads {SCHEMA}; prepare it again")
-        size = (directory / "arrays.bin").stat().st_size
-        if size != meta["bytes"]:
-            raise ValueError(
-                f"{directory}/arrays.bin holds {size} bytes, meta.json says {meta['bytes']}; prepare it again"
-            )
-        data = np.memmap(directory / "arrays.bin", np.uint8, "r")
-        return [_open_graph(record, data) for record in meta["graphs"]]
-    except (KeyError, TypeError, ValueError, OSError) as error:
+        meta = _read_meta(directory)
+        files = map_files(directory, meta["files"])
+        return [_open_graph(record, files) for record in meta["graphs"]]
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
         if str(directory) in str(error) and isinstance(error, ValueError):
             raise
         raise ValueError(f"{directory} is no segment store ({error}); make one with `gst prepare`") from error
 
 
-def _open_graph(record: dict[str, Any], data: np.ndarray) -> SegmentedGraph:
-    def view(entry: dict[str, Any]) -> np.ndarray:
-        dtype = np.dtype(entry["dtype"])
-        if dtype.hasobject:
-            raise ValueError("a store holds numbers only; this one asks for objects")
-        length = int(np.prod(entry["shape"], dtype=np.int64)) * dtype.itemsize
-        return data[entry["offset"] : entry["offset"] + length].view(dtype).reshape(entry["shape"])
+def _read_meta(directory: Path) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads((directory / "meta.json").read_text())
+    if meta["schema"] != SCHEMA:
+        raise ValueError(f"{directory} has schema {meta['schema']}, this version reads {SCHEMA}; prepare it again")
+    return meta
 
+
+def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
     values: dict[str, Any] = {key: record[key] for key in SCALARS}
-    return SegmentedGraph(**values | {key: view(record["arrays"][key]) for key in ARRAYS})
+    arrays = {key: view(files[key], record["arrays"][key]) for key in ARRAYS}
+    return SegmentedGraph(**values | arrays | {"edges": arrays["edges"].T})
 
 
 def verify(directory: Path) -> None:
-    """Read everything once and compare checksums; ValueError if a byte changed."""
-    checksum = hashlib.sha256()
-    for graph in open_store(directory):
-        for key in ARRAYS:
-            array = getattr(graph, key)
-            checksum.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-    if checksum.hexdigest() != json.loads((directory / "meta.json").read_text())["sha256"]:
-        raise ValueError(
-            f"{directory} was changed since it was written (checksums differ); delete it and prepare it again"
-        )
+    """Read everything once and compare checksums.
+
+    Raises:
+        ValueError: what `open_store` refuses, or a byte changed; the message names the file, the graph and the array.
+    """
+    open_store(directory)
+    meta = _read_meta(directory)
+    changed = "was changed since it was written (checksums differ)"
+    advice = f"delete {directory} and prepare it again"
+    if _checksum(meta) != meta["checksum"]:
+        raise ValueError(f"{directory}/meta.json {changed}; {advice}")
+    files = map_files(directory, meta["files"])
+    for record in meta["graphs"]:
+        for key, entry in record["arrays"].items():
+            if shortened(hashlib.sha256(as_bytes(view(files[key], entry)))) != entry["checksum"]:
+                raise ValueError(f"{directory}/{key}.bin: {key} of graph {record['name']!r} {changed}; {advice}")

@@ -8,7 +8,7 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Int64
 
-from partitioners.arguments import checked_edges
+from partitioners.arguments import checked_edges, checked_weights
 from partitioners.compiled import compiled
 
 
@@ -22,7 +22,8 @@ class Csr:
     Args:
         starts: where each node's neighbours begin; the last entry is their total number.
         neighbours: node ids.
-        weights: how many of the given edges, in either direction, joined the two nodes; at least 1.
+        weights: how many of the given edges, in either direction, joined the two nodes, or the sum of their
+            weights; at least 1.
     """
 
     starts: Int64[np.ndarray, " nodes_plus_one"]
@@ -33,26 +34,39 @@ class Csr:
     def num_nodes(self) -> int:
         return len(self.starts) - 1
 
+    def cut(self, parts: Int64[np.ndarray, " nodes"]) -> int:
+        """Weight of the edges between different parts."""
+        return int(_cut(self.starts, self.neighbours, self.weights, parts))
 
-def symmetric_csr(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Csr:
+
+def symmetric_csr(
+    edges: Int64[np.ndarray, "2 edges"],
+    num_nodes: int,
+    edge_weights: Int64[np.ndarray, " edges"] | None = None,
+) -> Csr:
     """The undirected graph of `edges`, in time and memory linear in nodes and edges.
 
     Args:
         edges: each edge once in either direction, or in both, or repeated; self-loops are dropped.
         num_nodes: at least 1; nodes without edges count.
+        edge_weights: at least 1 each; every edge weighs 1 without them.
 
     Raises:
-        ValueError: what `checked_edges` refuses.
+        ValueError: what `checked_edges` and `checked_weights` refuse.
     """
     sources, targets = checked_edges(edges, num_nodes)
-    return Csr(*_symmetrise(sources, targets, num_nodes))
+    if edge_weights is None:
+        return Csr(*_symmetrise(sources, targets, np.zeros(0, np.int64), num_nodes))
+    return Csr(*_symmetrise(sources, targets, checked_weights(edge_weights, len(sources), "edge_weights"), num_nodes))
 
 
 @compiled
 @no_type_check
-def _symmetrise(sources, targets, num_nodes):
+def _symmetrise(sources, targets, edge_weights, num_nodes):
     """Two counting sorts. The second visits rows in ascending order, so it leaves every row sorted and puts
-    parallel edges next to each other, where they are merged as they are written."""
+    parallel edges next to each other, where they are merged as they are written. `edge_weights` may be empty:
+    all 1."""
+    weighted = len(edge_weights) > 0
     starts = np.zeros(num_nodes + 1, np.int64)
     for edge in range(len(sources)):
         if sources[edge] != targets[edge]:
@@ -61,13 +75,17 @@ def _symmetrise(sources, targets, num_nodes):
     starts = np.cumsum(starts)
 
     unsorted = np.empty(starts[num_nodes], np.int64)
+    unsorted_weights = np.empty(len(unsorted) if weighted else 0, np.int64)
     ends = starts[:-1].copy()
     for edge in range(len(sources)):
         source, target = sources[edge], targets[edge]
         if source != target:
             unsorted[ends[source]] = target
-            ends[source] += 1
             unsorted[ends[target]] = source
+            if weighted:
+                unsorted_weights[ends[source]] = edge_weights[edge]
+                unsorted_weights[ends[target]] = edge_weights[edge]
+            ends[source] += 1
             ends[target] += 1
 
     neighbours = np.empty(len(unsorted), np.int64)
@@ -76,12 +94,13 @@ def _symmetrise(sources, targets, num_nodes):
     for node in range(num_nodes):
         for index in range(starts[node], starts[node + 1]):
             row = unsorted[index]
+            weight = unsorted_weights[index] if weighted else 1
             last = ends[row] - 1
             if last >= starts[row] and neighbours[last] == node:
-                weights[last] += 1
+                weights[last] += weight
             else:
                 neighbours[last + 1] = node
-                weights[last + 1] = 1
+                weights[last + 1] = weight
                 ends[row] += 1
 
     merged_starts = np.zeros(num_nodes + 1, np.int64)
@@ -92,4 +111,17 @@ def _symmetrise(sources, targets, num_nodes):
             weights[total] = weights[index]
             total += 1
         merged_starts[node + 1] = total
-    return merged_starts, neighbours[:total].copy(), weights[:total].copy()
+    if total < len(neighbours):  # else nothing was merged, and copies would only take memory
+        neighbours, weights = neighbours[:total].copy(), weights[:total].copy()
+    return merged_starts, neighbours, weights
+
+
+@compiled
+@no_type_check
+def _cut(starts, neighbours, weights, parts):
+    total = 0
+    for node in range(len(parts)):
+        for index in range(starts[node], starts[node + 1]):
+            if neighbours[index] > node and parts[neighbours[index]] != parts[node]:  # each edge once
+                total += weights[index]
+    return total

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from partitioners.arguments import checked_edges
+from partitioners.arguments import checked_edges, checked_weights
+from partitioners.balance import part_weights
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,12 @@ class Quality:
 
     Args:
         num_parts: number of parts, empty ones included.
-        edge_cut: share of edges between different nodes whose ends lie in different parts, 0..1; 0 without
-            edges.
-        balance: nodes of the largest part / mean nodes per part; 1 is perfect.
+        edge_cut: share of edges between different nodes whose ends lie in different parts, by weight where edges
+            have one, 0..1; 0 without edges.
+        balance: the largest part / the mean part, in nodes or in their weight; 1 is perfect.
         smallest: nodes in the smallest part.
-        largest: nodes in the largest part.
+        largest: nodes in the part with most nodes.
+        heaviest: weight of the heaviest part, `largest` without node weights; what `largest_part` bounds.
     """
 
     num_parts: int
@@ -28,10 +30,15 @@ class Quality:
     balance: float
     smallest: int
     largest: int
+    heaviest: int
 
 
 def quality(
-    edges: Int64[np.ndarray, "2 edges"], parts: Int64[np.ndarray, " nodes"], num_parts: int | None = None
+    edges: Int64[np.ndarray, "2 edges"],
+    parts: Int64[np.ndarray, " nodes"],
+    num_parts: int | None = None,
+    node_weights: Int64[np.ndarray, " nodes"] | None = None,
+    edge_weights: Int64[np.ndarray, " edges"] | None = None,
 ) -> Quality:
     """Measure `parts`.
 
@@ -39,9 +46,11 @@ def quality(
         edges: node ids, in either direction or both.
         parts: part of each node, 0..num_parts-1.
         num_parts: needed only where the last parts may be empty; otherwise the greatest part named, plus one.
+        node_weights, edge_weights: at least 1 each; all 1 where left out.
 
     Raises:
-        ValueError: edges name nodes without a part, or a part is out of range.
+        ValueError: edges name nodes without a part, a part is out of range, or weights are refused by
+            `checked_weights`.
     """
     sources, targets = checked_edges(edges, len(parts))
     if num_parts is None:
@@ -50,13 +59,28 @@ def quality(
         raise ValueError(
             f"parts are {parts.min()}..{parts.max()}; wanted 0..{num_parts - 1}: renumber or pass num_parts"
         )
-    sizes = np.bincount(parts, minlength=num_parts)
-    num_links = np.count_nonzero(sources != targets)
-    num_cut = np.count_nonzero(parts[sources] != parts[targets])
+    counts = np.bincount(parts, minlength=num_parts)
+    weights = counts
+    if node_weights is not None:
+        weights = part_weights(parts, num_parts, checked_weights(node_weights, len(parts), "node_weights"))
     return Quality(
         num_parts=num_parts,
-        edge_cut=float(num_cut / num_links) if num_links else 0.0,
-        balance=float(sizes.max() * num_parts / len(parts)),
-        smallest=int(sizes.min()),
-        largest=int(sizes.max()),
+        edge_cut=_edge_cut(sources, targets, parts, edge_weights),
+        balance=float(weights.max() * num_parts / weights.sum()),
+        smallest=int(counts.min()),
+        largest=int(counts.max()),
+        heaviest=int(weights.max()),
     )
+
+
+def _edge_cut(
+    sources: Int64[np.ndarray, " edges"],
+    targets: Int64[np.ndarray, " edges"],
+    parts: Int64[np.ndarray, " nodes"],
+    edge_weights: Int64[np.ndarray, " edges"] | None,
+) -> float:
+    links, cut = sources != targets, parts[sources] != parts[targets]
+    if edge_weights is not None:
+        edge_weights = checked_weights(edge_weights, len(sources), "edge_weights")
+        links, cut = edge_weights[links], edge_weights[cut]
+    return float(cut.sum() / links.sum()) if links.any() else 0.0

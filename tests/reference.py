@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gst.assembly import assemble
 from gst.batch import SegmentBatch
 from gst.graph import Graph
-from gst.nn import SAGE, Head
+from gst.nn import GAT, GCN, GIN, GPS, SAGE, Head
 from gst.sampling import choose_fresh, generator_for
 from gst.segments import SegmentedGraph
 
@@ -144,14 +144,24 @@ def whole_graph_prediction(encoder: nn.Module, head: nn.Module, graph: Graph, po
     return head(readout(embed_nodes(encoder, batch), pooling)[None])
 
 
+ENCODERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "sage": SAGE,
+    "gcn": GCN,  # of nodes one hop further than its depth it knows the degree
+    "gin": GIN,
+    "gat": lambda channels, num_layers: GAT(channels, num_layers, heads=2),
+    "gps": lambda channels, num_layers: GPS(channels, num_layers, heads=2),  # hears its whole segment, so no halo law
+}
+
+
 def models(
     kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> tuple[nn.Module, nn.Module]:
     """An encoder of depth 2 and a head, no lazy layer left."""
     torch.manual_seed(seed)
-    encoder: nn.Module = SAGE(6, 2)
     if kind == "plain":
-        encoder = PlainGNN(graph.node_features.shape[1] + graph.config_features.shape[2])
+        encoder: nn.Module = PlainGNN(graph.node_features.shape[1] + graph.config_features.shape[2])
+    else:
+        encoder = ENCODERS[kind](6, 2)
     head = Head(6)
     with torch.no_grad():
         head(embed_nodes(encoder, as_batch(graph))[:1])
@@ -316,20 +326,3 @@ def slow_ordered_pairs(scores: np.ndarray, targets: np.ndarray) -> float:
             pairs += 1
             credit += 1.0 if scores[i] < scores[j] else 0.5 if scores[i] == scores[j] else 0.0
     return credit / pairs if pairs else math.nan
-
-
-# Messages ------------------------------------------------------------------------------------------
-
-
-def slow_neighbour_sum(x: Tensor, edge_index: Tensor) -> Tensor:
-    rows = [torch.zeros_like(x[0]) for _ in x]
-    for source, target in edge_index.T.tolist():
-        rows[target] = rows[target] + x[source]
-    return torch.stack(rows)
-
-
-def slow_neighbour_mean(x: Tensor, edge_index: Tensor) -> Tensor:
-    degrees = [max(1, edge_index[1].tolist().count(v)) for v in range(len(x))]
-    return torch.stack(
-        [row / degree for row, degree in zip(slow_neighbour_sum(x, edge_index), degrees, strict=True)]
-    )

@@ -47,7 +47,7 @@ class Task:
         if self.name == "synthetic":
             return SyntheticPrograms(num_nodes=100_000, num_configs=128)
         label: Any = self.name.removeprefix("elf-")
-        return ElfBinaries("/usr", label=label, min_bytes=200_000, limit=None)
+        return ElfBinaries("/usr", label=label, limit=240)
 
     def loaders(self, whole: bool, seed: int) -> tuple[StepLoader, list[Selection]]:
         """Training steps and what is held out; which it is depends on the seed alone."""
@@ -74,10 +74,10 @@ TASKS = {
         Task("alexnet", "runtime", 64, "sum", {"channels": 64, "num_layers": 3, "config_symbols": 7}, 2, 1, 64, 3, 1e-3,
              lists_per_graph=100),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
-             "config_symbols": 7}, 2, 1, 8, 30, 1e-2),
-        Task("elf-language", "class", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1, 8,
-             3e-3, classes=3),
-        Task("elf-call_depth", "number", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1, 8,
-             3e-3),
+             "config_symbols": 7}, 2, 1, 8, 10, 1e-2),
+        Task("elf-language", "class", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
+             12, 3e-3, classes=3),
+        Task("elf-call_depth", "number", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
+             12, 3e-3),
     )
 }  # fmt: skip

@@ -32,9 +32,9 @@ def run(
 
     Returns:
         cases: `reduction` (sum or max), `rows`, `width`, `dtype`, `backward` (False: forward only) and the median
-            milliseconds of `native` and `torch_sparse`, the two backends of this project, and of what the libraries offer
-            themselves: `SparseTensor` (torch-sparse), `segment_csr` (torch-scatter, after a gather; max only), `csr`
-            (torch.sparse; sum only). None where a library cannot do it or is not installed.
+            milliseconds of `native` and `torch_sparse`, the two backends of this project, and of what the libraries
+            offer themselves: `SparseTensor` (torch-sparse), `segment_csr` (torch-scatter, after a gather; max only),
+            `csr` (torch.sparse; sum only). None where a library cannot do it; missing where it is not installed.
         faster: by device and dtype, the backend with the smaller sum of times; `by` how many times.
         machine: see `gst.devices.machine_record`.
     """
@@ -112,9 +112,7 @@ def _sparse_tensor(matrix: CsrMatrix, dtype: torch.dtype | None) -> Any:
     from torch_sparse import SparseTensor
 
     value = None if dtype is None else matrix.weights.to(dtype)
-    return SparseTensor(
-        rowptr=matrix.row_ptr, col=matrix.columns, value=value, sparse_sizes=matrix.shape
-    ).fill_cache_()
+    return SparseTensor(rowptr=matrix.row_ptr, col=matrix.columns, value=value, sparse_sizes=matrix.shape).fill_cache_()
 
 
 def _faster(cases: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

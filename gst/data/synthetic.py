@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float64, Int8, Int64
 
 from gst.data.source import GraphSource
 from gst.graph import Graph
+from gst.scratch import CHUNK, chunks, empty
 
 NUM_OPCODES = 8
 NUM_CHOICES = 4
+VERSION = 1  # of what is drawn
+IN_MEMORY = 1_000_000  # nodes; the arrays of a larger program are files while it is read
 
 
 def synthetic_program(
@@ -20,6 +26,8 @@ def synthetic_program(
     num_regions: int = 20,
     configurable: float = 0.1,
     seed: int = 0,
+    scratch: Path | None = None,
+    chunk: int = CHUNK,
 ) -> Graph:
     """A directed acyclic graph in which every configurable node chooses one of four implementations.
 
@@ -31,44 +39,118 @@ def synthetic_program(
     Args:
         num_regions: stretches of the graph with their own mix of choices.
         configurable: share of nodes that choose. They come in pairs joined by an edge.
+        scratch: an empty directory for the arrays, which are then memory-mapped; without one they are in memory.
+        chunk: how much is drawn at once. It bounds the memory needed besides the arrays and a few numbers per
+            configurable node, and does not change what is drawn.
     """
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes is {num_nodes}; a program needs at least one")
     generator = np.random.default_rng(seed)
-    nodes = np.arange(1, num_nodes)
-    reach = np.minimum(generator.geometric(0.2, (2, len(nodes))), nodes)
-    edges = np.stack([np.concatenate([nodes - reach[0], nodes - reach[1]]), np.tile(nodes, 2)])
-    edges = np.unique(edges, axis=1)
-    opcodes = generator.integers(NUM_OPCODES, size=num_nodes)
-    sizes = np.exp(generator.normal(3.0, 1.0, num_nodes))
-    cost = generator.uniform(0.5, 4.0, (NUM_OPCODES, NUM_CHOICES))
-
     first = np.arange(1, num_nodes - 1, max(2, round(2 / configurable)))
     config_nodes = np.sort(np.concatenate([first, first + 1])) if num_nodes > 2 else np.arange(num_nodes)
-    edges = np.unique(np.concatenate([edges, np.stack([first, first + 1])], axis=1), axis=1)
-    region = config_nodes * num_regions // num_nodes
-    mixes = generator.dirichlet(np.full(NUM_CHOICES, 0.5), (num_configs, num_regions)).cumsum(-1)
-    draws = generator.random((num_configs, len(config_nodes)))
-    choices = np.minimum((draws[..., None] > mixes[:, region]).sum(-1), NUM_CHOICES - 1)
+    edges = _edges(generator, num_nodes, first, scratch, chunk)
+    opcodes = empty(scratch, "opcodes", (num_nodes,), np.int64)
+    for part in chunks(num_nodes, chunk):
+        opcodes[part] = generator.integers(NUM_OPCODES, size=part.stop - part.start)
+    sizes = empty(scratch, "sizes", (num_nodes,), np.float64)
+    for part in chunks(num_nodes, chunk):
+        sizes[part] = np.exp(generator.normal(3.0, 1.0, part.stop - part.start))
+    node_features = empty(scratch, "node_features", (num_nodes, 1), np.float32)
+    for part in chunks(num_nodes, chunk):
+        node_features[part, 0] = np.log(sizes[part])
 
-    column = np.full(num_nodes, -1)
-    column[config_nodes] = np.arange(len(config_nodes))
-    between = edges[:, (column[edges] >= 0).all(0)]
-    runtimes = (sizes[config_nodes] * cost[opcodes[config_nodes], choices]).sum(1)
-    differs = choices[:, column[between[0]]] != choices[:, column[between[1]]]
-    runtimes += differs @ sizes[between[0]]
+    cost = generator.uniform(0.5, 4.0, (NUM_OPCODES, NUM_CHOICES))
+    choices = _choices(generator, (num_configs, num_regions), config_nodes * num_regions // num_nodes, scratch, chunk)
+    runtimes = _work(choices, sizes[config_nodes], opcodes[config_nodes], cost)
+    runtimes += _copies(choices, sizes[config_nodes], _edges_between(edges, config_nodes, num_nodes, scratch, chunk))
     return Graph(
-        node_features=np.log(sizes)[:, None].astype(np.float32),
+        node_features=node_features,
         edges=edges,
         opcodes=opcodes,
         config_nodes=config_nodes,
-        config_features=choices[..., None].astype(np.int8),
+        config_features=choices[..., None],
         targets=np.round(runtimes * 1000),
         name=f"synthetic-{num_nodes}-{seed}",
     )
 
 
+def _edges(
+    generator: np.random.Generator, num_nodes: int, first: np.ndarray, scratch: Path | None, chunk: int
+) -> Int64[np.ndarray, "2 edges"]:
+    """Every node but the first hears of two nodes shortly before it, and pairs are joined. Sorted, each edge once."""
+    reach = empty(scratch, "reach", (2, num_nodes - 1), np.int32)
+    for row in reach:
+        for part in chunks(num_nodes - 1, chunk):
+            row[part] = np.minimum(
+                generator.geometric(0.2, part.stop - part.start), np.arange(part.start, part.stop) + 1
+            )
+    farthest = max((int(row[part].max()) for row in reach for part in chunks(num_nodes - 1, chunk)), default=0)
+
+    def of_producers(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        consumers = np.arange(part.start + 1, min(part.stop + farthest, num_nodes))
+        producers = (consumers - reach[:, part.start : part.start + len(consumers)]).ravel()
+        here = producers < part.stop
+        here &= producers >= part.start
+        joined = first[np.searchsorted(first, part.start) : np.searchsorted(first, part.stop)]
+        keys = np.concatenate([(producers * num_nodes + np.tile(consumers, 2))[here], joined * num_nodes + joined + 1])
+        keys.sort()
+        return np.divmod(keys[np.diff(keys, prepend=-1) > 0], num_nodes)
+
+    ends = np.cumsum([len(of_producers(part)[0]) for part in chunks(num_nodes, chunk)])
+    edges = empty(scratch, "edges", (2, int(ends[-1])), np.int64)
+    for part, end in zip(chunks(num_nodes, chunk), ends, strict=True):
+        producers, consumers = of_producers(part)
+        edges[:, end - len(producers) : end] = producers, consumers
+    return edges
+
+
+def _choices(
+    generator: np.random.Generator, mixes: tuple[int, int], region: np.ndarray, scratch: Path | None, chunk: int
+) -> Int8[np.ndarray, "configs configurable"]:
+    """What each configurable node chooses, drawn from the mix of its region: how many limits its draw is above."""
+    bounds = generator.dirichlet(np.full(NUM_CHOICES, 0.5), mixes).cumsum(-1)
+    choices = empty(scratch, "choices", (len(bounds), len(region)), np.int8)
+    for row, bound in zip(choices, bounds, strict=True):
+        for part in chunks(len(region), chunk):
+            draws = generator.random(part.stop - part.start)
+            row[part] = sum(draws > limit[region[part]] for limit in bound.T[:-1])
+    return choices
+
+
+def _edges_between(
+    edges: np.ndarray, config_nodes: np.ndarray, num_nodes: int, scratch: Path | None, chunk: int
+) -> Int64[np.ndarray, "2 between"]:
+    """The edges from one configurable node to another, as positions among these."""
+    position = empty(scratch, "position", (num_nodes,), np.int64)
+    position[:] = -1
+    position[config_nodes] = np.arange(len(config_nodes))
+    between = [np.zeros((2, 0), np.int64)]
+    for part in chunks(edges.shape[1], chunk):
+        ends = position[edges[:, part]]
+        between.append(ends[:, (ends >= 0).all(0)])
+    return np.concatenate(between, axis=1)
+
+
+def _work(
+    choices: np.ndarray, sizes: np.ndarray, opcodes: np.ndarray, cost: np.ndarray
+) -> Float64[np.ndarray, " configs"]:
+    return np.array([(sizes * cost[opcodes, chosen]).sum() for chosen in choices])
+
+
+def _copies(choices: np.ndarray, sizes: np.ndarray, between: np.ndarray) -> Float64[np.ndarray, " configs"]:
+    producers, consumers = between
+    copied = sizes[producers]
+    return np.array([(copied * (chosen[producers] != chosen[consumers])).sum() for chosen in choices])
+
+
 @dataclass(frozen=True)
 class SyntheticPrograms(GraphSource):
-    """A dataset of `num_graphs` synthetic programs; arguments as in `synthetic_program`."""
+    """A dataset of `num_graphs` synthetic programs; arguments as in `synthetic_program`.
+
+    Args:
+        scratch: directory for the arrays of programs of more than a million nodes while they are read; the system's
+            directory for temporary files if not given, which should lie on a disk.
+    """
 
     num_graphs: int = 1
     num_nodes: int = 200_000
@@ -76,9 +158,19 @@ class SyntheticPrograms(GraphSource):
     num_regions: int = 20
     configurable: float = 0.1
     seed: int = 0
+    scratch: str | None = None
 
     def __iter__(self) -> Iterator[Graph]:
-        for i in range(self.num_graphs):
-            yield synthetic_program(
-                self.num_nodes, self.num_configs, self.num_regions, self.configurable, self.seed + i
-            )
+        arguments = (self.num_nodes, self.num_configs, self.num_regions, self.configurable)
+        for seed in range(self.seed, self.seed + self.num_graphs):
+            if self.num_nodes <= IN_MEMORY:
+                yield synthetic_program(*arguments, seed)
+                continue
+            with tempfile.TemporaryDirectory(prefix="synthetic-", dir=self.scratch) as scratch:
+                program = synthetic_program(*arguments, seed, Path(scratch))
+            yield program  # what is mapped stays readable until nobody holds it
+
+    def fingerprint(self) -> str:
+        """Equal for equal programs, so that a prepared dataset is found without making them."""
+        arguments = {key: value for key, value in asdict(self).items() if key != "scratch"}
+        return f"synthetic programs {VERSION}, numpy {np.__version__}: {arguments}"

@@ -28,6 +28,9 @@ class GCNConvolution(nn.Module):
 class GCN(Encoder):
     """Neighbours, and the node itself, added up by the square roots of their degrees.
 
+    A message weighs by the degree of its sender, so a segment sees what the whole graph sees with a `halo` of one hop
+    more than there are layers.
+
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
             are one relation, as in the undirected graphs of the paper.

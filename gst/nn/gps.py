@@ -52,14 +52,14 @@ def _grids(sharing: Sharing, number: int) -> tuple[Int64[Tensor, " rows"], list[
     """The rows after a layer segment by segment, and how many nodes and classes of configurations each segment has."""
     level, segment_of_node = sharing.levels[number + 1], sharing.segment_of_node
     order = np.argsort(segment_of_node[level.node_of_row()], kind="stable")
-    segments, first, nodes = np.unique(segment_of_node, return_index=True, return_counts=True)
+    _, first, nodes = np.unique(segment_of_node, return_index=True, return_counts=True)
     grids = list(zip(nodes.tolist(), np.diff(level.first)[first].tolist(), strict=True))
     return torch.from_numpy(order).to(sharing.device), grids
 
 
 def linear_attention(query: Heads, key: Heads, value: Heads) -> Heads:
-    """phi(q) (sum of phi(k) v^T) / (phi(q) · sum of phi(k)), phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 5 to 7):
-    time and memory grow with the nodes of a segment, not with their square."""
+    """phi(q) (sum of phi(k) v^T) / (phi(q) · sum of phi(k)), phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 5 and
+    7): time and memory grow with the nodes of a segment, not with their square."""
     query, key = nn.functional.elu(query) + 1, nn.functional.elu(key) + 1
     return query @ (key.transpose(-1, -2) @ value) / (query @ key.sum(-2, keepdim=True).transpose(-1, -2))
 
@@ -71,8 +71,8 @@ ATTENTIONS: dict[Attention, Callable[[Heads, Heads, Heads], Heads]] = {
 
 
 class GPSLayer(nn.Module):
-    """X = local(h) + norm(h + attention(h)), then norm(X + MLP(X)) (Rampasek et al. 2022, eq. 1 to 4, and 8 to 10 for
-    where residuals and normalisations stand), LayerNorm for BatchNorm so that segments of a batch stay apart."""
+    """X = local(h) + norm(h + attention(h)), then norm(X + MLP(X)) (Rampasek et al. 2022, eq. 1 to 4, which leave out
+    residuals and normalisations). LayerNorm stands for BatchNorm, so that segments of a batch stay apart."""
 
     def __init__(self, channels: int, directions: Sequence[Direction], heads: int, attention: Attention) -> None:
         super().__init__()

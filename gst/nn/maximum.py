@@ -31,6 +31,6 @@ class _Maximum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, largest = ctx.saved_tensors
         edges = Edges.of(ctx.matrix)
-        is_largest = x.index_select(0, edges.sender) == largest.index_select(0, edges.receiver)
-        share = gradient / edges.by_receiver(is_largest.to(x.dtype)).clamp(min=1)
-        return edges.by_sender(share.index_select(0, edges.receiver) * is_largest), None
+        largest_sent = x.index_select(0, edges.sender).eq_(largest.index_select(0, edges.receiver))  # 1 or 0
+        share = gradient / edges.by_receiver(largest_sent).clamp_(min=1)
+        return edges.by_sender(largest_sent.mul_(share.index_select(0, edges.receiver))), None

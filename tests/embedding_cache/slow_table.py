@@ -15,6 +15,7 @@ from embedding_cache import EmbeddingTable
 
 TIERS = ["device", "pinned", "disk"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DIRECTORY = tempfile.gettempdir()  # files of tables have no names, so one does for all
 Pulled = tuple[Tensor, Tensor, Tensor]
 
 
@@ -44,8 +45,7 @@ class SlowTable:
 
 
 def table_in(tier: str, *arguments: Any, **options: Any) -> EmbeddingTable:
-    """Files have no names, so one directory does for all of them."""
-    path = tempfile.gettempdir() if tier == "disk" else None
+    path = DIRECTORY if tier == "disk" else None
     return EmbeddingTable(*arguments, tier=tier, path=path, **options)
 
 
@@ -66,7 +66,7 @@ def assert_agree(table: EmbeddingTable, twin: SlowTable) -> None:
     assert torch.equal(rows, table.pull(in_use)[0])
     ages_in_use = [twin.step - step for _, step in twin.written.values()]
     measured = table.statistics()
-    assert measured["rows_in_use"] == len(twin.written)
+    assert measured["rows_in_use"] == table.rows_in_use == len(twin.written)
     assert measured["share_unknown"] == pytest.approx(1 - len(twin.written) / twin.num_keys)
     assert measured["age_max"] == max(ages_in_use, default=-1)
     mean = sum(ages_in_use) / len(ages_in_use) if ages_in_use else -1

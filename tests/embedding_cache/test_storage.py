@@ -19,7 +19,7 @@ from embedding_cache import EmbeddingTable, kernels, storage
 from embedding_cache.memory import HUGE_PAGE, MappedFile, ordinary
 from embedding_cache.storage import AcceleratorRows, HostRows, Rows
 
-HOST = torch.device("cpu")
+HOST, DIRECTORY = torch.device("cpu"), Path(tempfile.gettempdir())
 KINDS = ["accelerator", "ordinary", "mapped"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
@@ -28,7 +28,7 @@ def rows_of(kind: str, channels: int, dtype: torch.dtype) -> Rows:
     """The accelerator's, but for its streams, is plain torch: the host is one too."""
     if kind == "accelerator":
         return AcceleratorRows(channels, dtype, HOST)
-    return HostRows(channels, dtype, HOST, ordinary if kind == "ordinary" else MappedFile(Path(tempfile.gettempdir())))
+    return HostRows(channels, dtype, HOST, ordinary if kind == "ordinary" else MappedFile(DIRECTORY))
 
 
 def numbers(shape: tuple[int, int], seed: int) -> Tensor:

@@ -68,9 +68,16 @@ def slow_inputs(inputs: nn.Module, batch: SegmentBatch, config: int) -> list[Ten
     for v in range(batch.num_nodes):
         state = inputs.static(slow_log(batch.node_features[v])) + inputs.opcode.weight[batch.opcodes[v]]
         if v in slot:
-            state = state + inputs.config(slow_log(batch.config_features[slot[v], config]))
+            state = state + inputs.config(slow_config(inputs, batch.config_features[slot[v], config]))
         hidden.append(state)
     return hidden
+
+
+def slow_config(inputs: nn.Module, given: Tensor) -> Tensor:
+    if inputs.config_symbols:
+        flags = [float(value == symbol - 1) for value in given.tolist() for symbol in range(inputs.config_symbols)]
+        return torch.tensor(flags, dtype=given.dtype)
+    return slow_log(given) if inputs.log_config else given
 
 
 def slow_log(x: Tensor) -> Tensor:

@@ -45,9 +45,7 @@ def slow_attention(entries: Entries, values: Tensor, sent: Tensor, received: Ten
     after = []
     for v in range(len(received)):
         state = torch.zeros(values.shape[1], dtype=values.dtype)
-        powers = [
-            torch.exp(torch.nn.functional.leaky_relu(sent[u] + received[v], 0.2)) for u, _ in heard(entries, v)
-        ]
+        powers = [torch.exp(torch.nn.functional.leaky_relu(sent[u] + received[v], 0.2)) for u, _ in heard(entries, v)]
         for power, (u, _) in zip(powers, heard(entries, v), strict=True):
             share = power / sum(powers)
             state = state + (share[:, None] * values[u].view(heads, -1)).flatten()

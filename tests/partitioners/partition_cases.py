@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-unhurried = settings(deadline=None)   # the first example waits for numba
+unhurried = settings(deadline=None)  # the first example waits for numba
 
 
 @st.composite
@@ -30,9 +30,26 @@ def graphs(draw: st.DrawFn, max_nodes: int = 40) -> tuple[np.ndarray, int]:
     return np.array(pairs, np.int64).reshape(-1, 2).T.copy(), num_nodes
 
 
+def weights(count: int) -> st.SearchStrategy[np.ndarray]:
+    """`count` weights, at least 1 each: mostly alike, or some that outweigh all others together."""
+    weight = st.one_of(st.integers(1, 9), st.sampled_from([1, 1000]))
+    return st.lists(weight, min_size=count, max_size=count).map(lambda drawn: np.array(drawn, np.int64))
+
+
 def grid(side: int) -> np.ndarray:
     """The edges of a square grid, one direction only; ids row by row."""
     ids = np.arange(side * side).reshape(side, side)
     across = np.stack([ids[:, :-1].ravel(), ids[:, 1:].ravel()])
     down = np.stack([ids[:-1].ravel(), ids[1:].ravel()])
     return np.concatenate([across, down], axis=1)
+
+
+def neighbours_of(edges: np.ndarray, num_nodes: int, edge_weights: np.ndarray | None = None) -> list[dict[int, int]]:
+    """For each node, the weight of the edges to each neighbour, in either direction."""
+    shared: list[dict[int, int]] = [{} for _ in range(num_nodes)]
+    each = np.ones(edges.shape[1], np.int64) if edge_weights is None else edge_weights
+    for source, target, weight in zip(*edges.tolist(), each.tolist(), strict=True):
+        if source != target:
+            shared[source][target] = shared[source].get(target, 0) + weight
+            shared[target][source] = shared[target].get(source, 0) + weight
+    return shared

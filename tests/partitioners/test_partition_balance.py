@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_cases import graphs, grid, unhurried
+from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import largest_part, num_parts_for, quality, repair, symmetric_csr
 from partitioners.balance import _overflow
+from partitioners.packing import heaviest_first
 
 
 @unhurried
@@ -25,6 +28,21 @@ def test_any_assignment_is_repaired(graph: tuple[np.ndarray, int], data: st.Data
     assert measured.smallest >= 1 and measured.largest <= largest
     np.testing.assert_array_equal(given_parts, before)
     np.testing.assert_array_equal(repair(parts, csr, num_parts, largest), parts)
+
+
+@unhurried
+@given(graphs(), st.data())
+def test_any_weighted_assignment_is_repaired(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
+    edges, num_nodes = graph
+    num_parts = data.draw(st.integers(1, num_nodes))
+    node_weights = data.draw(weights(num_nodes))
+    largest = largest_part(num_nodes, num_parts, data.draw(st.sampled_from([0.0, 0.1, 1.0])), node_weights)
+    part_of_each = st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)
+    csr = symmetric_csr(edges, num_nodes)
+    parts = repair(np.array(data.draw(part_of_each)), csr, num_parts, largest, node_weights)
+    measured = quality(edges, parts, num_parts, node_weights)
+    assert measured.smallest >= 1 and measured.heaviest <= largest
+    np.testing.assert_array_equal(repair(parts, csr, num_parts, largest, node_weights), parts)
 
 
 def test_surplus_crosses_the_border_it_shares() -> None:
@@ -55,10 +73,10 @@ def test_the_kernel_stays_within_its_arrays(graph: tuple[np.ndarray, int], num_p
     csr = symmetric_csr(edges, num_nodes)
     skewed = np.sort(np.arange(num_nodes) % (num_parts + 4) % num_parts * (np.arange(num_nodes) % 2))
     largest = -(-num_nodes // num_parts)
-    results = []
+    ones, results = np.ones(num_nodes, np.int64), []
     for kernel in (_overflow, _overflow.py_func):
         parts, sizes = skewed.copy(), np.bincount(skewed, minlength=num_parts)
-        kernel(csr.starts, csr.neighbours, csr.weights, parts, sizes, largest)
+        kernel(csr.starts, csr.neighbours, csr.weights, ones, parts, sizes, largest)
         results.append(parts)
     np.testing.assert_array_equal(*results)
 
@@ -102,10 +120,49 @@ def test_largest_part_by_hand(num_nodes: int, num_parts: int, tolerance: float, 
     assert largest_part(num_nodes, num_parts, tolerance) == wanted
 
 
+@unhurried
+@given(st.integers(1, 40).flatmap(weights), st.data())
+def test_largest_weight_is_reached_by_placing_the_heaviest_first(node_weights: np.ndarray, data: st.DataObject) -> None:
+    num_nodes = len(node_weights)
+    num_parts, tolerance = data.draw(st.integers(1, num_nodes)), data.draw(st.sampled_from([0.0, 0.1, 9.0]))
+    sizes = [0] * num_parts
+    for weight in sorted(node_weights.tolist(), reverse=True):
+        sizes[sizes.index(min(sizes))] += weight
+    parts = heaviest_first(node_weights, num_parts)
+    assert sorted(np.bincount(parts, node_weights, num_parts).tolist()) == sorted(sizes) and min(sizes) > 0
+
+    largest = largest_part(num_nodes, num_parts, tolerance, node_weights)
+    with_tolerance = math.ceil(node_weights.sum() * (1 + tolerance) / num_parts - 1e-9)
+    others_at_least = sum(sorted(node_weights.tolist())[: num_parts - 1])
+    assert largest == min(max(max(sizes), with_tolerance), node_weights.sum() - others_at_least)
+    assert largest >= node_weights.max()
+    ones = np.ones(num_nodes, np.int64)
+    assert largest_part(num_nodes, num_parts, tolerance, ones) == largest_part(num_nodes, num_parts, tolerance)
+
+
+def test_a_node_that_outweighs_the_rest_is_alone_and_is_the_bound() -> None:
+    node_weights = np.array([1, 1, 1, 100, 1, 1])
+    assert largest_part(6, 2, 0.1, node_weights) == 100
+    path = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+    repaired = repair(np.array([0, 0, 0, 0, 1, 1]), symmetric_csr(path, 6), 2, 100, node_weights)
+    assert repaired.tolist() == [1, 1, 1, 0, 1, 1]
+
+
+def test_weights_that_fill_every_part_exactly_are_packed() -> None:
+    """Parts of 10 from 6 and 4, three times over: nothing less than a new packing does it."""
+    node_weights = np.array([6, 6, 6, 4, 4, 4])
+    no_edges = symmetric_csr(np.zeros((2, 0), np.int64), 6)
+    assert largest_part(6, 3, 0.0, node_weights) == 10
+    repaired = repair(np.array([0, 0, 1, 1, 2, 2]), no_edges, 3, 10, node_weights)
+    assert np.bincount(repaired, node_weights).tolist() == [10, 10, 10]
+
+
 def test_refuses_what_cannot_be() -> None:
     csr = symmetric_csr(np.zeros((2, 0), np.int64), 10)
-    with pytest.raises(ValueError, match="2 parts of at most 4 nodes cannot hold 10; wanted at least 5"):
+    with pytest.raises(ValueError, match="2 parts of at most 4 cannot hold 10 nodes of weight 10; wanted at least 5"):
         repair(np.zeros(10, np.int64), csr, 2, 4)
+    with pytest.raises(ValueError, match="2 parts of at most 6 cannot hold 4 nodes of weight 10; wanted at least 7"):
+        repair(np.array([0, 0, 0, 1]), symmetric_csr(np.zeros((2, 0), np.int64), 4), 2, 6, np.array([1, 1, 1, 7]))
     with pytest.raises(ValueError, match="ask for at most 10"):
         largest_part(10, 11)
     with pytest.raises(ValueError, match="max_nodes 0; wanted both >= 1"):

@@ -4,45 +4,43 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_cases import graphs, unhurried
+from partition_cases import graphs, unhurried, weights
 
 from partitioners import Quality, quality
 
 
-def cut_share(edges: np.ndarray, parts: np.ndarray) -> float:
-    """Share of the edges between different nodes that cross from part to part."""
-    cut = links = 0
-    for source, target in edges.T.tolist():
-        links += source != target
-        cut += parts[source] != parts[target]
-    return cut / links if links else 0.0
-
-
-def part_sizes(parts: np.ndarray, num_parts: int) -> list[int]:
-    """Nodes of each part."""
-    return [parts.tolist().count(part) for part in range(num_parts)]
-
-
+@pytest.mark.parametrize("weighted", [False, True])
 @unhurried
-@given(graphs(), st.data())
-def test_equals_the_slow_twin(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
+@given(graph=graphs(), data=st.data())
+def test_equals_the_slow_twin(weighted: bool, graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
     edges, num_nodes = graph
     num_parts = data.draw(st.integers(1, 5))
-    part_of_each = st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)
-    parts = np.array(data.draw(part_of_each))
-    sizes = part_sizes(parts, num_parts)
-    expected = Quality(
-        num_parts, cut_share(edges, parts), max(sizes) / (num_nodes / num_parts), min(sizes), max(sizes)
-    )
-    measured = quality(edges, parts, num_parts)
-    assert measured.balance == pytest.approx(expected.balance)
-    assert measured.edge_cut == pytest.approx(expected.edge_cut)
-    assert (measured.num_parts, measured.smallest, measured.largest) == (num_parts, min(sizes), max(sizes))
+    parts = data.draw(st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes))
+    node_weights = data.draw(weights(num_nodes)) if weighted else None
+    edge_weights = data.draw(weights(edges.shape[1])) if weighted else None
+    measured = quality(edges, np.array(parts), num_parts, node_weights, edge_weights)
+
+    cut = links = 0
+    each = [1] * edges.shape[1] if edge_weights is None else edge_weights.tolist()
+    for source, target, weight in zip(*edges.tolist(), each, strict=True):
+        links += weight * (source != target)
+        cut += weight * (parts[source] != parts[target])
+    counts, heavy = [0] * num_parts, [0] * num_parts
+    for node, part in enumerate(parts):
+        counts[part] += 1
+        heavy[part] += 1 if node_weights is None else int(node_weights[node])
+    assert measured.edge_cut == pytest.approx(cut / links if links else 0.0)
+    assert measured.balance == pytest.approx(max(heavy) / (sum(heavy) / num_parts))
+    assert (measured.smallest, measured.largest, measured.heaviest) == (min(counts), max(counts), max(heavy))
+    assert measured.num_parts == num_parts
 
 
 def test_a_path_of_four_by_hand() -> None:
-    path = np.array([[0, 1, 2, 2], [1, 2, 3, 2]])   # the self-loop does not count
-    assert quality(path, np.array([0, 0, 0, 1])) == Quality(2, 1 / 3, 1.5, 1, 3)
+    path = np.array([[0, 1, 2, 2], [1, 2, 3, 2]])  # the self-loop does not count
+    parts = np.array([0, 0, 0, 1])
+    assert quality(path, parts) == Quality(2, 1 / 3, 1.5, 1, 3, 3)
+    weighted = quality(path, parts, node_weights=np.array([1, 1, 1, 5]), edge_weights=np.array([1, 1, 2, 9]))
+    assert weighted == Quality(2, 0.5, 1.25, 1, 3, 5)
 
 
 def test_edges_in_both_directions_give_the_same_share() -> None:

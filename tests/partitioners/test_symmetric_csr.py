@@ -2,37 +2,41 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
-from partition_cases import graphs, unhurried
+from hypothesis import strategies as st
+from partition_cases import graphs, neighbours_of, unhurried, weights
 
 from partitioners import symmetric_csr
 from partitioners.arguments import checked_edges
 
 
-def neighbours_of(edges: np.ndarray, num_nodes: int) -> list[list[tuple[int, int]]]:
-    """For each node, its neighbours ascending, each with the number of edges between the two."""
-    shared: list[Counter[int]] = [Counter() for _ in range(num_nodes)]
-    for source, target in edges.T.tolist():
-        if source != target:
-            shared[source][target] += 1
-            shared[target][source] += 1
-    return [sorted(counter.items()) for counter in shared]
-
-
+@pytest.mark.parametrize("weighted", [False, True])
 @unhurried
-@given(graphs())
-def test_equals_the_slow_twin(graph: tuple[np.ndarray, int]) -> None:
+@given(graph=graphs(), data=st.data())
+def test_equals_the_slow_twin(weighted: bool, graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
     edges, num_nodes = graph
-    csr = symmetric_csr(edges, num_nodes)
+    edge_weights = data.draw(weights(edges.shape[1])) if weighted else None
+    csr = symmetric_csr(edges, num_nodes, edge_weights)
     rows = [
         list(zip(csr.neighbours[low:high].tolist(), csr.weights[low:high].tolist(), strict=True))
         for low, high in zip(csr.starts[:-1], csr.starts[1:], strict=True)
     ]
-    assert rows == neighbours_of(edges, num_nodes)
+    assert rows == [sorted(row.items()) for row in neighbours_of(edges, num_nodes, edge_weights)]
+
+
+@unhurried
+@given(graphs(), st.data())
+def test_the_cut_counts_each_edge_once(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
+    edges, num_nodes = graph
+    edge_weights = data.draw(weights(edges.shape[1]))
+    parts = np.array(data.draw(st.lists(st.integers(0, 3), min_size=num_nodes, max_size=num_nodes)))
+    expected = sum(
+        weight for (a, b), weight in zip(edges.T, edge_weights.tolist(), strict=True) if parts[a] != parts[b]
+    )
+    assert symmetric_csr(edges, num_nodes, edge_weights).cut(parts) == expected
 
 
 @unhurried

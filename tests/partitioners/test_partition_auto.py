@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_cases import graphs, grid, unhurried, weights
+
+from partitioners import METHODS, partition, quality
+from partitioners.auto import CANDIDATES, HOPELESS
+from partitioners.problem import Problem
+
+
+@unhurried
+@given(graphs(), st.data())
+def test_cuts_no_more_than_any_method_it_has_to_try(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
+    edges, num_nodes = graph
+    num_parts = data.draw(st.integers(1, num_nodes))
+    given_weights = {"node_weights": data.draw(weights(num_nodes)), "edge_weights": data.draw(weights(edges.shape[1]))}
+    chosen = partition(edges, num_nodes, num_parts, "auto", **given_weights)
+    cut = {
+        method: quality(
+            edges, partition(edges, num_nodes, num_parts, method, **given_weights), **given_weights
+        ).edge_cut
+        for method in set(METHODS) - {"auto", "random", "fennel"}
+    }
+    assert quality(edges, chosen, **given_weights).edge_cut <= min(cut.values())
+
+
+@pytest.mark.parametrize(
+    ("edges", "winner"),
+    [
+        (grid(40), "metis"),
+        (np.stack([np.arange(1599), np.arange(1, 1600)]), "contiguous"),
+        (np.random.default_rng(1).permutation(1600)[np.stack([np.arange(1599), np.arange(1, 1600)])], "topological"),
+    ],
+    ids=["grid", "path", "hidden path"],
+)
+def test_takes_the_winner_as_it_is(edges: np.ndarray, winner: str) -> None:
+    np.testing.assert_array_equal(partition(edges, 1600, 16, "auto"), partition(edges, 1600, 16, winner))
+
+
+def test_a_time_limit_of_nothing_leaves_ranges_of_ids() -> None:
+    edges = grid(40)
+    np.testing.assert_array_equal(
+        partition(edges, 1600, 16, "auto", time_limit=0.0), partition(edges, 1600, 16, "contiguous")
+    )
+
+
+def test_methods_that_do_not_fit_the_limit_are_left_out() -> None:
+    """A random graph, for which METIS is expected to take longer than all others together."""
+    edges = np.random.default_rng(1).integers(0, 20_000, (2, 40_000))
+    problem = Problem(edges, 20_000, 20)
+    seconds = [expected(problem, 15_000) for expected in CANDIDATES.values()]
+    assert seconds[-1] > 5 * sum(seconds[:-1])
+    quick = partition(edges, 20_000, 20, "auto", time_limit=2 * sum(seconds[:-1]))
+    np.testing.assert_array_equal(quick, partition(edges, 20_000, 20, "communities"))
+
+
+def test_more_time_never_gives_a_greater_cut() -> None:
+    edges = np.random.default_rng(1).permutation(1600)[grid(40)]
+    limits = [0.0, 0.0005, 0.001, 0.003, 0.01, 0.1, None]
+    cuts = [quality(edges, partition(edges, 1600, 16, "auto", time_limit=limit)).edge_cut for limit in limits]
+    assert cuts == sorted(cuts, reverse=True) and cuts[-1] < cuts[0]
+
+
+def test_a_hopeless_stream_is_not_repeated() -> None:
+    """Where LDG cuts more than 1.5 times as much as communities, so does Fennel: what `auto` relies on."""
+    edges = np.random.default_rng(1).permutation(10_000)[grid(100)]
+    cut = {m: quality(edges, partition(edges, 10_000, 50, m)).edge_cut for m in ("ldg", "fennel", "communities")}
+    assert min(cut["ldg"], cut["fennel"]) > HOPELESS * cut["communities"]
