@@ -14,7 +14,7 @@ from gst.sparse_kernels import row_maxima, rows_of
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The entries of a sparse matrix, by row: rows are receivers, columns senders. Nothing here ever scatters.
+    """The entries of a sparse matrix, by row: rows are receivers, columns senders. Sums are products, both ways.
 
     Args:
         receivers: (edges, rows); its product gives each edge what its receiver has.
