@@ -17,11 +17,16 @@ lint: $(STAMPS)/dev             ## style, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMPS)/base           ## the figures of AlexNet and of memory, made anew
-	$(BIN)/python -m experiments.benchmarks.memory
+bench: $(STAMPS)/base           ## the figures of README.md, made anew (an hour)
+	$(BIN)/gst bench step --json experiments/results/step.json
+	$(BIN)/gst bench step --against full --json experiments/results/against_full.json
+	$(BIN)/gst bench memory --json experiments/results/memory.json
+	$(BIN)/gst bench table --json experiments/results/table.json
+	$(BIN)/gst bench partition --json experiments/results/partition.json
+	$(BIN)/python -m experiments.variants.compare
 	$(BIN)/python -m experiments.benchmarks.alexnet
 
-sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (ten minutes or more)
+sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 
 $(STAMPS)/base: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (once; about 300 MB to fetch)"

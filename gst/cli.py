@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
     prepare.add_argument(
-        "--method", default="metis", help="partitioner: metis, contiguous or random (default: %(default)s)"
+        "--method", default="metis", help="a partitioner, or auto: the smallest cut found (default: %(default)s)"
     )
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="of the partitioner (default: %(default)s)")
@@ -164,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     _command(
         bench, "table", _bench_table, "pulls and pushes of the embedding table", "gst bench table --json table.json"
     )
+    _command(bench, "backends", _bench_backends, "sparse products, native and torch-sparse", "gst bench backends")
     partition = _command(
         bench, "partition", _bench_partition, "cuts and times of the partitioners", "gst bench partition --nodes 100000"
     )
@@ -375,6 +376,13 @@ def _bench_table(options: argparse.Namespace) -> dict[str, Any]:
 
     with _Bars() as bars:
         return _told(run_table(bars.show), options)
+
+
+def _bench_backends(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.backends import run as run_backends
+
+    with _Bars() as bars:
+        return _told(run_backends(bars.show), options)
 
 
 def _bench_partition(options: argparse.Namespace) -> dict[str, Any]:

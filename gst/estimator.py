@@ -109,7 +109,7 @@ class GraphSegmentTraining(nn.Module):
         if omit_rest and table is not None:
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         if refresh == "drift" and (table is None or not table.track_drift):
-            raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns what moves")
+            raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns the drift")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
@@ -160,8 +160,8 @@ class GraphSegmentTraining(nn.Module):
         return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), number)
 
     def load(self, draw: Draw) -> Ready:
-        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on its
-        way to an accelerator the batch is pinned and copied on a stream of its own."""
+        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on
+        its way to an accelerator the batch is pinned and copied on a stream of its own."""
         if self.encoder_frozen:
             return Ready(draw, None)
         like = self._like()

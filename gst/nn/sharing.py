@@ -29,8 +29,8 @@ Part = Literal["own", "forward", "backward"]
 Direction = Literal["forward", "backward"]
 
 Weights = Literal["sum", "mean", "symmetric"]
-"""Of messages u -> v: 1; 1 / how many v hears in that direction; 1 / sqrt((1 + degree(u)) (1 + degree(v))), degrees over
-all directions in use, the own part included (Kipf and Welling 2017, equation 2)."""
+"""Of messages u -> v: 1; 1 / how many v hears in that direction; 1 / sqrt((1 + degree(u)) (1 + degree(v))), degrees
+over all directions in use, the own part included (Kipf and Welling 2017, equation 2)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +119,8 @@ class Sharing:
         """What each row after `layer` (from 0) hears from the rows before it.
 
         Args:
-            stacked: keep `parts` apart: column `len(parts) * row + i` holds part i of a row, so that one product takes a
-                `Linear(channels, len(parts) * channels)` of all rows, viewed as `(len(parts) * rows, channels)`.
+            stacked: keep `parts` apart: column `len(parts) * row + i` holds part i of a row, so that one product takes
+                a `Linear(channels, len(parts) * channels)` of all rows, viewed as `(len(parts) * rows, channels)`.
         """
         key = (layer, parts, weights, stacked)
         if key not in self._matrices:
@@ -199,7 +199,7 @@ def _lists(ends: np.ndarray, others: np.ndarray, num_nodes: int) -> tuple[np.nda
 @compiled
 @no_type_check
 def _compare(alike, config_nodes, features):
-    """Label the configurations of each configurable node by their features, equal ones alike, exactly. Changes alike."""
+    """Label the configurations of each configurable node by their features, equal ones alike, exactly. In place."""
     num_configs, channels = features.shape[1], features.shape[2]
     size = 1
     while size < 2 * num_configs:
