@@ -109,7 +109,7 @@ class GraphSegmentTraining(nn.Module):
         if omit_rest and table is not None:
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         if refresh == "drift" and (table is None or not table.track_drift):
-            raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns the drift")
+            raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows

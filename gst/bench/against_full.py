@@ -111,7 +111,7 @@ def train(name: str, seed: int, epochs: int | None = None) -> dict[str, Any]:
             optimizer.step()
             schedule.step()
             steps.append(time.perf_counter() - started)
-            if len(steps) % len(loader) == 0 or (len(steps) < 3 * len(loader) and len(steps) % 3 == 0):
+            if len(steps) % (4 * len(loader)) == 0 or (len(steps) <= len(loader) and len(steps) % 3 == 0):
                 curve.append((sum(steps), _tau(model.eval(), *held_out[0])))
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
     return {"step_ms": 1e3 * statistics.median(steps), "curve": curve, "peak_mib": peak}
