@@ -73,15 +73,12 @@ class Contents:
         needed = 1 + min(self.index.rows_in_use + num_new, self.index.most_rows)
         if needed > self.rows.num_rows:
             settle()
-            self._grow(min(max(needed, 2 * self.rows.num_rows), 1 + self.index.most_rows))
-        return self.index.assign(keys, before, step), before
-
-    def _grow(self, num_rows: int) -> None:
-        with torch.inference_mode(False):  # rows born in inference mode could never be written outside it
+            num_rows = min(max(needed, 2 * self.rows.num_rows), 1 + self.index.most_rows)
             self.rows.grow(num_rows)
-        self.index.grow(num_rows)
-        if self.drift is not None:
-            self.drift.grow(num_rows)
+            self.index.grow(num_rows)
+            if self.drift is not None:
+                self.drift.grow(num_rows)
+        return self.index.assign(keys, before, step), before
 
     def _write(
         self,

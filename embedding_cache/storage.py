@@ -15,7 +15,7 @@ from embedding_cache.memory import Grow, MappedFile, ordinary, pinned
 
 Tier = Literal["device", "pinned", "disk"]
 
-STREAMED_BYTES = 16 << 20  # a result that no longer stays in the caches, for whoever reads it next
+STREAMED_BYTES = 8 << 20  # from here on it pays, even for whoever reads the result next
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -51,8 +51,9 @@ def rows_for(tier: Tier, channels: int, dtype: torch.dtype, device: torch.device
 
 
 class AcceleratorRows:
-    """Rows in the accelerator's own memory."""
+    """Rows in the accelerator's own memory. Born in inference mode they could never be written outside it."""
 
+    @torch.inference_mode(False)
     def __init__(self, channels: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows = torch.zeros(1, channels, dtype=dtype, device=device)
 
@@ -70,6 +71,7 @@ class AcceleratorRows:
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         self._rows.index_copy_(0, self._sent(slots).long(), rows.detach().to(self._rows))
 
+    @torch.inference_mode(False)
     def grow(self, num_rows: int) -> None:
         larger = self._rows.new_empty(num_rows, self._rows.shape[1])
         larger[: len(self._rows)] = self._rows

@@ -89,7 +89,6 @@ class EmbeddingTable(nn.Module):
         """How many keys have a row."""
         return self._held.index.rows_in_use
 
-    @torch.inference_mode(False)  # rows born in inference mode could never be written outside it
     def clear(self) -> None:
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
         self._background.wait()

@@ -62,6 +62,12 @@ class SegmentBatch:
         """The same batch in memory that an accelerator can fetch from while the host goes on."""
         return SegmentBatch(*(getattr(self, entry.name).pin_memory() for entry in fields(self) if entry.init))
 
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell the allocator that work on `stream` uses these tensors, though another one made them."""
+        for entry in fields(self):
+            if entry.init:
+                getattr(self, entry.name).record_stream(stream)
+
     def expanded(self) -> tuple[Float[Tensor, "rows width"], Int64[Tensor, "2 edges"]]:
         """One copy of the batch per configuration, as `(x, edge_index)` for a GNN that knows no configurations.
 

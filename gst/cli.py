@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"gst: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except subprocess.CalledProcessError as error:
+        if debug:
+            raise
+        last = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+        print(f"gst: error: a benchmark process failed: {' '.join(last)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("gst: interrupted; every file is as it was last saved", file=sys.stderr)
         return 130

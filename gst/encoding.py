@@ -20,6 +20,9 @@ Contract = Literal["batch", "edges", "edges and batch"]
 def contract(encoder: Callable[..., Any]) -> Contract:
     """What `encoder` wants, by its signature: a `SegmentBatch` if it requires one argument, else `(x, edge_index)`,
     with `batch=`, the segment of each row (PyG's convention), if it has an argument of that name."""
+    encoder = getattr(encoder, "_orig_mod", encoder)  # of torch.compile
+    if isinstance(encoder, nn.parallel.DistributedDataParallel):
+        encoder = encoder.module
     call = encoder.forward if isinstance(encoder, nn.Module) else encoder
     parameters = inspect.signature(call).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # PyG's Sequential, which names its arguments elsewhere
@@ -49,7 +52,7 @@ def embed_segments(
     if len(returned) == batch.num_nodes:
         return pool_nodes(_unshared(returned), batch, pooling)
     if len(returned) == batch.num_segments:
-        return returned
+        return returned.to(torch.promote_types(returned.dtype, torch.float32))
     raise ValueError(
         f"the encoder returned {len(returned)} rows for a batch of {batch.num_nodes} nodes in {batch.num_segments} "
         f"segments; it has to return one row for each node or one for each segment"

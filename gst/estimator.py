@@ -22,6 +22,7 @@ from gst.sampling import choose_fresh, generator_for
 from gst.segments import SegmentedGraph
 
 Known = Bool[Tensor, "segments configs"]
+MAX_CONFIGS = 1024  # encoded at once without gradient
 PULL_ROWS = 1 << 15  # (segment, configuration) pairs taken from the table at once
 
 
@@ -136,8 +137,10 @@ class GraphSegmentTraining(nn.Module):
                 return self.exact(graphs, configs)
             ready = self.load(self.draw(graphs, configs))
         self.step = ready.draw.number
-        if ready.arrived is not None:
-            torch.cuda.current_stream().wait_event(ready.arrived)
+        if ready.arrived is not None and ready.batch is not None:
+            stream = torch.cuda.current_stream(self._like().device)
+            stream.wait_event(ready.arrived)
+            ready.batch.record_stream(stream)
         if ready.batch is None:
             embedded = self._embed_frozen(ready.draw.catalogue, ready.draw.configs)
         else:
@@ -189,8 +192,8 @@ class GraphSegmentTraining(nn.Module):
         return pool.result()
 
     def freeze_encoder(self) -> None:
-        """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on every
-        segment is encoded once, when it is first needed, and its table row is exact."""
+        """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on, with a
+        table, every segment is encoded once, when it is first needed, and its row is exact."""
         self.encoder_frozen = True
         if isinstance(self.encoder, nn.Module):
             self.encoder.requires_grad_(False)
@@ -250,6 +253,18 @@ class GraphSegmentTraining(nn.Module):
         return (keys >= 0) & self.table.known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
     def _embed_frozen(self, catalogue: Catalogue, configs: Tensor) -> Tensor:
+        """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
+        encoder = self.encoder if isinstance(self.encoder, nn.Module) else None
+        training = encoder is not None and encoder.training
+        if encoder is not None:
+            encoder.eval()
+        try:
+            return self._embed_from_table(catalogue, configs)
+        finally:
+            if encoder is not None:
+                encoder.train(training)
+
+    def _embed_from_table(self, catalogue: Catalogue, configs: Tensor) -> Tensor:
         everything = torch.arange(len(catalogue))
         weights = torch.ones(len(catalogue), configs.shape[1])
         pool = self._pool(catalogue)
@@ -257,10 +272,12 @@ class GraphSegmentTraining(nn.Module):
             self._add_encoded(pool, catalogue, everything, configs, weights)
             return pool.result()
         keys = self._keys.keys(catalogue, configs)
-        missing = (~self._known(keys) & (keys >= 0)).any(1).nonzero().squeeze(1)
-        for chunk in catalogue.chunks(missing, configs.shape[1], self.max_rows):
-            self._push(keys[chunk], self._encode(catalogue, chunk, configs))
-        self._add_pulled(pool, catalogue, everything, keys, weights)
+        missing = (~self._known(keys) & (keys >= 0)).any(1)
+        self._add_pulled(pool, catalogue, everything[~missing], keys, weights)
+        for chunk in catalogue.chunks(everything[missing], configs.shape[1], self.max_rows):
+            embedded = self._encode(catalogue, chunk, configs)
+            self._add(pool, catalogue, chunk, embedded, weights[chunk])
+            self._push(keys[chunk], embedded)  # after the others were pulled: a full table may evict them
         return pool.result()
 
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
@@ -305,8 +322,9 @@ class GraphSegmentTraining(nn.Module):
         return together[torch.argsort(order).to(together.device)]
 
     def _encode_under(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> Tensor:
-        """A single segment too large for `max_rows` meets its configurations a few at a time."""
-        width = max(1, self.max_rows // int(catalogue.rows[segments].sum()))
+        """A single segment too large for `max_rows` meets its configurations a few at a time; so do small ones, since
+        telling configurations apart takes memory quadratic in their number."""
+        width = min(max(1, self.max_rows // int(catalogue.rows[segments].sum())), MAX_CONFIGS)
         parts = configs.split(width, dim=1)
         return torch.cat([self._encode_batch(self._assemble(catalogue, segments, part)) for part in parts], dim=1)
 

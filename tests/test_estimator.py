@@ -20,6 +20,7 @@ from gst.estimator import GraphSegmentTraining
 from gst.graph import Graph
 from gst.nn import SAGE, Head
 from gst.segments import SegmentedGraph, segment
+from gst.states import NodeStates
 from partitioners import METHODS, partition
 
 DEPTH = 2  # of the encoders of reference.models
@@ -282,6 +283,39 @@ def test_a_frozen_encoder_embeds_each_segment_once_and_exactly(dtype: torch.dtyp
     assert all(p.grad is None for p in encoder.parameters()) and all(
         p.grad is not None for p in head.parameters()
     )
+
+
+@pytest.mark.parametrize("capacity", [2, 5])
+def test_a_frozen_encoder_is_exact_though_the_table_cannot_hold_all_rows(capacity: int) -> None:
+    graphs = [segment(random_graph(seed, 40), 6) for seed in range(2)]
+    encoder, head = models("sage", random_graph(0))
+    encoder = nn.Sequential(encoder, Dropped())
+    model = GraphSegmentTraining(encoder, head, "sum", table=EmbeddingTable(1, 6, torch.float64, capacity=capacity))
+    model.freeze_encoder()
+    for graph in (*graphs, *graphs):
+        torch.testing.assert_close(model.train()([graph]).detach(), model.eval()([graph]))
+
+
+class Dropped(nn.Module):
+    """Dropout that says nothing in evaluation mode."""
+
+    def forward(self, states: NodeStates) -> NodeStates:
+        return NodeStates(nn.functional.dropout(states.rows, 0.5, self.training), states.row_of)
+
+
+@pytest.mark.parametrize("output", ["nodes", "segments"])
+def test_bf16_ends_before_the_head(output: str) -> None:
+    linear = nn.Linear(5, 4)
+
+    def encoder(batch: SegmentBatch) -> Tensor:
+        nodes = linear(features_of(batch))
+        if output == "nodes":
+            return nodes
+        return nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(0, batch.segment_of_node, nodes)
+
+    model = GraphSegmentTraining(encoder, Head(4), "sum")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.exact([segment(random_graph(0), 6)]).dtype == torch.float32
 
 
 # Learning ------------------------------------------------------------------------------------------

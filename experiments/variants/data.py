@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gst.data import ElfBinaries, TpuGraphs
+from gst.data import ElfBinaries, TpuGraphs, group_of
 from gst.data.loader import Selection, StepLoader, split
 from gst.data.synthetic import SyntheticPrograms
 from gst.store import open_store, prepare
@@ -57,7 +57,7 @@ class Task:
             held_out = 500 if self.name == "alexnet" else 32
             training, validation, _ = split(graphs, "configs", held_out, 0, seed)
         else:
-            groups = len({graph.name.partition("/")[0] for graph in graphs})
+            groups = len({group_of(graph.name) for graph in graphs})
             training, validation, _ = split(graphs, "groups", groups // 4, 0, seed)
         loader = StepLoader(training, self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, seed=seed)
         return loader, validation

@@ -61,12 +61,16 @@ def run(
     """Measure all variants.
 
     Returns:
-        Of the fastest variant `step_ms` (median), `exact_eval_ms` (two graphs, all segments), `peak_mib` (resident,
+        Of `shared bf16` `step_ms` (median), `exact_eval_ms` (two graphs, all segments), `peak_mib` (resident,
         the whole process), `tau_difference_bf16` (mean absolute difference of Kendall's tau over the graphs, the same
         weights in fp32 and bf16), `table_step_over_gst_one` (in turns in one process), `stall` (share of time waiting
         for the reading thread); `speedup` and `eval_speedup` over the unshared variant; `share_of_peak` (arithmetic
-        executed in a step over what the machine's matrix products could do); `variants`: the same for each.
+        of the matrix products of a step over what the machine could do in its time); `variants`: the same for each.
     """
+    graphs = programs(Path(setting.data) if setting.data else None)
+    fewest = min(graph.num_configs for graph in graphs)
+    if setting.configs > fewest:
+        raise ValueError(f"--configs is {setting.configs}, but a graph has only {fewest}; ask for at most so many")
     results: dict[str, Any] = {}
     for done, variant in enumerate(VARIANTS):
         progress(variant, done, len(VARIANTS))
@@ -150,12 +154,12 @@ def measure(variant: str, setting: Setting) -> dict[str, Any]:
     peak = _peak_mib()
     with FlopCounterMode(display=False) as counter:
         trainer.step(trainer.table)
-    configs = torch.arange(setting.configs).repeat(2, 1)
+    configs = torch.arange(setting.configs).repeat(len(trainer.graphs[:2]), 1)
     with trainer.autocast():
         evaluation = min(_timed(lambda: trainer.table.exact(trainer.graphs[:2], configs)) for _ in range(3))
     result: dict[str, Any] = {
         "step_ms": 1e3 * statistics.median(seconds), "step_ms_min": 1e3 * min(seconds), "losses": losses,
-        "exact_eval_ms": 1e3 * evaluation, "peak_mib": max(peak, 0.0), "gflop": counter.get_total_flops() / 1e9,
+        "exact_eval_ms": 1e3 * evaluation, "peak_mib": peak, "gflop": counter.get_total_flops() / 1e9,
         "matmul_gflops": _matmul_gflops(torch.bfloat16 if bf16 else torch.float32),
     }  # fmt: skip
     if variant == OURS:

@@ -103,7 +103,8 @@ class CostModel:
         """Runtimes of all configurations of `graph`, in the unit of the targets it was fitted on."""
         cut = segment(graph, self.settings["max_nodes"])
         model = self._estimator(None)
-        self._materialise(model, cut)
+        if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+            raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
         parts = torch.arange(graph.num_configs).split(64)
         scores = torch.cat([model.exact([cut], part[None])[0] for part in parts]).double().numpy()
         return np.exp(scores * self.deviation + self.mean)
@@ -140,7 +141,7 @@ class CostModel:
     def _estimator(self, table: EmbeddingTable | None) -> GraphSegmentTraining:
         return GraphSegmentTraining(
             self.encoder, self.head, "mean", self.settings["num_fresh"], self.settings["keep_probability"], table,
-            seed=int(torch.randint(2**31, (), generator=self._generator)),
+            seed=0 if table is None else int(torch.randint(2**31, (), generator=self._generator)),
         )  # fmt: skip
 
     def _materialise(self, model: GraphSegmentTraining, graph: SegmentedGraph) -> None:

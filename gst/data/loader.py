@@ -92,7 +92,7 @@ class StepLoader:
         prefetched = Prefetched(steps, self.reader)
         for step, ready in prefetched:
             yield replace(step, ready=ready)
-            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)
+        self.stall = prefetched.waited / max(prefetched.passed, 1e-9)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`, from its first step unless it is the one being resumed."""

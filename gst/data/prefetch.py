@@ -49,6 +49,7 @@ class Prefetched(Generic[Step, Drawn, Read]):
                 if began is not None:
                     self.waited += handed - asked
                 began = began or handed
+                self.passed = handed - began
                 following = next(steps, None)
                 if following is not None:
                     pending = thread.submit(self.reader.load, self.reader.draw(following, 1))

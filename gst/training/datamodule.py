@@ -68,12 +68,18 @@ class SegmentDataModule(L.LightningDataModule):
         self._directory: Path | None = None
         self.parts: tuple[list[Selection], list[Selection], list[Selection]] | None = None
 
+    @property
+    def name(self) -> str:
+        """Of the prepared dataset, by its content."""
+        return self._directory.name if self._directory else ""
+
     def prepare_data(self) -> None:
         self._directory = self._prepare()
 
     def setup(self, stage: str) -> None:
         if self.parts is None:
-            graphs = open_store(self._directory or self._prepare())  # only one process of a machine has prepared
+            self._directory = self._directory or self._prepare()  # only one process of a machine has prepared
+            graphs = open_store(self._directory)
             self.parts = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
             if stage == "fit":
                 _check_labels(self.parts[0])
@@ -118,6 +124,6 @@ def _check_labels(selections: list[Selection]) -> None:
     targets = [graph.targets[configs.numpy()] for graph, configs in selections]
     if not np.isfinite(np.concatenate(targets)).all():
         raise ValueError("some training targets are NaN or infinite; drop these configurations before")
-    groups = targets if any(len(group) > 1 for group in targets) else [np.concatenate(targets)]
-    if all((group == group[0]).all() for group in groups):
-        raise ValueError("all training targets of each graph are equal: there is nothing to learn to rank")
+    together = np.concatenate(targets)
+    if (together == together[0]).all():
+        raise ValueError("all training targets are equal: there is nothing to learn")

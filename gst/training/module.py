@@ -75,6 +75,10 @@ class SegmentTrainingModule(L.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
+        if self.trainer.world_size > 1:
+            raise ValueError(
+                f"{self.trainer.world_size} processes would all train on the same steps; use --trainer.devices 1"
+            )
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
@@ -88,7 +92,10 @@ class SegmentTrainingModule(L.LightningModule):
         embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
         if self.wants_table and self.estimator.table is None:
             path = self._disk() if self.table_options["tier"] == "disk" else None
-            self.estimator.table = EmbeddingTable(1, embedded.shape[-1], path=path, **self.table_options)
+            self.estimator.table = EmbeddingTable(
+                1, embedded.shape[-1], path=path, device=self.trainer.strategy.root_device, dataset=self._data.name,
+                **self.table_options,
+            )  # fmt: skip
             self.estimator.refresh = self.refresh
 
     def _disk(self) -> Path:
@@ -145,7 +152,7 @@ class SegmentTrainingModule(L.LightningModule):
         self._log_metrics("test")
 
     def _evaluate(self, step: Step) -> None:
-        scores = self(step).cpu()
+        scores = self(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
             real = ~targets.isnan()
             self._evaluated[graph.name].append((row[real], targets[real]))

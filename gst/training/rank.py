@@ -38,6 +38,8 @@ def load(checkpoint: Path) -> tuple[SegmentTrainingModule, dict]:
 def rank(checkpoint: Path, file: Path, configs_at_once: int = 256) -> Float[np.ndarray, " configs"]:
     """Scores of all configurations of `file`, in its order; the lower, the faster. Memory does not grow with them."""
     model, segmentation = load(checkpoint)
+    if model.loss == "cross_entropy":
+        raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
     graph = segment(read(file, merge=False), **segmentation)
     try:
         return score(model, graph, configs_at_once)

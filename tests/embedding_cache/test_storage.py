@@ -95,6 +95,21 @@ def test_rows_keep_their_slots_as_they_grow(kind: str) -> None:
     assert rows.num_rows == 5 * HUGE_PAGE // 256 and rows.nbytes == 5 * HUGE_PAGE
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_inference_mode_are_written_and_used_outside_it(kind: str) -> None:
+    with torch.inference_mode():
+        made = rows_of(kind, 2, torch.float32)
+    for rows in (made, rows_of(kind, 2, torch.float32)):
+        with torch.inference_mode():
+            rows.grow(4)
+            rows.scatter(np.array([1], np.int32), torch.ones(1, 2))
+        rows.scatter(np.array([2], np.int32), torch.full((1, 2), 3.0))
+        rows.grow(8)
+        weight = torch.ones(2, requires_grad=True)
+        (rows.gather(np.array([1, 2], np.int32)) @ weight).sum().backward()
+        assert weight.grad is not None and weight.grad.tolist() == [4, 4]
+
+
 def test_streaming_writes_the_same_and_nothing_else() -> None:
     table, slots = numbers((50, 32), 0), np.random.default_rng(0).permutation(50)[:30].astype(np.int32)
     words, out, scattered = table.view(torch.int64).numpy(), torch.zeros(32, 32), torch.zeros(50, 32)

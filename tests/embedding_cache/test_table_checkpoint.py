@@ -104,7 +104,8 @@ def test_a_smaller_table_grows_to_the_saved_keys_and_a_larger_one_stays(num_keys
 @pytest.mark.parametrize("saved_capacity", [None, 12])
 @pytest.mark.parametrize("capacity", [1, 5, 12, None])
 def test_a_table_with_less_room_keeps_what_was_written_last(capacity: int | None, saved_capacity: int | None) -> None:
-    saved, twin = EmbeddingTable(30, 2, capacity=saved_capacity), SlowTable(30, 2, torch.float32, saved_capacity)
+    saved = EmbeddingTable(30, 2, capacity=saved_capacity, track_drift=True)
+    twin = SlowTable(30, 2, torch.float32, saved_capacity)
     for target in (saved, twin):
         for step, key in enumerate([5, 1, 9, 5, 3, 20, 1, 17]):
             target.push(torch.tensor([key]) if target is saved else [key], torch.full((1, 2), float(step)), step)
@@ -113,6 +114,8 @@ def test_a_table_with_less_room_keeps_what_was_written_last(capacity: int | None
     while capacity is not None and len(twin.written) > capacity:
         twin.written.popitem(last=False)
     assert_agree(loaded, twin)
+    keys = torch.tensor(sorted(twin.written))
+    assert torch.equal(loaded.expected_drift(keys, 9), saved.expected_drift(keys, 9))
 
 
 def test_a_state_of_another_shape_is_refused() -> None:
