@@ -23,7 +23,7 @@ from gst.segments import SegmentedGraph
 
 Known = Bool[Tensor, "segments configs"]
 MAX_CONFIGS = 1024  # encoded at once without gradient
-PULL_ROWS = 1 << 15  # (segment, configuration) pairs taken from the table at once
+PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
 @dataclass(frozen=True, eq=False)

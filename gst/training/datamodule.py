@@ -69,7 +69,7 @@ class SegmentDataModule(L.LightningDataModule):
         self.parts: tuple[list[Selection], list[Selection], list[Selection]] | None = None
 
     @property
-    def name(self) -> str:
+    def digest(self) -> str:
         """Of the prepared dataset, by its content."""
         return self._directory.name if self._directory else ""
 

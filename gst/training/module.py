@@ -93,7 +93,7 @@ class SegmentTrainingModule(L.LightningModule):
         if self.wants_table and self.estimator.table is None:
             path = self._disk() if self.table_options["tier"] == "disk" else None
             self.estimator.table = EmbeddingTable(
-                1, embedded.shape[-1], path=path, device=self.trainer.strategy.root_device, dataset=self._data.name,
+                1, embedded.shape[-1], path=path, device=self.trainer.strategy.root_device, dataset=self._data.digest,
                 **self.table_options,
             )  # fmt: skip
             self.estimator.refresh = self.refresh
