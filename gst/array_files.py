@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class ArrayWriter:
         self.directory, self.fields = directory, tuple(fields)
         self.finished = [record for record in _journalled(directory / JOURNAL) if self._holds(record)]
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ArrayWriter:
         self._files = {name: self._path(name).open("ab") for name in self.fields}
         self._journal = (self.directory / JOURNAL).open("ab")
         self.keep(len(self.finished))

@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -44,7 +44,7 @@ class Partitioning:
         self._of_thread = threading.local()
         self._processes: list[tuple[subprocess.Popen[bytes], Connection]] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Partitioning:
         return self
 
     def __exit__(

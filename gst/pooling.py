@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gst.batch import SegmentBatch
-from gst.sparse import CsrMatrix, product
+from gst.pooling_kernels import SegmentMaxima, SegmentSums
 from gst.states import NodeStates
 
 Pooling = Literal["sum", "mean", "max"]
@@ -28,57 +28,30 @@ def check_pooling(pooling: str) -> None:
 def pool_nodes(
     states: NodeStates, batch: SegmentBatch, pooling: Pooling
 ) -> Float[Tensor, "segments configs channels"]:
-    """Pool the owned nodes of each segment, of which there is at least one; in float32 if the states are shorter. Nodes
-    with one row for all configurations are pooled once."""
-    row_of, group = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-    varied = (row_of != row_of[:, :1]).any(1)
-    each = _pool(states.rows, row_of[varied], group[varied], batch.num_segments, pooling)
-    once = _pool(states.rows, row_of[~varied, :1], group[~varied], batch.num_segments, pooling)
-    pooled = torch.maximum(each, once) if pooling == "max" else each + once
+    """Pool the owned nodes of each segment, of which there is at least one; in float32 if the states are shorter. Equal
+    maxima share the gradient."""
+    row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
+    if states.rows.device.type == "cpu":
+        kernel = SegmentMaxima if pooling == "max" else SegmentSums
+        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
+    else:
+        pooled = _pool_with_torch(states.rows, row_of, segment, batch.num_segments, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
 
 
-def _pool(
+def _pool_with_torch(
     rows: Float[Tensor, "rows channels"],
     row_of: Int64[Tensor, "nodes configs"],
-    group: Int64[Tensor, " nodes"],
-    num_groups: int,
+    segment: Int64[Tensor, " nodes"],
+    num_segments: int,
     pooling: Pooling,
-) -> Float[Tensor, "groups configs channels"]:
-    """A group without nodes gets what changes nothing: 0, or -inf for the maximum."""
-    configs = row_of.shape[1]
+) -> Float[Tensor, "segments configs channels"]:
+    """The same as in `gst.pooling_kernels`, on any device."""
+    dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
+    dense = dense.view(*row_of.shape, rows.shape[1])
     if pooling == "max":
-        states = product(CsrMatrix.picking(row_of.flatten(), len(rows)), rows).view(*row_of.shape, rows.shape[1])
-        groups, lengths = torch.unique_consecutive(group, return_counts=True)
-        return _largest(_RunMaxima.apply(states, lengths.tolist()), groups, num_groups)
-    places = group[:, None] * configs + torch.arange(configs, device=group.device)
-    shape = (num_groups * configs, len(rows))
-    long = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    summed = product(CsrMatrix.from_entries(places.flatten(), row_of.flatten(), shape), long)
-    return summed.view(num_groups, configs, rows.shape[1])
-
-
-class _RunMaxima(torch.autograd.Function):
-    """The maximum of each run of rows, in float32 at least. Equal maxima share the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, lengths: list[int]) -> Tensor:
-        out = rows.new_empty(len(lengths), *rows.shape[1:])
-        for row, run in zip(out, rows.split(lengths), strict=True):
-            torch.amax(run, 0, out=row)
-        ctx.lengths = lengths
-        ctx.save_for_backward(rows, out)
-        return out.to(torch.promote_types(rows.dtype, torch.float32))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        rows, largest = ctx.saved_tensors
-        found = torch.empty_like(rows)
-        runs = found.split(ctx.lengths), rows.split(ctx.lengths), largest, gradient.to(rows.dtype)
-        for run, values, most, row in zip(*runs, strict=True):
-            run.copy_(values).eq_(most)
-            run.mul_(row / run.sum(0))
-        return found, None
+        return _largest(dense, segment, num_segments)
+    return dense.new_zeros(num_segments, *dense.shape[1:]).index_add(0, segment, dense)
 
 
 def _largest(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int) -> Tensor:

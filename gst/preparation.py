@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from gst.array_files import ArrayWriter, Record
 from gst.cutting import Cutting
@@ -47,7 +47,7 @@ class Preparation:
         self._resumed = len(self._writer.finished)
         self._waiting: deque[tuple[Cutting, Record, Future[Parts]]] = deque()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Preparation:
         shutil.rmtree(self._scratch, ignore_errors=True)
         with ExitStack() as stack:
             stack.enter_context(self._writer)

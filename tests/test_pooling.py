@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gst.batch import SegmentBatch
-from gst.pooling import GraphPool, Pooling, check_pooling, pool_nodes
+from gst.pooling import GraphPool, Pooling, _pool_with_torch, check_pooling, pool_nodes
+from gst.pooling_kernels import SegmentMaxima, SegmentSums
 from gst.states import NodeStates
 
 POOLINGS = get_args(Pooling)
@@ -100,3 +102,39 @@ def test_segments_of_weight_zero_cannot_be_the_maximum() -> None:
 def test_readouts_that_do_not_decompose_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'median' does not decompose over segments.*sum, mean, max"):
         check_pooling("median")
+
+
+def shared_states(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that stand for one, some or all of 5 configurations of 12 nodes, with ties, and the segment of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(5, (12, 5), generator=generator)
+    labels[torch.rand(12, generator=generator) < 0.4] = 0
+    rows = torch.randint(-3, 3, (60, 7), generator=generator).to(dtype)
+    return rows, 5 * torch.arange(12)[:, None] + labels, torch.randint(3, (12,), generator=generator).sort().values
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pooling", ["sum", "max"])
+@given(seed=st.integers(0, 9999))
+def test_kernels_pool_and_hand_back_as_torch_does(pooling: Pooling, dtype: torch.dtype, seed: int) -> None:
+    rows, row_of, segment = shared_states(seed, dtype)
+    kernel = {"sum": SegmentSums, "max": SegmentMaxima}[pooling]
+    gradient = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(seed)).to(dtype).double()
+    results = []
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
+        leaf = rows.clone().requires_grad_()
+        pooled = pool(leaf, row_of, segment, 3)
+        present = torch.isfinite(pooled)
+        (torch.where(present, pooled, 0).double() * gradient).sum().backward()
+        results.append((pooled, leaf.grad))
+    (fast, fast_gradient), (slow, slow_gradient) = results
+    assert fast.dtype == slow.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(fast, slow)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    torch.testing.assert_close(fast_gradient, slow_gradient, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_no_number_stays_in_the_maximum() -> None:
+    rows = torch.tensor([[1.0], [torch.nan], [3.0]])
+    both = torch.tensor([[0, 0], [1, 1], [2, 2]])
+    assert SegmentMaxima.apply(rows, both, torch.zeros(3, dtype=torch.long), 1).isnan().all()

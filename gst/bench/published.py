@@ -49,7 +49,8 @@ class PublishedSAGE(nn.Module):
         rows = _of_length_one(self.widen(self._inputs(batch, sharing)))
         for number, (mix, bias) in enumerate(zip(self.mix, self.bias, strict=True)):
             parts = sharing.matrix(number, ("own", "backward"), "mean", stacked=True)
-            rows = product(parts, mix(rows).view(-1, rows.shape[1])) + bias
+            rows = product(parts, mix(rows).view(-1, rows.shape[1]))
+            rows.add_(bias.to(rows.dtype))
         states = NodeStates(rows, sharing.row_of())
         pooled = _of_length_one(pool_nodes(states, batch, "max") + pool_nodes(states, batch, "mean"))
         return self.score(_of_length_one(self.hidden(pooled).relu())).float()

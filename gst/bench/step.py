@@ -35,7 +35,7 @@ from gst.estimator import GraphSegmentTraining
 from gst.segments import SegmentedGraph, segment
 
 WARM_UP = 4
-MAX_ROWS = 1 << 15
+MAX_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
