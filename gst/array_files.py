@@ -1,4 +1,5 @@
-"""Arrays of many graphs on disk: one file per field, the arrays of one graph behind those of another."""
+"""Arrays of many graphs on disk: one file per field, the arrays of one graph behind those of another. Small symbols
+are packed (`gst.packing`) where that is smaller: layouts take 8 bytes per configuration and node, not 18."""
 
 from __future__ import annotations
 
@@ -13,11 +14,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gst.packing import PackedArray, packable, packed, unpacked, worth_packing
+from gst.scratch import chunks
+
 ALIGNMENT = 64
 JOURNAL = "journal.jsonl"
+ROWS_UNPACKED = 256  # at once
 
 Entry = dict[str, Any]
-"""Where an array is in its file: `offset` in bytes, `shape`, `dtype`, and the `checksum` of its bytes."""
+"""Where an array is in its file: `offset` in bytes, `shape`, `dtype`, and the `checksum` of its bytes. `symbols`, if it
+is packed, is the length of the axis that is not in `shape`."""
 
 Record = dict[str, Any]
 """What is known of a graph; `arrays` holds the entry of each field."""
@@ -91,22 +97,44 @@ class ArrayWriter:
 
 
 class _Growing:
-    """An array of which only the first part is written."""
+    """An array of which only the first part is written. It is packed until a piece comes that cannot be."""
 
     def __init__(self, file: BinaryIO, piece: np.ndarray) -> None:
-        file.write(b"\0" * (-file.tell() % ALIGNMENT))
-        self.file, self.offset, self.checksum = file, file.tell(), hashlib.sha256()
-        self.rows, self.kind = 0, (piece.shape[1:], piece.dtype.str)
+        self.file = file
+        self.symbols = piece.shape[-1] if piece.ndim > 1 and worth_packing(piece.dtype, piece.shape[-1]) else 0
+        self._start(_stored(piece[:0], self.symbols))
 
     def append(self, piece: np.ndarray) -> None:
-        assert (piece.shape[1:], piece.dtype.str) == self.kind
-        self.file.write(as_bytes(piece))
-        self.checksum.update(as_bytes(piece))
-        self.rows += len(piece)
+        if self.symbols and not packable(piece):
+            self._unpack()
+        stored = _stored(piece, self.symbols)
+        assert (stored.shape[1:], stored.dtype.str) == self.kind
+        self.file.write(as_bytes(stored))
+        self.checksum.update(as_bytes(stored))
+        self.rows += len(stored)
 
     def entry(self) -> Entry:
-        shape, dtype = [self.rows, *self.kind[0]], self.kind[1]
-        return {"offset": self.offset, "shape": shape, "dtype": dtype, "checksum": shortened(self.checksum)}
+        entry = {"offset": self.offset, "shape": [self.rows, *self.kind[0]], "dtype": self.kind[1]}
+        return entry | {"checksum": shortened(self.checksum)} | ({"symbols": self.symbols} if self.symbols else {})
+
+    def _start(self, empty: np.ndarray) -> None:
+        self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
+        self.offset, self.checksum = self.file.tell(), hashlib.sha256()
+        self.rows, self.kind = 0, (empty.shape[1:], empty.dtype.str)
+
+    def _unpack(self) -> None:
+        """Write again what was packed, behind it. Its room is lost: few arrays hold a large symbol, and a late one."""
+        self.file.flush()
+        before, symbols, self.symbols = self.entry(), self.symbols, 0
+        words = view(np.memmap(self.file.name, np.uint8, "r"), before) if self.rows else None
+        self._start(unpacked(np.empty((0, *self.kind[0]), self.kind[1]), symbols))
+        if words is not None:
+            for part in chunks(len(words), ROWS_UNPACKED):
+                self.append(unpacked(words[part], symbols))
+
+
+def _stored(piece: np.ndarray, symbols: int) -> np.ndarray:
+    return packed(piece) if symbols else piece
 
 
 def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
@@ -133,6 +161,11 @@ def view(data: np.ndarray, entry: Entry) -> np.ndarray:
     if not 0 <= entry["offset"] <= end <= len(data):
         raise ValueError(f"an array is said to lie at bytes {entry['offset']}..{end} of {len(data)}")
     return data[entry["offset"] : end].view(dtype).reshape(entry["shape"])
+
+
+def decoded(data: np.ndarray, entry: Entry) -> np.ndarray | PackedArray:
+    """The array of `entry` as it was written; one that is packed is unpacked where it is indexed."""
+    return PackedArray(view(data, entry), entry["symbols"]) if "symbols" in entry else view(data, entry)
 
 
 def as_bytes(array: np.ndarray) -> memoryview | bytes:

@@ -11,7 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gst.data.source import GraphSource
 
 TRAINING = ("fit", "validate", "test", "predict")
 
@@ -88,16 +91,18 @@ def _parser() -> argparse.ArgumentParser:
         "gst prepare synthetic:200000 --method contiguous\n"
         "gst prepare elf --root /usr --label language\n"
         "gst prepare elf --root /usr/lib --label call_depth --limit 100\n"
-        "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type",
+        "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type\n"
+        "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
+        "gst prepare tpugraphs --root data/tpugraphs",
     )
     prepare.add_argument(
         "dataset",
         nargs="+",
         help="TpuGraphs npz files or patterns; synthetic:NODES; elf, the call graphs of this machine's binaries; "
-        "malnet FOLDER",
+        "malnet FOLDER; tpugraphs, its collections below --root, all that are there unless named",
     )
     elf = prepare.add_argument_group("elf")
-    elf.add_argument("--root", help="folder to search for programs and libraries (default: /usr)")
+    elf.add_argument("--root", help="folder to search for programs and libraries (default: /usr); of tpugraphs")
     elf.add_argument(
         "--label",
         choices=("language", "section", "call_depth"),
@@ -108,9 +113,16 @@ def _parser() -> argparse.ArgumentParser:
     elf.add_argument(
         "--min-groups", type=int, metavar="N", help="leave out classes of fewer groups of packages (default: 5)"
     )
-    malnet = prepare.add_argument_group("malnet")
-    malnet.add_argument("--part", choices=("all", "train", "val", "test"), help="as published (default: all)")
+    malnet = prepare.add_argument_group("malnet and tpugraphs")
+    malnet.add_argument(
+        "--part",
+        choices=("all", "train", "val", "valid", "test"),
+        help="as published: val of malnet, valid of tpugraphs",
+    )
     malnet.add_argument("--splits", help="folder of train.txt, val.txt and test.txt, for --part")
+    tpugraphs = prepare.add_argument_group("tpugraphs")
+    tpugraphs.add_argument("--collection", metavar="NAME", help="layout/xla/random, tile/xla, ... (default: all there)")
+    tpugraphs.add_argument("--eval-indices", metavar="JSON", help="only the configurations listed, as published")
     prepare.add_argument(
         "--store", type=Path, default=Path("runs/stores"), help="where stores live (default: %(default)s)"
     )
@@ -120,6 +132,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="of the partitioner (default: %(default)s)")
+
+    data = _command(
+        commands,
+        "data",
+        _data,
+        "which parts of a published dataset are here, and how to get them",
+        "gst data tpugraphs --root data/tpugraphs\ngst data tpugraphs --print-download > download.sh",
+    )
+    data.add_argument("dataset", choices=("tpugraphs",))
+    data.add_argument("--root", help="folder of the dataset (default: ~/data/tpugraphs)")
+    data.add_argument("--print-download", action="store_true", help="print the commands that download all of it")
 
     rank = _command(
         commands,
@@ -137,10 +160,18 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "trace",
         _trace,
-        "capture a PyTorch training step as a graph",
-        "gst trace rnnlm\ngst trace mypackage.training:make_step --json step.json",
+        "capture a PyTorch training step, or read an XLA program, as a graph",
+        "gst trace rnnlm\ngst trace mypackage.training:make_step --json step.json\n"
+        "gst trace --hlo program.txt --out program.npz",
     )
-    trace.add_argument("program", help="a bundled program or MODULE:FUNCTION")
+    source = trace.add_mutually_exclusive_group(required=True)
+    source.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION")
+    source.add_argument(
+        "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
+    )
+    trace.add_argument(
+        "--out", type=Path, metavar="FILE.npz", help="with --hlo: the graph as a TpuGraphs file, for gst rank"
+    )
 
     bench = commands.add_parser("bench", help="measure this machine and this program on it").add_subparsers(
         metavar="WHAT", required=True
@@ -233,17 +264,23 @@ def _train(arguments: list[str]) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.data.named import OPTIONS, datasets
+
+    names = {name for taken in OPTIONS.values() for name in taken}
+    given = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+    results = [_prepare_one(source, options) for source in datasets(options.dataset, **given)]
+    return results[0] if len(results) == 1 else {"stores": results}
+
+
+def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, Any]:
     from collections import Counter
 
     from tqdm import tqdm
 
-    from gst.data import ElfBinaries, MalNet
-    from gst.data.named import OPTIONS, dataset, expected_graphs
+    from gst.data import ElfBinaries, MalNet, TpuGraphsCollection
+    from gst.data.named import expected_graphs
     from gst.store import open_store, prepare
 
-    names = {name for taken in OPTIONS.values() for name in taken}
-    given = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
-    source = dataset(options.dataset, **given)
     with tqdm(desc="searching", unit=" graphs") as bar:
         bar.reset(expected_graphs(source))
         bar.set_description("preparing")
@@ -262,6 +299,9 @@ def _prepare(options: argparse.Namespace) -> dict[str, Any]:
         "edge_cut": max(graph.edge_cut for graph in graphs),
         "balance": max(graph.balance for graph in graphs),
     }
+    if isinstance(source, TpuGraphsCollection):
+        result |= {"collection": source.collection, "part": source.part}
+        print(f"{source.collection}, part {source.part}:")
     print(
         "{store}: {graphs} graphs, {nodes} nodes in {segments} segments, {configs} configurations; "
         "worst edge cut {edge_cut:.3f}, worst balance {balance:.2f}".format(**result)
@@ -275,6 +315,20 @@ def _prepare(options: argparse.Namespace) -> dict[str, Any]:
             "skipped: " + (", ".join(f"{count} {reason}" for reason, count in result["skipped"].items()) or "nothing")
         )
     return result
+
+
+def _data(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.data.collections import USUAL_ROOT, download_commands, inventory
+
+    root = options.root or USUAL_ROOT
+    if options.print_download:
+        print("\n".join(commands := download_commands(root)))
+        return {"commands": commands}
+    files = inventory(root)
+    for name, count in files.items():
+        print(f"{name:<26} {f'{count} files' if count else 'absent'}")
+    print(f"below {root}; gst data tpugraphs --print-download tells how to get what is absent")
+    return {"root": root, "files": files}
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
@@ -326,6 +380,10 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _trace(options: argparse.Namespace) -> dict[str, Any]:
+    if options.hlo:
+        return _trace_hlo(options)
+    if options.out:
+        raise ValueError("--out goes with --hlo: a PyTorch program does not have the features of TpuGraphs")
     from collections import Counter
 
     from gst.programs import capture, resolve
@@ -343,6 +401,35 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
     }
     print("{program}: {num_nodes} nodes, {num_edges} edges, {num_groups} groups, {flops:.3g} FLOPs".format(**result))
     print("most frequent: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common(8)))
+    return result
+
+
+def _trace_hlo(options: argparse.Namespace) -> dict[str, Any]:
+    from collections import Counter
+
+    from gst.data.hlo import OPCODE_NAMES, read_hlo, write_npz
+
+    graph = read_hlo(options.hlo, merge=False)
+    kinds = Counter(OPCODE_NAMES[number] for number in graph.opcodes.tolist())
+    configurable = Counter(OPCODE_NAMES[number] for number in graph.opcodes[graph.config_nodes].tolist())
+    result: dict[str, Any] = {
+        "program": graph.name,
+        "num_nodes": graph.num_nodes,
+        "num_edges": graph.num_edges,
+        "num_configurable": len(graph.config_nodes),
+        "num_configs": graph.num_configs,
+        "opcodes": dict(kinds.most_common()),
+        "configurable": dict(configurable.most_common()),
+    }
+    print(
+        "{program}: {num_nodes} nodes, {num_edges} edges, {num_configurable} configurable nodes, "
+        "{num_configs} configuration(s)".format(**result)
+    )
+    for label, counter in (("opcodes", kinds), ("configurable", configurable)):
+        print(f"{label}: " + (", ".join(f"{name} {count}" for name, count in counter.most_common()) or "none"))
+    if options.out:
+        write_npz(graph, options.out)
+        print(f"Look at {options.out}")
     return result
 
 

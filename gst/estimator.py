@@ -81,7 +81,8 @@ class GraphSegmentTraining(nn.Module):
         table: where embeddings of segments are kept between steps.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
-            weighs their gradients by less, so that the expected gradient is that of `uniform`.
+            weighs their gradients by less, so that the expected gradient is that of `uniform`. It looks at the table
+            after the step before, so the segments of a step are read when it begins and not ahead.
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
@@ -135,7 +136,9 @@ class GraphSegmentTraining(nn.Module):
             assert graphs is not None, "give graphs, or what load() made of them"
             if not self.training:
                 return self.exact(graphs, configs)
-            ready = self.load(self.draw(graphs, configs))
+            draw = self.draw(graphs, configs)
+            assert draw is not None, "only what lies ahead may be undecided"
+            ready = self.load(draw)
         self.step = ready.draw.number
         if ready.arrived is not None and ready.batch is not None:
             stream = torch.cuda.current_stream(self._like().device)
@@ -149,11 +152,15 @@ class GraphSegmentTraining(nn.Module):
 
     def draw(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None, ahead: int = 0
-    ) -> Draw:
-        """Decide the next step, or the one `ahead` steps after it."""
+    ) -> Draw | None:
+        """Decide the next step, or the one `ahead` steps after it: None where that hangs on what the steps between will
+        push (`refresh="drift"`), so that a training that stopped between them goes on with the very same draws."""
+        by_drift = self.refresh == "drift" and not self.encoder_frozen
+        if by_drift and ahead:
+            return None
         catalogue, number = Catalogue.of(graphs), self.step + 1 + ahead
         configs, generator = _checked_configs(graphs, configs), generator_for(self.seed, number, 0)
-        if self.refresh == "uniform" or self.encoder_frozen:
+        if not by_drift:
             chosen = [choose_fresh(graph.num_segments, self.num_fresh, generator) for graph in graphs]
             chances = [torch.full((g.num_segments,), min(1.0, self.num_fresh / g.num_segments)) for g in graphs]
         else:

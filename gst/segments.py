@@ -10,6 +10,7 @@ from jaxtyping import Float32, Float64, Int32, Int64, Shaped
 
 from gst.cutting import BLOCK_NODES, Cutting
 from gst.graph import Graph
+from gst.packing import PackedArray
 from partitioners import partition
 
 Assignment = Int64[np.ndarray, " nodes"]
@@ -33,6 +34,7 @@ class SegmentedGraph:
         config_columns: which column of `config_features` belongs to each of them; ascending and without gaps over the
             own nodes of a segment.
         config_features: as in `Graph`, columns in the order of the segments that own them and, within one, of rows.
+            Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.packing`).
         targets, counts, spreads: as in `Graph`.
     """
 
@@ -49,7 +51,7 @@ class SegmentedGraph:
     edges: Int32[np.ndarray, "2 edges"]
     config_rows: Int32[np.ndarray, " uses"]
     config_columns: Int32[np.ndarray, " uses"]
-    config_features: Shaped[np.ndarray, "configs configurable channels"]
+    config_features: Shaped[np.ndarray, "configs configurable channels"] | PackedArray
     targets: Float64[np.ndarray, " configs"]
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
@@ -69,7 +71,7 @@ class SegmentedGraph:
 
     def nbytes(self) -> int:
         arrays = (getattr(self, field.name) for field in fields(self))
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray | PackedArray))
 
 
 def segment(

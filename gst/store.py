@@ -15,18 +15,19 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gst.array_files import JOURNAL, Record, as_bytes, map_files, shortened, view
+from gst.array_files import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
 from gst.cutting import BLOCK_NODES
 from gst.graph import Graph
 from gst.preparation import ARRAYS, SCALARS, Preparation
 from gst.segments import SegmentedGraph
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def prepare(
@@ -64,9 +65,10 @@ def prepare(
     key, name = _look_up(root, settings, fingerprint) if fingerprint else _compare(root, settings, graphs)
     if name and (root / name).is_dir():
         return root / name
+    readable = _with_the_first_read(_named(graphs))
     with _removed_if_full(root / "partitions") as cache, _workplace(root, key) as partial:
         with Preparation(partial, settings, cache, workers or _cores(), progress) as preparation:
-            for graph in _named(graphs):
+            for graph in readable:
                 preparation.add(graph)
             records, sizes = preparation.finish()
         _write_meta(partial, {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records})
@@ -88,6 +90,11 @@ def _named(graphs: Iterable[Graph]) -> Iterator[Graph]:
         yield graph
     if not names:
         raise ValueError("there are no graphs to prepare; check the files or the pattern that names them")
+
+
+def _with_the_first_read(graphs: Iterator[Graph]) -> Iterator[Graph]:
+    """The same, the first of them read now: if that cannot be, nothing has been touched yet."""
+    return chain([next(graphs)], graphs)
 
 
 def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
@@ -212,8 +219,8 @@ def _read_meta(directory: Path) -> dict[str, Any]:
 
 def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
     values: dict[str, Any] = {key: record[key] for key in SCALARS}
-    arrays = {key: view(files[key], record["arrays"][key]) for key in ARRAYS}
-    return SegmentedGraph(**values | arrays | {"edges": arrays["edges"].T})
+    arrays = {key: decoded(files[key], record["arrays"][key]) for key in ARRAYS}
+    return SegmentedGraph(**values | arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
 
 
 def verify(directory: Path) -> None:

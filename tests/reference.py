@@ -107,16 +107,18 @@ class PlainGNN(nn.Module):
         return torch.tanh(self.second(hidden + 0.5 * adjacency.T @ hidden))
 
 
-def as_batch(graph: Graph) -> SegmentBatch:
-    """The whole graph under all its configurations, put together by hand."""
+def as_batch(graph: Graph, parts: np.ndarray | None = None) -> SegmentBatch:
+    """The whole graph under all its configurations, put together by hand: one segment, or those of `parts`, between
+    which then no edge may lead."""
     tensor = torch.from_numpy
+    parts = whole(graph) if parts is None else parts
     return SegmentBatch(
         tensor(graph.node_features),
         tensor(graph.opcodes),
         tensor(graph.edges),
-        torch.zeros(graph.num_nodes, dtype=torch.long),
+        tensor(parts.astype(np.int64)),
         torch.ones(graph.num_nodes, dtype=torch.bool),
-        torch.tensor([graph.num_nodes]),
+        tensor(np.bincount(parts)),
         tensor(graph.config_nodes),
         tensor(graph.config_features).transpose(0, 1).float(),
     )
@@ -138,30 +140,38 @@ def readout(nodes: Tensor, pooling: str) -> Tensor:
     return {"sum": nodes.sum(0), "mean": nodes.mean(0), "max": nodes.amax(0)}[pooling]
 
 
-def whole_graph_prediction(encoder: nn.Module, head: nn.Module, graph: Graph, pooling: str) -> Tensor:
-    """Training as if nobody had heard of segments: (1, configs)."""
-    batch = as_batch(graph).to(torch.device("cpu"), torch.float64)
+def whole_graph_prediction(
+    encoder: nn.Module, head: nn.Module, graph: Graph, pooling: str, parts: np.ndarray | None = None
+) -> Tensor:
+    """Training as if nobody had heard of segments, save an encoder with attention, which stays within `parts`:
+    (1, configs)."""
+    batch = as_batch(graph, parts).to(torch.device("cpu"), torch.float64)
     return head(readout(embed_nodes(encoder, batch), pooling)[None])
 
 
+DEPTH = 2  # of the encoders of `models`
+
 ENCODERS: dict[str, Callable[[int, int], nn.Module]] = {
     "sage": SAGE,
-    "gcn": GCN,  # of nodes one hop further than its depth it knows the degree
+    "gcn": GCN,
     "gin": GIN,
     "gat": lambda channels, num_layers: GAT(channels, num_layers, heads=2),
-    "gps": lambda channels, num_layers: GPS(channels, num_layers, heads=2),  # hears its whole segment, so no halo law
+    "gps": lambda channels, num_layers: GPS(channels, num_layers, heads=2),
 }
+KINDS = ("plain", *ENCODERS)
+
+HALO = {"plain": DEPTH, "sage": DEPTH, "gcn": DEPTH + 1, "gin": DEPTH, "gat": DEPTH}
+"""Context with which a segment tells its nodes all that the whole graph would. GCN weighs a message by the degree of
+its sender, which is known one hop further only; GPS hears whatever stands in its segment, so none will do."""
 
 
-def models(
-    kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> tuple[nn.Module, nn.Module]:
-    """An encoder of depth 2 and a head, no lazy layer left."""
+def models(kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
+    """An encoder of depth `DEPTH` and a head, no lazy layer left."""
     torch.manual_seed(seed)
     if kind == "plain":
         encoder: nn.Module = PlainGNN(graph.node_features.shape[1] + graph.config_features.shape[2])
     else:
-        encoder = ENCODERS[kind](6, 2)
+        encoder = ENCODERS[kind](6, DEPTH)
     head = Head(6)
     with torch.no_grad():
         head(embed_nodes(encoder, as_batch(graph))[:1])
@@ -172,7 +182,8 @@ def models(
 
 
 class SlowTraining:
-    """Graph by graph, segment by segment, configuration by configuration; the table is a dictionary.
+    """Graph by graph, segment by segment, configuration by configuration; the table is a dictionary of rows as
+    `table_dtype` can hold them.
 
     Draws are the method's: first which segments of each graph are fresh, then which stale ones are kept.
     """
@@ -186,6 +197,7 @@ class SlowTraining:
         keep: float,
         rest: str,
         seed: int,
+        table_dtype: torch.dtype = torch.float64,
     ) -> None:
         self.encoder, self.head, self.pooling, self.num_fresh, self.keep = (
             encoder,
@@ -196,6 +208,7 @@ class SlowTraining:
         )
         self.rest = rest  # table, recomputed or omitted
         self.table: dict[tuple[str, int, int], Tensor] = {}
+        self.table_dtype = table_dtype
         self.seed, self.step = seed, 0
 
     def __call__(self, graphs: list[SegmentedGraph], configs: Tensor) -> dict[tuple[int, int], Tensor]:
@@ -213,7 +226,7 @@ class SlowTraining:
                     key = (graph.name, j, config if len(self.configurable(graph, j)) else 0)
                     if fresh[g][j]:
                         row = self.embed(graph, j, config)
-                        written[key] = row.detach()
+                        written[key] = row.detach().to(self.table_dtype).to(row.dtype)
                     else:
                         row = self.stand_in(graph, j, config)
                     known = self.rest == "recomputed" or (self.rest == "table" and key in self.table)
@@ -312,11 +325,7 @@ def slow_tau(scores: np.ndarray, targets: np.ndarray) -> float:
         balance += a * b
         untied_scores += a != 0
         untied_targets += b != 0
-    return (
-        float(balance / math.sqrt(untied_scores * untied_targets))
-        if untied_scores and untied_targets
-        else math.nan
-    )
+    return float(balance / math.sqrt(untied_scores * untied_targets)) if untied_scores and untied_targets else math.nan
 
 
 def slow_ordered_pairs(scores: np.ndarray, targets: np.ndarray) -> float:

@@ -2,19 +2,30 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from reference import SlowTraining, models, random_graph, whole, whole_graph_prediction, without_cut_edges
+from reference import (
+    HALO,
+    KINDS,
+    SlowTraining,
+    models,
+    random_graph,
+    whole,
+    whole_graph_prediction,
+    without_cut_edges,
+)
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from gst.batch import SegmentBatch
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
+from gst.data.loader import Step, StepLoader
 from gst.data.prefetch import Prefetched, Reader
 from gst.estimator import GraphSegmentTraining
 from gst.graph import Graph
@@ -23,7 +34,7 @@ from gst.segments import SegmentedGraph, segment
 from gst.states import NodeStates
 from partitioners import METHODS, partition
 
-DEPTH = 2  # of the encoders of reference.models
+POOLINGS = ("sum", "mean", "max")
 ALL = 99  # more segments than any graph here has
 
 
@@ -55,29 +66,61 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
 # All segments fresh --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_configurable", [0, 5], ids=["plain graph", "configurations"])
-@pytest.mark.parametrize("halo", [0, DEPTH])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["sage", "plain"])
-def test_all_segments_fresh_is_training_on_the_whole_graph(
-    kind: str, method: str, pooling: str, halo: int, num_configurable: int
-) -> None:
-    graph = random_graph(7, num_configurable=num_configurable)
-    parts = partition(graph.edges, graph.num_nodes, 4, method)
-    seen = without_cut_edges(graph, parts) if halo == 0 else graph
-    assert seen.num_edges < graph.num_edges or halo
+def assert_equal_to_the_whole_graph(kind: str, pooling: str, halo: int, graph: Graph, parts: np.ndarray) -> None:
+    """Without context the whole graph is that without cut edges, and attention stays within the segments."""
+    seen = graph if halo else without_cut_edges(graph, parts)
     encoder, head = models(kind, graph)
-    model = GraphSegmentTraining(encoder, head, pooling, num_fresh=4)
+    model = GraphSegmentTraining(encoder, head, pooling, num_fresh=ALL)
     ours = model([segment(graph, parts=parts, halo=halo)])
-    truth = whole_graph_prediction(encoder, head, seen, pooling)
+    truth = whole_graph_prediction(encoder, head, seen, pooling, parts if kind == "gps" else None)
     assert_equal([ours, *gradients(ours, encoder, head)], [truth, *gradients(truth, encoder, head)])
 
 
-@pytest.mark.parametrize("kind", ["sage", "plain"])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-@pytest.mark.parametrize("max_rows", [1, 9, 40, 1 << 18])
-def test_exact_is_all_segments_fresh_however_it_is_chunked(max_rows: int, pooling: str, kind: str) -> None:
+@pytest.mark.parametrize(("method", "num_configurable"), [("metis", 5), ("random", 5), ("metis", 0)])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(("kind", "halo"), [*HALO.items(), *((kind, 0) for kind in KINDS)])
+def test_all_segments_fresh_is_training_on_the_whole_graph(
+    kind: str, halo: int, pooling: str, method: str, num_configurable: int
+) -> None:
+    graph = random_graph(7, num_configurable=num_configurable)
+    parts = partition(graph.edges, graph.num_nodes, 4, method)
+    assert without_cut_edges(graph, parts).num_edges < graph.num_edges
+    assert_equal_to_the_whole_graph(kind, pooling, halo, graph, parts)
+
+
+@pytest.mark.parametrize("halo", [0, HALO["sage"]])
+@pytest.mark.parametrize("method", METHODS)
+def test_all_segments_fresh_is_training_on_the_whole_graph_however_it_is_cut(method: str, halo: int) -> None:
+    graph = random_graph(7)
+    parts = partition(graph.edges, graph.num_nodes, 4, method)
+    assert_equal_to_the_whole_graph("sage", "mean", halo, graph, parts)
+
+
+@pytest.mark.parametrize("halo", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_segment_is_the_whole_graph(kind: str, halo: int) -> None:
+    graph = random_graph(7)
+    assert_equal_to_the_whole_graph(kind, "mean", halo, graph, whole(graph))
+
+
+@pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1), ("gps", 1)])
+def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, halo: int) -> None:
+    """So the halos of the law above are the least."""
+    graph = random_graph(7)
+    parts = partition(graph.edges, graph.num_nodes, 4, "random")
+    encoder, head = models(kind, graph)
+    ours = GraphSegmentTraining(encoder, head, num_fresh=ALL)([segment(graph, parts=parts, halo=halo)])
+    assert not torch.allclose(ours, whole_graph_prediction(encoder, head, graph, "mean"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "max_rows"),
+    [
+        *itertools.product(["sage"], ["mean"], [1, 40]),
+        *((kind, *rest) for kind in KINDS for rest in (("sum", 1 << 18), ("mean", 9), ("max", 41))),
+    ],
+)
+def test_exact_is_all_segments_fresh_however_it_is_chunked(kind: str, pooling: str, max_rows: int) -> None:
     graphs = [segment(random_graph(seed, 10 + 8 * seed, num_configs=3 + seed), 6) for seed in range(3)]
     configs = torch.tensor([[0, 2, 1, -1], [3, 1, 0, 2], [4, -1, -1, -1]])
     encoder, head = models(kind, random_graph(0))
@@ -106,14 +149,20 @@ def test_exact_never_encodes_more_rows_than_it_may(max_rows: int) -> None:
 # Some segments fresh -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rest", ["table", "recomputed", "omitted"])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-@pytest.mark.parametrize("kind", ["sage", "plain"])
+@pytest.mark.parametrize(
+    ("kind", "pooling", "rest"),
+    [
+        *itertools.product(["sage"], POOLINGS, ["table", "recomputed", "omitted"]),
+        *((kind, "mean", "table") for kind in KINDS if kind != "sage"),
+        ("plain", "max", "table"),
+        ("gin", "sum", "recomputed"),
+        ("gat", "max", "omitted"),
+        ("gps", "sum", "omitted"),
+    ],
+)
 def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
     """Graphs of different sizes and configurations, one of them twice in a batch, over several steps."""
-    graphs = [
-        segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)
-    ]
+    graphs = [segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)]
     assert len({graph.num_segments for graph in graphs}) == 3
     steps = [
         ([0, 1, 2], [[0, 3, 1], [4, 2, -1], [5, -1, -1]]),
@@ -126,9 +175,7 @@ def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
     twin = SlowTraining(copy.deepcopy(encoder), copy.deepcopy(head), pooling, 2, 0.5, rest, seed=3)
     table = table_for() if rest == "table" else None
     model = GraphSegmentTraining(encoder, head, pooling, 2, 0.5, table, rest == "omitted", seed=3)
-    optimizers = [
-        torch.optim.Adam([*m.encoder.parameters(), *m.head.parameters()], 0.01) for m in (model, twin)
-    ]
+    optimizers = [torch.optim.Adam([*m.encoder.parameters(), *m.head.parameters()], 0.01) for m in (model, twin)]
     for which, rows in steps:
         chosen, configs = [graphs[i] for i in which], torch.tensor(rows)
         ours, theirs = model(chosen, configs)[configs >= 0], twin(chosen, configs)
@@ -144,20 +191,24 @@ def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
             assert_equal([table.export_rows()[1].sort(0).values], [known.sort(0).values])
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("rest", ["table", "recomputed", "omitted"])
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize(
+    ("pooling", "rest", "keep"),
+    [
+        *itertools.product(["mean"], ["table", "recomputed", "omitted"], [0.0, 0.5, 1.0]),
+        *itertools.product(["sum"], ["table", "omitted"], [0.5]),
+    ],
+)
 def test_the_expected_estimate_is_the_exact_embedding(pooling: str, rest: str, keep: float) -> None:
-    """4 standard errors over 144 draws, seed fixed. The table is up to date: the encoder does not learn."""
+    """4 standard errors over 100 draws, seed fixed. The table is up to date: the encoder does not learn."""
     graphs = [segment(random_graph(seed, 20 + 9 * seed), 6) for seed in range(2)]
     configs = torch.tensor([[0, 2], [1, -1]])
     table = table_for(5, torch.float32) if rest == "table" else None
     model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, rest == "omitted", seed=1)
     model(graphs, configs)
     model.num_fresh = 2
-    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(144)]).double()
+    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(100)]).double()
     truth = model.exact(graphs, configs)[configs >= 0]
-    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 12 + 1e-4).all()
+    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 10 + 1e-4).all()
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
@@ -182,9 +233,7 @@ def test_the_rest_gives_no_gradient() -> None:
     graph = random_graph(0)
     encoder, head = models("sage", graph)
     cut = segment(graph, 6)
-    of_all, of_one = (
-        gradients(GraphSegmentTraining(encoder, head, "sum", s)([cut]), encoder) for s in (ALL, 1)
-    )
+    of_all, of_one = (gradients(GraphSegmentTraining(encoder, head, "sum", s)([cut]), encoder) for s in (ALL, 1))
     assert not all(torch.allclose(a, b) for a, b in zip(of_all, of_one, strict=True))
 
 
@@ -211,9 +260,7 @@ def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
         read = Prefetched(steps, Reader(lambda step, ahead: model.draw(*step, ahead), model.load))
         return [model(ready=ready).detach() for _, ready in read]
 
-    if refresh == "uniform":  # drift looks at the table, which is one step older when it draws ahead
-        assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
-    assert all(a.equal(b) for a, b in zip(train(True), train(True), strict=True))
+    assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
@@ -235,18 +282,20 @@ def test_gradients_of_drift_guided_draws_are_on_average_those_of_uniform_ones(ke
 # Symmetries ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("halo", [0, DEPTH])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-def test_names_of_nodes_do_not_matter(pooling: str, halo: int) -> None:
+@pytest.mark.parametrize("halo", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), ("sage", "sum"), ("sage", "max"), ("gat", "max")]
+)
+def test_names_of_nodes_do_not_matter(kind: str, pooling: str, halo: int) -> None:
     graph, order = random_graph(4), np.random.default_rng(0).permutation(24)
     parts = partition(graph.edges, graph.num_nodes, 4)
-    model = GraphSegmentTraining(*models("sage", graph, dtype=torch.float32), pooling)
+    model = GraphSegmentTraining(*models(kind, graph), pooling)
     scores = model.exact([segment(graph, parts=parts, halo=halo)])
     relabelled = model.exact([segment(graph.relabelled(order), parts=parts[order], halo=halo)])
-    torch.testing.assert_close(scores, relabelled, rtol=1e-5, atol=1e-5)
+    assert_equal([scores], [relabelled])
 
 
-@pytest.mark.parametrize("kind", ["sage", "plain"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_order_of_configurations_does_not_matter(kind: str) -> None:
     graph, order = random_graph(4, num_configs=5), torch.tensor([[3, 0, 4, 1, 2]])
     model = GraphSegmentTraining(*models(kind, graph))
@@ -281,9 +330,7 @@ def test_a_frozen_encoder_embeds_each_segment_once_and_exactly(dtype: torch.dtyp
     real = configs >= 0
     torch.testing.assert_close(again[real], prediction[real], rtol=tolerance, atol=tolerance)  # now from the table
     again.sum().backward()
-    assert all(p.grad is None for p in encoder.parameters()) and all(
-        p.grad is not None for p in head.parameters()
-    )
+    assert all(p.grad is None for p in encoder.parameters()) and all(p.grad is not None for p in head.parameters())
 
 
 @pytest.mark.parametrize("capacity", [2, 5])
@@ -353,9 +400,7 @@ def test_eight_programs_are_learnt_to_perfection(rest: str) -> None:
 def test_eight_configurations_are_learnt_to_perfection() -> None:
     torch.manual_seed(0)
     graph = segment(random_graph(0, num_configs=8), 8)
-    model = GraphSegmentTraining(
-        SAGE(16, 2, config_symbols=7), Head(16), "sum", 2, 0.5, table_for(16, torch.float32)
-    )
+    model = GraphSegmentTraining(SAGE(16, 2, config_symbols=7), Head(16), "sum", 2, 0.5, table_for(16, torch.float32))
     tau = learn(model, [graph], torch.from_numpy(graph.targets)[None], lambda row: row, 400)
     assert tau == pytest.approx(1.0, abs=1e-12)
 
@@ -375,12 +420,24 @@ def train_on(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer, step
     return predictions
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(frozen: bool) -> None:
+def saved(**parts: Any) -> dict[str, Any]:
+    """The states of what a training consists of, through a file."""
+    file = io.BytesIO()
+    torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_identical(resumed: GraphSegmentTraining, model: GraphSegmentTraining) -> None:
+    assert all(a.equal(b) for a, b in zip(resumed.parameters(), model.parameters(), strict=True))
+    assert all(a.equal(b) for a, b in zip(resumed.table.export_rows(), model.table.export_rows(), strict=True))
+    assert (resumed.step, resumed.encoder_frozen) == (model.step, model.encoder_frozen)
+
+
+@pytest.mark.parametrize(("kind", "frozen"), [("sage", False), ("sage", True), *((k, False) for k in KINDS[2:])])
+def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str, frozen: bool) -> None:
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer]:
-        model = GraphSegmentTraining(
-            *models("sage", random_graph(0), seed), "mean", 2, 0.5, table_for(), seed=seed
-        )
+        model = GraphSegmentTraining(*models(kind, random_graph(0), seed), "mean", 2, 0.5, table_for(), seed=seed)
         return model, torch.optim.Adam(model.parameters(), 0.01)
 
     model, optimizer = made(0)
@@ -388,23 +445,50 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(frozen: b
     if frozen:
         model.freeze_encoder()
         train_on(model, optimizer, range(1))
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    states = saved(model=model, optimizer=optimizer)
     truth = train_on(model, optimizer, range(3, 6))
 
     resumed, resumed_optimizer = made(1)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed.load_state_dict(saved["model"])
-    resumed_optimizer.load_state_dict(saved["optimizer"])
-    assert all(
-        a.equal(b) for a, b in zip(train_on(resumed, resumed_optimizer, range(3, 6)), truth, strict=True)
-    )
-    assert all(a.equal(b) for a, b in zip(resumed.parameters(), model.parameters(), strict=True))
-    assert all(
-        a.equal(b) for a, b in zip(resumed.table.export_rows(), model.table.export_rows(), strict=True)
-    )
-    assert (resumed.step, resumed.encoder_frozen) == (model.step, frozen)
+    resumed.load_state_dict(states["model"])
+    resumed_optimizer.load_state_dict(states["optimizer"])
+    assert all(a.equal(b) for a, b in zip(train_on(resumed, resumed_optimizer, range(3, 6)), truth, strict=True))
+    assert_identical(resumed, model)
+    assert resumed.encoder_frozen == frozen
+
+
+@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("done", [2, 5])
+def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh: str) -> None:
+    """It stops when the next step would be drawn and read already."""
+    selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
+
+    def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
+        table = EmbeddingTable(1, 6, torch.float64, track_drift=refresh == "drift")
+        model = GraphSegmentTraining(
+            *models("sage", random_graph(0), seed), "mean", 2, 0.5, table, seed=seed, refresh=refresh
+        )
+        loader = StepLoader(selections, 1, 1, seed=3)
+        loader.reader = Reader(lambda step, ahead: model.draw(step.graphs, step.configs, ahead), model.load)
+        return model, torch.optim.Adam(model.parameters(), 0.05), loader
+
+    def learn_from(steps: Iterable[Step], model: GraphSegmentTraining, optimizer: torch.optim.Optimizer) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            model(ready=step.ready).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer, loader = made(0)
+    steps = iter(loader)
+    learn_from(itertools.islice(steps, done), model, optimizer)
+    states = saved(model=model, optimizer=optimizer, loader=loader)
+    learn_from(steps, model, optimizer)
+
+    resumed, resumed_optimizer, resumed_loader = made(1)
+    for part, name in ((resumed, "model"), (resumed_optimizer, "optimizer"), (resumed_loader, "loader")):
+        part.load_state_dict(states[name])
+    learn_from(resumed_loader, resumed, resumed_optimizer)
+    assert model.step == 9
+    assert_identical(resumed, model)
 
 
 # Mistakes ------------------------------------------------------------------------------------------
@@ -453,9 +537,7 @@ def test_encoders_return_nodes_or_segments_with_or_without_configurations(output
     def encoder(batch: SegmentBatch) -> Tensor:
         nodes = features_of(batch)
         if output.startswith("segments"):
-            nodes = nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(
-                0, batch.segment_of_node, nodes
-            )
+            nodes = nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(0, batch.segment_of_node, nodes)
         return nodes[:, 0] if output.endswith("without configurations") else nodes
 
     graph = random_graph(0)

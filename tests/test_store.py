@@ -18,14 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from reference import random_graph
 from segment_reference import assert_identical
 
 import gst.partitioning
 from gst.array_files import ArrayWriter
+from gst.assembly import assemble
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.graph import Graph
-from gst.segments import segment
+from gst.packing import PackedArray
+from gst.segments import SegmentedGraph, segment
 from gst.store import open_store, prepare, verify
 from partitioners import partition_cached
 
@@ -34,6 +37,11 @@ GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed
 
 def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def in_full(cut: SegmentedGraph) -> SegmentedGraph:
+    """With every configuration unpacked."""
+    return replace(cut, config_features=np.asarray(cut.config_features))
 
 
 def stores(root: Path) -> list[Path]:
@@ -54,8 +62,45 @@ def test_what_is_read_is_what_was_cut_bit_for_bit(tmp_path: Path, dtype: type, h
     store = prepare(iter(graphs), tmp_path, **settings)
     verify(store)
     for graph, cut in zip(graphs, open_store(store), strict=True):
-        assert_identical(cut, segment(graph, **settings))
+        assert isinstance(cut.config_features, PackedArray) == (dtype is np.int8 and graph.config_features.size > 0)
+        assert_identical(in_full(cut), segment(graph, **settings))
     assert not [path for path in store.iterdir() if path.suffix != ".bin" and path.name != "meta.json"]
+
+
+def layouts(*at: tuple[int, int], num_configs: int = 300) -> Graph:
+    """A graph with 18 layout symbols for each configuration and node; in the configurations `at`, one is replaced."""
+    graph = random_graph(0, 40, num_configurable=12, num_configs=num_configs, channels=18)
+    for config, symbol in at:
+        graph.config_features[config, 5, 7] = symbol
+    return graph
+
+
+def test_layouts_take_eight_bytes_for_each_configuration_and_node(tmp_path: Path) -> None:
+    graph = layouts()
+    (cut,) = open_store(prepare([graph], tmp_path, max_nodes=8))
+    assert isinstance(cut.config_features, PackedArray) and isinstance(cut.config_features.words, np.memmap)
+    assert cut.config_features.nbytes == 8 * 300 * 12 and graph.config_features.nbytes == 18 * 300 * 12
+    assert 0 < segment(graph, max_nodes=8).nbytes() - cut.nbytes() == 10 * 300 * 12
+    picks, chosen = [(0, 2), (0, 0)], np.array([[7, 299, 0]])
+    ours, theirs = (assemble([each], picks, torch.from_numpy(chosen)) for each in (cut, segment(graph, max_nodes=8)))
+    assert ours.config_features.equal(theirs.config_features) and ours.config_features.shape[1:] == (3, 18)
+
+
+@pytest.mark.parametrize("at", [[(0, -2)], [(3, 7)], [(299, 127)], [(150, -128)], [(0, 7), (299, 7)]], ids=str)
+@pytest.mark.parametrize("config_bytes", [1, 5000, 1 << 24])
+def test_other_symbols_are_kept_whole_wherever_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: list[tuple[int, int]], config_bytes: int
+) -> None:
+    """The pieces that were packed before the symbol came are written again."""
+    monkeypatch.setattr("gst.cutting.CONFIG_BYTES", config_bytes)
+    monkeypatch.setattr("gst.array_files.ROWS_UNPACKED", 100)
+    graphs = [replace(layouts(*at), name="other"), replace(layouts(), name="layouts")]
+    store = prepare(graphs, tmp_path, max_nodes=8)
+    verify(store)
+    other, packed = open_store(store)
+    assert isinstance(other.config_features, np.ndarray) and isinstance(packed.config_features, PackedArray)
+    for graph, cut in zip(graphs, (other, packed), strict=True):
+        assert_identical(in_full(cut), segment(graph, max_nodes=8))
 
 
 def test_the_store_says_into_how_many_ranges_a_graph_was_cut_first(tmp_path: Path) -> None:
@@ -214,10 +259,10 @@ def change_meta(**changes: object) -> Callable[[Path], None]:
     return change
 
 
-def change_array(**changes: object) -> Callable[[Path], None]:
+def change_array(key: str = "node_features", **changes: object) -> Callable[[Path], None]:
     def change(store: Path) -> None:
         meta = json.loads((store / "meta.json").read_text())
-        meta["graphs"][0]["arrays"]["node_features"] |= changes
+        meta["graphs"][-1]["arrays"][key] |= changes
         (store / "meta.json").write_text(json.dumps(meta))
 
     return change
@@ -235,6 +280,7 @@ def change_array(**changes: object) -> Callable[[Path], None]:
         lambda store: (store / "meta.json").write_text("[]"),
         change_meta(schema=0),
         change_meta(schema=1),
+        change_meta(schema=2),
         change_meta(files={}),
         change_meta(files=[]),
         change_meta(graphs=[{}]),
@@ -246,6 +292,10 @@ def change_array(**changes: object) -> Callable[[Path], None]:
         change_array(shape="wide"),
         change_array(dtype="|O"),
         change_array(dtype="nonsense"),
+        change_array("config_features", symbols=18),
+        change_array("config_features", symbols=-1),
+        change_array("config_features", symbols="wide"),
+        change_array("config_features", dtype="|i1"),
     ],
 )
 def test_a_damaged_store_is_refused_by_name(tmp_path: Path, damage: Callable[[Path], None], unchecked: None) -> None:

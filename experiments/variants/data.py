@@ -74,7 +74,7 @@ TASKS = {
         Task("alexnet", "runtime", 64, "sum", {"channels": 64, "num_layers": 3, "config_symbols": 7}, 2, 1, 64, 3, 1e-3,
              lists_per_graph=100),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
-             "config_symbols": 7}, 2, 1, 8, 10, 1e-2),
+             "config_symbols": 7}, 2, 1, 8, 6, 1e-2),
         Task("elf-language", "class", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
              12, 3e-3, classes=3),
         Task("elf-call_depth", "number", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,

@@ -1,7 +1,10 @@
 """How fast are pushes and pulls of the embedding table, beside a plain copy of as many bytes?
 
-Keys are random, other ones in every repetition, in tables larger than the caches. Pulls and copies both write to memory
-that is used again, since memory fresh from the system costs either the same and more than the copy itself.
+Keys are random, other ones in every repetition, in tables larger than the caches. Pulls and copies read from memory of
+the same kind of pages and write to the same memory, used again, since memory fresh from the system costs either the
+same and more than the copy itself. Both run on one thread; what a copy with all threads reaches is told besides. They
+take turns, each after one of its own kind that is not counted: a copy leaves the end of what it wrote in the caches,
+and whoever comes next waits until it has been written out.
 """
 
 from __future__ import annotations
@@ -9,13 +12,15 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
-from gst.devices import machine_record, measure
+from embedding_cache.memory import ordinary
+from gst.devices import Measurement, machine_record, measure
 
 TABLE_BYTES = 256 << 20
 TIERS = ("device", "pinned", "disk")
@@ -34,7 +39,10 @@ def run(progress: Callable[[str, int, int], None] = lambda what, done, total: No
     Returns:
         pull_ms_9216x1, push_ms_1024x128: medians, float32 rows in ordinary memory, 100,000 keys.
         pull_gb_s, copy_gb_s, pull_over_copy: of 65,536 rows of 1 KiB out of 256 MiB, and of a copy of as many
-            bytes from one place; 10^9 bytes of rows a second, each read once and written once. Medians, in turns.
+            bytes from one place, either on one thread; 10^9 bytes of rows a second, each read once and written once.
+            Medians, in turns.
+        pull_over_copy_fastest: the fastest pull and the fastest copy instead, which other load disturbs less.
+        parallel_copy_gb_s, pull_over_parallel_copy: medians, the copy with all threads.
         copies: the same for each number of rows and bytes of a row.
         background: of 16,384 rows of 4 KiB, `push_ms`, and `write_back_ms` until the caller goes on; `pull_ms`, and
             `prefetch_ms` until the caller goes on.
@@ -70,22 +78,43 @@ def _small_pull() -> float:
 def _pull_against_copy(num_rows: int, row_bytes: int) -> dict[str, float]:
     num_keys, channels = TABLE_BYTES // row_bytes, row_bytes // 4
     table = _full(num_keys, channels, torch.float32)
-    source = torch.ones(num_keys, channels)
+    source = ordinary(torch.ones(1, channels), num_keys).fill_(1)
     out = torch.empty(num_rows, channels)
     batches = _batches(num_keys, num_rows)
     starts = itertools.cycle(torch.randint(num_keys - num_rows + 1, (97,)).tolist())
 
-    def copy() -> Tensor:
+    def pull() -> object:
+        return table.pull(next(batches), out=out)
+
+    def copy() -> object:
         start = next(starts)
         return out.copy_(source[start : start + num_rows])
 
-    medians = _medians({"pull": lambda: table.pull(next(batches), out=out), "copy": copy}, LARGE)
+    turns: dict[str, Callable[[], object]] = {
+        "pull": pull, "copy": partial(_on_one_thread, copy), "parallel copy": copy,
+    }  # fmt: skip
+    seen = _measured({when + label: turn for label, turn in turns.items() for when in ("before the ", "")}, LARGE)
+    medians = {label: seen[label].median_ms for label in turns}
+    fastest = {label: min(seen[label].samples_ms) for label in turns}
     gigabytes = num_rows * row_bytes / 1e9
     return {
         "pull_gb_s": gigabytes / medians["pull"] * 1e3,
         "copy_gb_s": gigabytes / medians["copy"] * 1e3,
         "pull_over_copy": medians["copy"] / medians["pull"],
+        "pull_over_copy_fastest": fastest["copy"] / fastest["pull"],
+        "parallel_copy_gb_s": gigabytes / medians["parallel copy"] * 1e3,
+        "pull_over_parallel_copy": medians["parallel copy"] / medians["pull"],
     }
+
+
+def _on_one_thread(function: Callable[[], object]) -> object:
+    """As a pull runs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return function()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _background() -> dict[str, float]:
@@ -144,8 +173,12 @@ def _batches(num_keys: int, num_rows: int) -> Iterator[Tensor]:
 
 def _medians(callables: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
     """Milliseconds."""
+    return {label: seen.median_ms for label, seen in _measured(callables, repetitions).items()}
+
+
+def _measured(callables: dict[str, Callable[[], object]], repetitions: int) -> dict[str, Measurement]:
     measured = measure(callables, repetitions)
     failures = [seen.reason for seen in measured.values() if seen.outcome == "failed"]
     if failures:
         raise RuntimeError(f"a table failed while it was measured: {failures[0]}")
-    return {label: seen.median_ms for label, seen in measured.items()}
+    return measured

@@ -6,14 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gst.data.collections import USUAL_ROOT, TpuGraphsCollection, parts_below
 from gst.data.elf import ElfBinaries
 from gst.data.malnet import MalNet
 from gst.data.source import GraphSource
 from gst.data.synthetic import SyntheticPrograms
 from gst.data.tpugraphs import TpuGraphs
 
-KNOWN = "synthetic:NODES, elf, malnet FOLDER, or TpuGraphs npz files and patterns of them"
-OPTIONS = {"elf": ("root", "label", "min_bytes", "limit", "min_groups"), "malnet": ("part", "splits")}
+KNOWN = "synthetic:NODES, elf, malnet FOLDER, tpugraphs, or TpuGraphs npz files and patterns of them"
+OPTIONS = {
+    "elf": ("root", "label", "min_bytes", "limit", "min_groups"),
+    "malnet": ("part", "splits"),
+    "tpugraphs": ("root", "collection", "part", "eval_indices"),
+}
+
+
+def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
+    """As `dataset`, but `tpugraphs` may stand for several: every part that is asked for, or is there."""
+    if list(words) != ["tpugraphs"]:
+        return [dataset(words, **options)]
+    _check_options("tpugraphs", options)
+    return parts_below(**{"root": USUAL_ROOT} | options)
 
 
 def dataset(words: Sequence[str], **options: Any) -> GraphSource:
@@ -27,10 +40,7 @@ def dataset(words: Sequence[str], **options: Any) -> GraphSource:
     """
     name, rest = words[0], list(words[1:])
     kind = name.partition(":")[0]
-    for option in options:
-        if option not in OPTIONS.get(kind, ()):
-            takers = " or ".join(taker for taker, taken in OPTIONS.items() if option in taken) or "no dataset"
-            raise ValueError(f"{name} takes no option {option}; {takers} does")
+    _check_options(name, options)
     if kind == "synthetic":
         _nothing_after(name, rest)
         return SyntheticPrograms(num_nodes=_number_of_nodes(name))
@@ -48,12 +58,19 @@ def dataset(words: Sequence[str], **options: Any) -> GraphSource:
     return TpuGraphs(words)
 
 
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    for option in options:
+        if option not in OPTIONS.get(name.partition(":")[0], ()):
+            takers = " or ".join(taker for taker, taken in OPTIONS.items() if option in taken) or "no dataset"
+            raise ValueError(f"{name} takes no option {option}; {takers} does")
+
+
 def expected_graphs(source: GraphSource) -> int | None:
     """About how many graphs will come, where that is known without reading them: the length of a progress bar."""
     match source:
         case ElfBinaries():
             return len(source.binaries)
-        case MalNet():
+        case MalNet() | TpuGraphsCollection():
             return len(source.files)
         case TpuGraphs():
             return len(source.paths())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,14 +16,15 @@ Read = TypeVar("Read")
 @dataclass(frozen=True)
 class Reader(Generic[Step, Drawn, Read]):
     """How a step is read: `draw(step, ahead)` decides what to read, in the caller's thread and therefore in a fixed
-    order; `load` reads it, in a thread of its own. `ahead` is 1 where the step before it has not been computed yet."""
+    order; `load` reads it, in a thread of its own. `ahead` is 1 where the step before it has not been computed yet.
+    `draw` then returns None if it cannot decide before that, and is asked again, with 0, once it was computed."""
 
-    draw: Callable[[Step, int], Drawn]
+    draw: Callable[[Step, int], Drawn | None]
     load: Callable[[Drawn], Read]
 
 
 class Prefetched(Generic[Step, Drawn, Read]):
-    """Iterates over `(step, what was read for it)`, one step ahead.
+    """Iterates over `(step, what was read for it)`, one step ahead wherever `draw` can decide ahead.
 
     Attributes:
         waited: seconds that the consumer had to wait for reading, the first step aside.
@@ -37,13 +38,13 @@ class Prefetched(Generic[Step, Drawn, Read]):
     def __iter__(self) -> Iterator[tuple[Step, Read]]:
         steps = iter(self.steps)
         began: float | None = None
+        pending: Future[Read] | None = None
         with ThreadPoolExecutor(1, "prefetch") as thread:
             step = next(steps, None)
-            if step is None:
-                return
-            pending = thread.submit(self.reader.load, self.reader.draw(step, 0))
             while step is not None:
                 asked = time.perf_counter()
+                pending = pending or self._begin(thread, step, 0)
+                assert pending is not None, "draw decides what no other step comes before"
                 read = pending.result()
                 handed = time.perf_counter()
                 if began is not None:
@@ -51,8 +52,11 @@ class Prefetched(Generic[Step, Drawn, Read]):
                 began = began or handed
                 self.passed = handed - began
                 following = next(steps, None)
-                if following is not None:
-                    pending = thread.submit(self.reader.load, self.reader.draw(following, 1))
+                pending = None if following is None else self._begin(thread, following, 1)
                 yield step, read
                 self.passed = time.perf_counter() - began
                 step = following
+
+    def _begin(self, thread: ThreadPoolExecutor, step: Step, ahead: int) -> Future[Read] | None:
+        drawn = self.reader.draw(step, ahead)
+        return None if drawn is None else thread.submit(self.reader.load, drawn)

@@ -11,24 +11,34 @@ from pathlib import Path
 
 import numpy as np
 
+from gst.data.fingerprint import of_files
 from gst.data.source import GraphSource
 from gst.graph import Graph
+from gst.repeats import groups_of_equals
+from gst.scratch import chunks
 
+VERSION = 1  # of what is read
+OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
 DAMAGE = (NotImplementedError, RuntimeError, zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error)
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
+ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
 
 
-def read(path: Path | str, merge: bool = True) -> Graph:
+def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
     """Read a layout or a tile file; which of the two is seen from its arrays.
 
     Edges are stored as (consumer, producer) and come out producer -> consumer. Layout targets are runtimes in ns; tile
     targets are runtime / normaliser, the ratio that ranks them. A tile configuration belongs to the whole kernel and is
-    given to its root.
+    given to its root. Layout configurations come out as int8, -1 being padding; those of tiles as int8 where that
+    loses nothing, else as float32.
 
     Args:
         merge: repeated configurations become one, with the mean, the count and the spread (standard deviation) of their
             runtimes. If False there is one configuration for each row of the file, in its order.
+        rows: the configurations to take, by their place in the file; all if not given. They are taken before any are
+            merged, in this order and each as often as it is named, except that with `merge` a row named twice counts
+            once: it was measured once.
 
     Raises:
         ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names it.
@@ -36,6 +46,7 @@ def read(path: Path | str, merge: bool = True) -> Graph:
     path = Path(path)
     arrays = _load(path)
     try:
+        _take_rows(arrays, rows, merge)
         graph = (
             _layout(path, arrays) if {"node_config_ids", "node_config_feat"} & arrays.keys() else _tile(path, arrays)
         )
@@ -46,22 +57,13 @@ def read(path: Path | str, merge: bool = True) -> Graph:
 
 def merge_repeats(graph: Graph) -> Graph:
     """One configuration for each distinct one, in order of first appearance."""
-    rows: np.ndarray = graph.config_features.reshape(graph.num_configs, -1)
-    if rows.shape[1]:
-        rows = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
-    else:
-        rows = np.zeros(graph.num_configs)  # nothing to tell them apart
-    _, first, group = np.unique(rows, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    group = rank[group]
+    first, group = groups_of_equals(graph.config_features)
     counts = np.bincount(group)
     means = np.bincount(group, graph.targets) / counts
     spreads = np.sqrt(np.bincount(group, (graph.targets - means[group]) ** 2) / counts)
     return Graph(
         graph.node_features, graph.edges, graph.opcodes, graph.config_nodes,
-        graph.config_features[first[order]], means, counts, spreads, graph.name,
+        graph.config_features[first], means, counts, spreads, graph.name,
     )  # fmt: skip
 
 
@@ -87,6 +89,10 @@ class TpuGraphs(GraphSource):
     def __iter__(self) -> Iterator[Graph]:
         return (read(path) for path in self.paths())
 
+    def fingerprint(self) -> str:
+        """Equal for equal files, so that a prepared dataset is found without reading them all."""
+        return of_files(self.paths(), f"TpuGraphs {VERSION}")
+
 
 def _load(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
@@ -100,6 +106,18 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path}: not a readable npz file ({key} is no array); fetch or copy it again")
     return arrays
+
+
+def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge: bool) -> None:
+    if rows is None:
+        return
+    chosen = np.array(list(dict.fromkeys(rows)) if merge else rows, np.int64)
+    for key in OF_CONFIGURATIONS & arrays.keys():
+        length = len(arrays[key]) if arrays[key].ndim else 0
+        outside = chosen[(chosen < 0) | (chosen >= length)]
+        if len(outside):
+            raise ValueError(f"configuration {outside[0]} is asked for, but {key} holds 0..{length - 1}; was it cut?")
+        arrays[key] = arrays[key][chosen]
 
 
 def _need(arrays: dict[str, np.ndarray], key: str, kinds: str, dims: int) -> np.ndarray:
@@ -174,9 +192,16 @@ def _tile(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
-    """int8 where that loses nothing (layouts always), else float32."""
-    if not np.isfinite(values).all():
-        raise ValueError("configuration features hold NaN or infinity; the file is damaged")
-    if values.size and values.min() >= -128 and values.max() <= 127 and (values == np.trunc(values)).all():
-        return values.astype(np.int8)
-    return values.astype(np.float32)
+    """int8 where that loses nothing (layouts always), else float32. Bit by bit: files hold up to gigabytes of them."""
+    small = np.empty(values.shape, np.int8)
+    whole = True
+    for part in chunks(len(values), ROWS_AT_ONCE):
+        if not np.isfinite(values[part]).all():
+            raise ValueError("configuration features hold NaN or infinity; the file is damaged")
+        if whole := whole and _fits(values[part]):
+            small[part] = values[part]
+    return small if whole else values.astype(np.float32)
+
+
+def _fits(values: np.ndarray) -> bool:
+    return not values.size or bool(values.min() >= -128 and values.max() <= 127 and (values == np.trunc(values)).all())

@@ -27,3 +27,7 @@ class HeadFinetuning(L.Callback):
             raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
         if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
             pl_module.estimator.freeze_encoder()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A training resumed between two epochs begins the next one without `on_train_epoch_start`."""
+        self.on_train_epoch_start(trainer, pl_module)

@@ -26,8 +26,25 @@ def test_steps_come_in_order_with_what_was_read_for_them() -> None:
 
 def test_a_step_is_drawn_before_the_one_before_it_is_computed() -> None:
     drawn: list[int] = []
-    for step, _ in Prefetched(range(3), Reader(lambda step, ahead: drawn.append(step), lambda nothing: nothing)):
+    for step, _ in Prefetched(range(3), Reader(lambda step, ahead: drawn.append(step) or step, lambda drawn: drawn)):
         assert drawn == list(range(min(step + 2, 3)))
+
+
+def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed() -> None:
+    """Odd steps hang on the one before them."""
+    happened: list[tuple[str, int, int]] = []
+
+    def draw(step: int, ahead: int) -> int | None:
+        happened.append(("draw", step, ahead))
+        return None if ahead and step % 2 else 10 * step
+
+    for step, read in Prefetched(range(4), Reader(draw, lambda drawn: drawn + 1)):
+        assert read == 10 * step + 1
+        happened.append(("compute", step, 0))
+    undecided, decided = [("draw", 1, 1), ("compute", 0, 0), ("draw", 1, 0)], [("draw", 2, 1), ("compute", 1, 0)]
+    assert happened == [
+        ("draw", 0, 0), *undecided, *decided, ("draw", 3, 1), ("compute", 2, 0), ("draw", 3, 0), ("compute", 3, 0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("reading", "computing", "low", "high"), [(0.01, 0.06, 0.0, 0.2), (0.06, 0.01, 0.5, 1.0)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from reference import merged
 
 from gst.data.tpugraphs import TpuGraphs, read
 from gst.graph import Graph
+from gst.store import prepare
 
 LAYOUT = FIXTURES / "alexnet_small.npz"
 TILE = FIXTURES / "tile" / "fusion.261_f758aa847a9184c5.npz"
@@ -248,6 +250,31 @@ def test_flipped_bytes_are_refused_or_harmless(tmp_path: Path, unchecked: None) 
             read(path)
         except ValueError as refusal:
             assert str(path) in str(refusal) and "\n" not in str(refusal)
+
+
+def test_tile_configurations_beyond_int8_are_kept_wherever_they_stand(tmp_path: Path) -> None:
+    """Many more than are looked at at once; the last one decides."""
+    features = np.zeros((3200, 24), np.float32)
+    runtimes = {key: lambda a: np.tile(a, 200) for key in ("config_runtime", "config_runtime_normalizers")}
+    for value, dtype in ((127.0, np.int8), (-128.0, np.int8), (128.0, np.float32), (0.5, np.float32)):
+        features[-1, 3] = value
+        graph = read(written(tmp_path, TILE, config_feat=lambda _: features, **runtimes), merge=False)
+        assert graph.config_features.dtype == dtype and (graph.config_features[:, 0] == features).all()
+    features[-1, 3] = NAN
+    features[0, 3] = 1000
+    assert_refused(written(tmp_path, TILE, config_feat=lambda _: features, **runtimes), "NaN")
+
+
+def test_files_that_were_prepared_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = TpuGraphs([str(shutil.copy(TILE, tmp_path))])
+    store = prepare(dataset, tmp_path / "stores")
+    with monkeypatch.context() as patch:
+        patch.delattr("gst.data.tpugraphs.read")
+        assert prepare(dataset, tmp_path / "stores") == store
+        os.utime(tmp_path / TILE.name, ns=(0, 1))
+        with pytest.raises(NameError):
+            prepare(dataset, tmp_path / "stores")
+    assert prepare(dataset, tmp_path / "stores") == store
 
 
 def test_a_dataset_yields_its_files_as_often_as_asked(tmp_path: Path, tile_kernels: list[Path]) -> None:

@@ -1,0 +1,169 @@
+"""The five collections of TpuGraphs as published, with their splits (Phothilimthana et al. 2023, arXiv 2308.13490)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from gst.data.fingerprint import of_files
+from gst.data.source import GraphSource
+from gst.data.tpugraphs import VERSION, read
+from gst.graph import Graph
+
+COLLECTIONS = ("layout/xla/random", "layout/xla/default", "layout/nlp/random", "layout/nlp/default", "tile/xla")
+PARTS = ("train", "valid", "test")
+ADDRESS = "http://download.tensorflow.org/data/tpu_graphs/v0"  # as the README of the dataset gives it
+USUAL_ROOT = "~/data/tpugraphs"
+
+
+@dataclass(frozen=True)
+class TpuGraphsCollection(GraphSource):
+    """One part of one collection, each graph named after its file.
+
+    Targets of the part test are placeholders, 0 for every configuration: models can rank them, nobody can score them.
+
+    Args:
+        root: the folder the archives were unpacked in, which holds `npz/layout/...`, or one that holds `layout/...`.
+        collection: one of `COLLECTIONS`.
+        part: `train`, `valid` or `test`, as published.
+        eval_indices: a JSON file with the configurations to take of each graph, as published for the validation parts
+            of the layouts (`eval_indices/xla_random.json`: 1000 of each graph). See `rows` of `read`.
+        merge: as in `read`. The published score is that of the listed rows as they stand, repeats included: it takes
+            False.
+
+    Raises:
+        ValueError: there is no such collection or part, or it is not below `root`; the message tells how to get it.
+    """
+
+    root: str
+    collection: str
+    part: Literal["train", "valid", "test"] = "train"
+    eval_indices: str | None = None
+    merge: bool = True
+
+    def __post_init__(self) -> None:
+        _check_names(self.collection, self.part)
+
+    def __iter__(self) -> Iterator[Graph]:
+        widths: dict[str, tuple[int, Path]] = {}
+        rows = self._rows
+        for path in self.files:
+            graph = read(path, self.merge, None if rows is None else rows[path.stem])
+            for what, width in (
+                ("configuration", graph.config_features.shape[2]),
+                ("node feature", graph.node_features.shape[1]),
+            ):
+                expected, first = widths.setdefault(what, (width, path))
+                if width != expected:
+                    raise ValueError(
+                        f"{path} has {width} {what} columns and {first.name} {expected}; one collection has one width: "
+                        "leave the other files out"
+                    )
+            yield graph
+
+    def fingerprint(self) -> str:
+        """Equal for equal files and settings, so that a prepared dataset is found without reading them all."""
+        listing = [] if self.eval_indices is None else [Path(self.eval_indices)]
+        if listing and not listing[0].is_file():
+            raise ValueError(f"{self.eval_indices}: there is no such file; give the list of this collection")
+        return of_files([*self.files, *listing], f"TpuGraphs {VERSION} merge={self.merge} {bool(listing)}")
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The files of the part, by name."""
+        if paths := _files(self.root, self.collection, self.part):
+            return paths
+        command = download_command(self.collection, self.part, self.root)
+        raise ValueError(f"part {self.part} of {self.collection} is not in {self.root}; get it by: {command}")
+
+    @cached_property
+    def _rows(self) -> Mapping[str, Sequence[int]] | None:
+        if self.eval_indices is None:
+            return None
+        rows = _read_indices(Path(self.eval_indices))
+        for path in self.files:
+            if path.stem not in rows:
+                raise ValueError(
+                    f"{self.eval_indices} lists no configurations of {path.stem}, which is in part {self.part} of "
+                    f"{self.collection}; take the list of this collection, or all configurations"
+                )
+        return rows
+
+
+def parts_below(
+    root: str, collection: str | None = None, part: str | None = None, eval_indices: str | None = None
+) -> list[TpuGraphsCollection]:
+    """The parts that are asked for: all that are below `root` where `collection` or `part` is not given.
+
+    Raises:
+        ValueError: there are none, or `eval_indices`, which belongs to one part, is given for several.
+    """
+    if eval_indices is not None and (collection is None or part is None):
+        raise ValueError(f"{eval_indices} lists configurations of one part; name it by its collection and part")
+    wanted = [
+        TpuGraphsCollection(root, name, split, eval_indices)  # type: ignore[arg-type]
+        for name in ([collection] if collection else COLLECTIONS)
+        for split in ([part] if part else PARTS)
+    ]
+    found = [source for source in wanted if _files(root, source.collection, source.part)]
+    return found or [source for source in wanted[:1] if source.files]  # that it has none is refused, with advice
+
+
+def inventory(root: str) -> dict[str, int]:
+    """How many files of each part of each collection are below `root`, 0 where it is absent."""
+    return {f"{name}/{part}": len(_files(root, name, part)) for name in COLLECTIONS for part in PARTS}
+
+
+def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
+    """A line for the shell that downloads and unpacks one part; it stops where the download does."""
+    _check_names(collection, part)
+    archive = f"npz_{collection.replace('/', '_')}_{part}.tar"
+    place = _quoted(root)
+    return f"mkdir -p {place} && cd {place} && curl --fail --remote-name {ADDRESS}/{archive} && tar xf {archive}"
+
+
+def download_commands(root: str = USUAL_ROOT) -> list[str]:
+    """`download_command` of every part of every collection, as `gst data tpugraphs --print-download` prints them."""
+    return [download_command(collection, part, root) for collection in COLLECTIONS for part in PARTS]
+
+
+def _files(root: str, collection: str, part: str) -> tuple[Path, ...]:
+    """Those of one part, by name; none if it is absent."""
+    top = Path(root).expanduser()
+    for folder in (top / "npz" / collection / part, top / collection / part):
+        if paths := tuple(sorted(folder.glob("*.npz"))):
+            return paths
+    return ()
+
+
+def _quoted(root: str) -> str:
+    """For the shell, which still finds the home directory."""
+    home, rest = ("~/", root[2:]) if root.startswith("~/") else ("", root)
+    return home + shlex.quote(rest)
+
+
+def _check_names(collection: str, part: str) -> None:
+    if collection not in COLLECTIONS:
+        raise ValueError(f"there is no collection {collection!r}; there are {', '.join(COLLECTIONS)}")
+    if part not in PARTS:
+        raise ValueError(f"there is no part {part!r} of {collection}; there are {', '.join(PARTS)}")
+
+
+def _read_indices(path: Path) -> dict[str, list[int]]:
+    """The listed configurations by graph."""
+    advice = "want a JSON object with a list of configurations for each graph"
+    try:
+        lists = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); {advice}") from error
+    if not isinstance(lists, dict) or not lists:
+        raise ValueError(f"{path} holds no object; {advice}")
+    for name, rows in lists.items():
+        if not isinstance(rows, list) or not rows or not all(type(row) is int and 0 <= row < 2**31 for row in rows):
+            raise ValueError(f"{path}: {name} has no list of places in a file, counted from 0; {advice}")
+    return lists

@@ -1,0 +1,129 @@
+"""After l layers two configurations share the row of a node exactly if no node within l hops tells them apart."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gst.batch import SegmentBatch
+from gst.nn.sharing import Direction, Level, Sharing
+
+DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]
+VALUES = [-1.0, -0.0, 0.0, 1.0, 1.0000001, 3.0]  # the first layer has to see that 1.0000001 is not 1.0, and -0.0 is 0.0
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> SegmentBatch:
+    """Segments of any shape under a few configurations, many of which agree at many nodes."""
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    segment_of_node = np.repeat(np.arange(len(sizes)), sizes)
+    pairs = [(u, v) for u in range(sum(sizes)) for v in range(sum(sizes)) if segment_of_node[u] == segment_of_node[v]]
+    edges = draw(st.lists(st.sampled_from(pairs), max_size=2 * sum(sizes)))
+    config_nodes = draw(st.lists(st.integers(0, sum(sizes) - 1), unique=True, max_size=4))
+    num_configs, channels = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    shape = (len(config_nodes), num_configs, channels)
+    few = st.sampled_from(draw(st.lists(st.sampled_from(VALUES), min_size=1, max_size=3)))
+    values = draw(st.lists(few, min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
+    return SegmentBatch(
+        torch.zeros(sum(sizes), 1),
+        torch.zeros(sum(sizes), dtype=torch.long),
+        torch.tensor(edges, dtype=torch.long).view(-1, 2).T,
+        torch.from_numpy(segment_of_node),
+        torch.ones(sum(sizes), dtype=torch.bool),
+        torch.tensor(sizes),
+        torch.tensor(config_nodes, dtype=torch.long),
+        torch.tensor(values, dtype=torch.float32).view(shape),
+    )
+
+
+def heard(batch: SegmentBatch, node: int, hops: int, directions: tuple[Direction, ...]) -> set[int]:
+    """The nodes from which a message comes to `node` in at most so many steps."""
+    found = {node}
+    for _ in range(hops):
+        near = set(found)
+        for u, v in batch.edge_index.T.tolist():
+            if "forward" in directions and v in found:
+                near.add(u)
+            if "backward" in directions and u in found:
+                near.add(v)
+        found = near
+    return found
+
+
+def agree(batch: SegmentBatch, nodes: set[int], first: int, second: int) -> bool:
+    given = zip(batch.config_nodes.tolist(), batch.config_features.tolist(), strict=True)
+    return all(by_config[first] == by_config[second] for node, by_config in given if node in nodes)
+
+
+def assert_shared_exactly_where(level: Level, batch: SegmentBatch, seen_by_node: list[set[int]]) -> None:
+    for node, seen in enumerate(seen_by_node):
+        for first, second in itertools.product(range(batch.num_configs), repeat=2):
+            assert (level.alike[node, first] == level.alike[node, second]) == agree(batch, seen, first, second)
+        kinds = set(level.alike[node].tolist())
+        assert kinds == set(range(level.first[node + 1] - level.first[node]))
+        for kind in kinds:
+            assert level.alike[node, level.config_of_row[level.first[node] + kind]] == kind
+
+
+def by_rows(sharing: Sharing) -> list[np.ndarray]:
+    """(nodes, configs, configs) after each number of layers: which configurations share."""
+    return [level.alike[:, :, None] == level.alike[:, None] for level in sharing.levels]
+
+
+@pytest.mark.parametrize("directions", DIRECTIONS, ids=str)
+@given(batches())
+def test_configurations_share_exactly_where_they_agree_within_the_hops(
+    directions: tuple[Direction, ...], batch: SegmentBatch
+) -> None:
+    sharing = Sharing.of(batch, 3, directions)
+    for hops, level in enumerate(sharing.levels):
+        seen = [heard(batch, node, hops, directions) for node in range(batch.num_nodes)]
+        assert_shared_exactly_where(level, batch, seen)
+
+
+@pytest.mark.parametrize("directions", [(), *DIRECTIONS], ids=str)
+@given(batches())
+def test_with_attention_a_node_sees_its_whole_segment_after_one_layer(
+    directions: tuple[Direction, ...], batch: SegmentBatch
+) -> None:
+    sharing = Sharing.of(batch, 2, directions, whole_segments=True)
+    segments = batch.segment_of_node
+    seen = [set((segments == segment).nonzero().flatten().tolist()) for segment in segments]
+    assert_shared_exactly_where(sharing.levels[0], batch, [{node} for node in range(batch.num_nodes)])
+    for level in sharing.levels[1:]:
+        assert_shared_exactly_where(level, batch, seen)
+
+
+@given(batches())
+def test_without_sharing_every_configuration_has_its_row(batch: SegmentBatch) -> None:
+    for level in Sharing.of(batch, 1, ("forward",), share=False).levels:
+        assert level.alike.tolist() == [list(range(batch.num_configs))] * batch.num_nodes
+
+
+@pytest.mark.parametrize("whole_segments", [False, True])
+@given(batches(), st.randoms(use_true_random=False), st.sampled_from(DIRECTIONS))
+def test_names_of_nodes_and_configurations_do_not_matter(
+    whole_segments: bool, batch: SegmentBatch, random, directions: tuple[Direction, ...]
+) -> None:
+    nodes, configs, edges, slots = (
+        torch.tensor(random.sample(range(n), n), dtype=torch.long)
+        for n in (batch.num_nodes, batch.num_configs, batch.edge_index.shape[1], len(batch.config_nodes))
+    )  # new node i is old node nodes[i]
+    name = torch.argsort(nodes)
+    renamed = replace(
+        batch,
+        edge_index=name[batch.edge_index][:, edges],
+        segment_of_node=batch.segment_of_node[nodes],
+        config_nodes=name[batch.config_nodes][slots],
+        config_features=batch.config_features[slots][:, configs],
+    )
+    ours = by_rows(Sharing.of(renamed, 2, directions, whole_segments=whole_segments))
+    theirs = by_rows(Sharing.of(batch, 2, directions, whole_segments=whole_segments))
+    for a, b in zip(ours, theirs, strict=True):
+        assert np.array_equal(a, b[np.ix_(nodes, configs, configs)])
