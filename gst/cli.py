@@ -195,6 +195,16 @@ def _parser() -> argparse.ArgumentParser:
         ("steps", 16, "steps to time"),
     ):
         step.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    score = _command(
+        bench,
+        "score",
+        _bench_score,
+        "scoring many configurations of one giant program, in fp32 and in bf16",
+        "gst bench score --json score.json\ngst bench score --nodes 8000 --configurable 400 --configs 256",
+    )
+    score.add_argument("--nodes", type=int, default=40_000, help="of the program (default: %(default)s)")
+    score.add_argument("--configurable", type=int, default=2_000, help="nodes of these (default: %(default)s)")
+    score.add_argument("--configs", type=int, default=1_000, help="to score (default: %(default)s)")
     memory = _command(
         bench, "memory", _bench_memory, "does memory grow with the graph?", "gst bench memory --nodes 10000,1000000"
     )
@@ -456,6 +466,15 @@ def _bench_step(options: argparse.Namespace) -> dict[str, Any]:
         names = ("batch_graphs", "configs", "layers", "channels", "max_nodes", "steps")
         setting = Setting(str(options.data or ""), **{name: getattr(options, name) for name in names})
         return _told(run_step(setting, bars.show), options)
+
+
+def _bench_score(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.score import Setting
+    from gst.bench.score import run as run_score
+
+    with _Bars() as bars:
+        setting = Setting(options.nodes, options.configurable, options.configs)
+        return _told(run_score(setting, bars.show), options)
 
 
 def _bench_memory(options: argparse.Namespace) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from gst.dropout import segment_weights
 from gst.encoding import contract, embed_segments
 from gst.pooling import GraphPool, Pooling
 from gst.readiness import pooling_name, warn_about
+from gst.references import with_references
 from gst.sampling import choose_fresh, generator_for
 from gst.segments import SegmentedGraph
 
@@ -74,7 +75,9 @@ class GraphSegmentTraining(nn.Module):
             arguments; it then sees one copy of the batch per configuration, `SegmentBatch.expanded`, and if it has an
             argument `batch`, the segment of each row). Returns `NodeStates`, embeddings of the nodes
             `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`.
-        head: pooled embeddings `(graphs, configs, channels)` -> prediction.
+        head: pooled embeddings `(graphs, configs, channels)` -> prediction. One with an attribute `references`
+            (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first, and
+            says nothing of them.
         pooling: `sum`, `mean` (over nodes) or `max`.
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
@@ -159,7 +162,7 @@ class GraphSegmentTraining(nn.Module):
         if by_drift and ahead:
             return None
         catalogue, number = Catalogue.of(graphs), self.step + 1 + ahead
-        configs, generator = _checked_configs(graphs, configs), generator_for(self.seed, number, 0)
+        configs, generator = self._with_references(graphs, configs), generator_for(self.seed, number, 0)
         if not by_drift:
             chosen = [choose_fresh(graph.num_segments, self.num_fresh, generator) for graph in graphs]
             chances = [torch.full((g.num_segments,), min(1.0, self.num_fresh / g.num_segments)) for g in graphs]
@@ -186,7 +189,7 @@ class GraphSegmentTraining(nn.Module):
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
         with torch.no_grad():
-            return self._predict(self.embed(graphs, configs))
+            return self._predict(self.embed(graphs, self._with_references(graphs, configs)))
 
     def embed(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
@@ -341,6 +344,12 @@ class GraphSegmentTraining(nn.Module):
 
     def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
         return embed_segments(self.encoder, batch, self._contract, self.pooling)
+
+    def _with_references(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
+        """What is asked for, after what the head compares it with, if it does."""
+        references = getattr(self.head, "references", 0)
+        checked = _checked_configs(graphs, configs)
+        return with_references(graphs, checked, references) if references else checked
 
     def _predict(self, embedded: Tensor) -> Tensor:
         """The head sees what bf16 would blur: differences between configurations of one graph."""

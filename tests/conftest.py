@@ -33,6 +33,8 @@ METHOD = [
     "pooling_kernels",
     "preparation",
     "readiness",
+    "reduction",
+    "references",
     "repeats",
     "sampling",
     "scratch",

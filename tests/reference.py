@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gst.assembly import assemble
 from gst.batch import SegmentBatch
 from gst.graph import Graph
-from gst.nn import GAT, GCN, GIN, GPS, SAGE, Head
+from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE, Head
 from gst.sampling import choose_fresh, generator_for
 from gst.segments import SegmentedGraph
 
@@ -157,10 +157,11 @@ ENCODERS: dict[str, Callable[[int, int], nn.Module]] = {
     "gin": GIN,
     "gat": lambda channels, num_layers: GAT(channels, num_layers, heads=2),
     "gps": lambda channels, num_layers: GPS(channels, num_layers, heads=2),
+    "fused": lambda channels, num_layers: FusedSAGE(channels, num_layers - 1, 1),
 }
 KINDS = ("plain", *ENCODERS)
 
-HALO = {"plain": DEPTH, "sage": DEPTH, "gcn": DEPTH + 1, "gin": DEPTH, "gat": DEPTH}
+HALO = {"plain": DEPTH, "sage": DEPTH, "gcn": DEPTH + 1, "gin": DEPTH, "gat": DEPTH, "fused": DEPTH}
 """Context with which a segment tells its nodes all that the whole graph would. GCN weighs a message by the degree of
 its sender, which is known one hop further only; GPS hears whatever stands in its segment, so none will do."""
 
@@ -302,13 +303,24 @@ def slow_pairwise_hinge(scores: Tensor, targets: Tensor) -> Tensor:
     return sum(losses) / len(losses) if losses else scores.sum() * 0
 
 
+def slow_diff_mat(scores: Tensor, targets: Tensor) -> Tensor:
+    """The upper triangle of the matrix of differences, entry by entry."""
+    losses = [
+        torch.clamp(1.0 - (1 if y_i > y_j else -1) * (s_i - s_j) / 0.01, min=0)
+        for row in _measured(scores, targets)
+        for (s_i, y_i), (s_j, y_j) in itertools.combinations(row, 2)
+        if y_i != y_j
+    ]
+    return sum(losses) / len(losses) if losses else scores.sum() * 0
+
+
 def slow_list_mle(scores: Tensor, targets: Tensor) -> Tensor:
+    """Each configuration against itself and those that are slower."""
     losses = []
     for row in _measured(scores, targets):
-        left = [-s for s, _ in sorted(row, key=lambda pair: pair[1])]
-        while left:
-            losses.append(torch.logsumexp(torch.stack(left), 0) - left[0])
-            left = left[1:]
+        for score, target in row:
+            slower = [-s for s, y in row if y > target]
+            losses.append(torch.logsumexp(torch.stack([-score, *slower]), 0) + score)
     return sum(losses) / len(losses) if losses else scores.sum() * 0
 
 

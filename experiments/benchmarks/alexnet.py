@@ -68,11 +68,14 @@ class PlainMLP(nn.Module):
         return (self.linear(x) + self.mlp(x)).squeeze(-1)
 
 
-def mlp(x: np.ndarray, y: np.ndarray, train: np.ndarray, seed: int, epochs: int = 12, batch: int = 256) -> np.ndarray:
+def mlp(
+    x: np.ndarray, y: np.ndarray, train: np.ndarray, seed: int, epochs: int = 12, batch: int = 256,
+    learning_rate: float = 1e-3,
+) -> np.ndarray:  # fmt: skip
     """Scores of all rows from a pairwise logistic loss within each batch."""
     torch.manual_seed(seed)
     model, inputs, targets = PlainMLP(x.shape[1]), torch.from_numpy(x), torch.from_numpy(y)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * (len(train) // batch + 1))
     for _ in range(epochs):
         for rows in torch.from_numpy(train)[torch.randperm(len(train))].split(batch):

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +100,26 @@ def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) ->
     return kendall_tau(predicted.double().numpy(), targets)
 
 
-def compare(task: str, seeds: int, bar: tqdm) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for variant in VARIANTS:
-        runs = []
-        for seed in range(seeds):
+def compare(task: str, seeds: int, bar: tqdm) -> Iterator[dict[str, Any]]:
+    """The table after each seed. Variants take turns, so that a busy machine slows all of them down."""
+    runs: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    for seed in range(seeds):
+        for variant in VARIANTS:
             bar.set_description(f"{task}, {variant}, seed {seed}")
             child = [sys.executable, "-m", "experiments.variants.compare", "--run", task, variant, str(seed)]
-            runs.append(json.loads(subprocess.run(child, check=True, capture_output=True).stdout))
+            runs[variant].append(json.loads(subprocess.run(child, check=True, capture_output=True).stdout))
             bar.update()
-        scores = [run["score"] for run in runs]
-        rows[variant] = {
-            "score_mean": statistics.mean(scores),
-            "score_deviation": statistics.stdev(scores) if seeds > 1 else 0.0,
-            "scores": scores,
-            **{key: statistics.median(run[key] for run in runs) for key in ("seconds", "step_ms", "peak_mib")},
-        }
-    return rows
+        yield {variant: row(each) for variant, each in runs.items()}
+
+
+def row(runs: list[dict[str, float]]) -> dict[str, Any]:
+    scores = [run["score"] for run in runs]
+    return {
+        "score_mean": statistics.mean(scores),
+        "score_deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+        "scores": scores,
+        **{key: statistics.median(run[key] for run in runs) for key in ("seconds", "step_ms", "peak_mib")},
+    }
 
 
 def main() -> None:
@@ -133,12 +137,13 @@ def main() -> None:
         for task in tasks:
             for whole in (True, False):  # prepared here, once
                 TASKS[task].loaders(whole, 0)
-            result = {
-                "task": task, "kind": TASKS[task].kind, "seeds": options.seeds,
-                "variants": compare(task, options.seeds, bar), "machine": machine_record(),
-                "command": f"python -m experiments.variants.compare --tasks {task} --seeds {options.seeds}",
-            }  # fmt: skip
-            (RESULTS / f"variants_{task}.json").write_text(json.dumps(result, indent=1) + "\n")
+            for seeds, variants in enumerate(compare(task, options.seeds, bar), start=1):
+                result = {
+                    "task": task, "kind": TASKS[task].kind, "seeds": seeds, "variants": variants,
+                    "machine": machine_record(),
+                    "command": f"python -m experiments.variants.compare --tasks {task} --seeds {options.seeds}",
+                }  # fmt: skip
+                (RESULTS / f"variants_{task}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Task:
         if self.name == "synthetic":
             return SyntheticPrograms(num_nodes=100_000, num_configs=128)
         label: Any = self.name.removeprefix("elf-")
-        return ElfBinaries("/usr", label=label, limit=240)
+        return ElfBinaries("/usr", label=label, limit=96)
 
     def loaders(self, whole: bool, seed: int) -> tuple[StepLoader, list[Selection]]:
         """Training steps and what is held out; which it is depends on the seed alone."""
@@ -76,8 +76,8 @@ TASKS = {
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
              "config_symbols": 7}, 2, 1, 8, 6, 1e-2),
         Task("elf-language", "class", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             12, 3e-3, classes=3),
+             8, 3e-3, classes=3),
         Task("elf-call_depth", "number", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             12, 3e-3),
+             8, 3e-3),
     )
 }  # fmt: skip

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
-from torch import Tensor, nn
+from jaxtyping import Bool, Float64
 
-from embedding_cache import EmbeddingTable
-from gst.estimator import GraphSegmentTraining
+from gst.cost.calibration import Calibration, held_out
+from gst.cost.member import Lesson, Member
 from gst.graph import Graph
-from gst.nn import SAGE, Head
-from gst.segments import SegmentedGraph, segment
+from gst.segments import segment
 
-SCHEMA = 1
+SCHEMA = 2
+HELD_OUT = 0.2  # share of the configurations that an ensemble is calibrated on
+SEEDS_APART = 1 << 20  # of members, so that models with neighbouring seeds have none in common
+
+Runtimes = Float64[np.ndarray, " configs"]
 
 
 class CostModel:
     """Runtimes of graphs under configurations, by Graph Segment Training (GST+ED) on the logarithm of the runtime.
 
-        model = CostModel()
-        model.fit([graph])               # graph.targets: measured runtimes
-        model.predict(graph)             # in the same unit, one for each configuration
+        model = CostModel(members=3)
+        model.fit([graph])                                      # graph.targets: measured runtimes
+        model.predict(graph)                                    # in the same unit, one for each configuration
+        runtimes, factors = model.predict_with_spread(graph)    # and how far off they may be
         model.save("model.pt"); model = CostModel.load("model.pt")
 
     Args:
@@ -34,87 +38,101 @@ class CostModel:
         max_nodes: of a segment.
         num_fresh, keep_probability: see `GraphSegmentTraining`.
         seed: of weights, segments and the order of steps.
+        members: networks that differ in their seed alone. Two or more know how far off they may be, for which a fifth
+            of the configurations is kept from them.
     """
 
     def __init__(
         self, channels: int = 32, num_layers: int = 2, num_opcodes: int = 256, config_symbols: int = 0,
         log_config: bool = True,
-        max_nodes: int = 512, num_fresh: int = 2, keep_probability: float = 0.75, seed: int = 0,
+        max_nodes: int = 512, num_fresh: int = 2, keep_probability: float = 0.75, seed: int = 0, members: int = 1,
     ) -> None:  # fmt: skip
+        if members < 1:
+            raise ValueError(f"members is {members}; a cost model needs at least one network")
         self.settings: dict[str, Any] = {
             "channels": channels, "num_layers": num_layers, "num_opcodes": num_opcodes,
             "config_symbols": config_symbols, "log_config": log_config, "max_nodes": max_nodes, "num_fresh": num_fresh,
-            "keep_probability": keep_probability, "seed": seed,
+            "keep_probability": keep_probability, "seed": seed, "members": members,
         }  # fmt: skip
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.encoder = SAGE(channels, num_layers, num_opcodes, config_symbols, log_config)
-            self.head = Head(channels)
         self.mean, self.deviation = 0.0, 1.0
-        self._generator = torch.Generator().manual_seed(seed)
+        self.calibration: Calibration | None = None
+        self._members = [Member(self.settings, seed + i * SEEDS_APART) for i in range(members)]
 
     def fit(
         self, graphs: Sequence[Graph], epochs: int = 120, configs_per_step: int = 8, learning_rate: float = 1e-2,
         progress: Callable[[int, float], None] = lambda epoch, loss: None,
     ) -> list[dict[str, float]]:  # fmt: skip
-        """Learn from all configurations of `graphs`; called again, it goes on from where it is.
+        """Learn from the configurations of `graphs`; called again, it goes on from where it is. What fails leaves the
+        model as it was.
 
         Args:
-            progress: called after each epoch with its number and mean loss.
+            progress: called after each epoch with its number and mean loss; the epochs of one member follow those of
+                another.
 
         Returns:
-            For each epoch its `loss` (squared error in standard deviations of log runtime) and the table's statistics.
+            For each epoch its `loss` (squared error in standard deviations of log runtime) and the table's statistics,
+            as means over the members.
 
         Raises:
-            ValueError: a runtime is not positive, or all are equal.
+            ValueError: a runtime is not positive, all are equal, or the loss is no longer a finite number.
         """
         logs = [np.log(np.where(graph.targets > 0, graph.targets, np.nan)) for graph in graphs]
-        together = np.concatenate(logs)
-        if not np.isfinite(together).all():
+        if not np.isfinite(np.concatenate(logs)).all():
             raise ValueError("a runtime is missing, zero or negative; the cost model learns logarithms of runtimes")
-        if together.std() == 0:
+        kept = [self._kept(graph) for graph in graphs]
+        together = np.concatenate([log[known] for log, known in zip(logs, kept, strict=True)])
+        if not len(together) or together.std() == 0:
             raise ValueError("all runtimes are equal: there is nothing to learn")
-        self.mean, self.deviation = float(together.mean()), float(together.std())
-        cut = [segment(graph, self.settings["max_nodes"]) for graph in graphs]
-        targets = [torch.from_numpy((log - self.mean) / self.deviation).float() for log in logs]
-        model = self._estimator(EmbeddingTable(1, self.settings["channels"]))
-        self._materialise(model, cut[0])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-        steps = epochs * sum(-(-len(log) // configs_per_step) for log in logs)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        model.train()
-        history = []
-        for epoch in range(epochs):
-            losses = []
-            for i, configs in self._deal(targets, configs_per_step):
-                loss = nn.functional.mse_loss(model([cut[i]], configs[None])[0], targets[i][configs])
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                losses.append(loss.item())
-            assert model.table is not None
-            history.append({"step": float(model.step), "loss": float(np.mean(losses)), **model.table.statistics()})
-            progress(epoch, history[-1]["loss"])
-        return history
+        mean, deviation = float(together.mean()), float(together.std())
+        lessons = [
+            Lesson(
+                segment(graph, self.settings["max_nodes"]), torch.from_numpy(known.nonzero()[0]),
+                torch.from_numpy((log[known] - mean) / deviation).float(),
+            )
+            for graph, log, known in zip(graphs, logs, kept, strict=True) if known.any()
+        ]  # fmt: skip
+        epoch_numbers = count()
+        members = [member.twin() for member in self._members]
+        histories = [
+            member.learn(
+                lessons, epochs, configs_per_step, learning_rate, lambda loss: progress(next(epoch_numbers), loss)
+            )
+            for member in members
+        ]
+        self._members, self.mean, self.deviation = members, mean, deviation
+        self.calibration = self._calibrated(graphs, logs, kept) if len(members) > 1 else None
+        return [
+            {key: float(np.mean([each[key] for each in epoch])) for key in epoch[0]}
+            for epoch in zip(*histories, strict=True)
+        ]
 
-    def predict(self, graph: Graph) -> Float64[np.ndarray, " configs"]:
-        """Runtimes of all configurations of `graph`, in the unit of the targets it was fitted on."""
-        cut = segment(graph, self.settings["max_nodes"])
-        model = self._estimator(None)
-        if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-            raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
-        parts = torch.arange(graph.num_configs).split(64)
-        scores = torch.cat([model.exact([cut], part[None])[0] for part in parts]).double().numpy()
-        return np.exp(scores * self.deviation + self.mean)
+    def predict(self, graph: Graph) -> Runtimes:
+        """Runtimes of all configurations of `graph`, in the unit of the targets it was fitted on: of several members,
+        the geometric mean."""
+        return np.exp(self._logs(graph)[0])
+
+    def predict_with_spread(self, graph: Graph, coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
+        """Runtimes as from `predict`, and for each a factor >= 1: measured, it lies between runtime / factor and
+        runtime * factor with a probability of `coverage` or more. What that rests on: `gst.cost.calibration`.
+
+        Raises:
+            ValueError: there is one member alone, or too few configurations were held out for such a coverage.
+        """
+        if self.settings["members"] == 1:
+            raise ValueError("one network cannot disagree; make the model with CostModel(members=3) or more")
+        logs, spreads = self._logs(graph)
+        assert self.calibration is not None, "what predicts was fitted"
+        return np.exp(logs), np.exp(self.calibration.half_width(spreads, coverage))
 
     def save(self, path: Path | str) -> None:
         """Write a file that `load` reads: numbers and tensors only."""
+        calibration = self.calibration
         torch.save(
             {
                 "schema": SCHEMA, "settings": self.settings, "mean": self.mean, "deviation": self.deviation,
-                "encoder": self.encoder.state_dict(), "head": self.head.state_dict(),
+                "members": [member.state_dict() for member in self._members],
+                "ratios": None if calibration is None else torch.from_numpy(calibration.ratios),
+                "offset": None if calibration is None else calibration.offset,
             },
             path,
         )  # fmt: skip
@@ -132,30 +150,29 @@ class CostModel:
                 raise ValueError(f"{path} has schema {content['schema']}, this version reads {SCHEMA}; fit it again")
             model = CostModel(**content["settings"])
             model.mean, model.deviation = content["mean"], content["deviation"]
-            model.encoder.load_state_dict(content["encoder"])
-            model.head.load_state_dict(content["head"])
+            for member, state in zip(model._members, content["members"], strict=True):
+                member.load_state_dict(state)
+            if content["ratios"] is not None:
+                model.calibration = Calibration(content["ratios"].numpy(), content["offset"])
         except (OSError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise ValueError(f"{path} is no saved cost model ({type(error).__name__})") from error
         return model
 
-    def _estimator(self, table: EmbeddingTable | None) -> GraphSegmentTraining:
-        return GraphSegmentTraining(
-            self.encoder, self.head, "mean", self.settings["num_fresh"], self.settings["keep_probability"], table,
-            seed=0 if table is None else int(torch.randint(2**31, (), generator=self._generator)),
-        )  # fmt: skip
+    def _kept(self, graph: Graph) -> Bool[np.ndarray, " configs"]:
+        """Which configurations are learned: all, unless members are to be calibrated."""
+        if self.settings["members"] == 1:
+            return np.ones(graph.num_configs, bool)
+        return ~held_out(graph, HELD_OUT)
 
-    def _materialise(self, model: GraphSegmentTraining, graph: SegmentedGraph) -> None:
-        """Give lazy layers their widths."""
-        if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.settings["seed"])
-                model.embed([graph], torch.zeros(1, 1, dtype=torch.long))
+    def _logs(self, graph: Graph) -> tuple[Runtimes, Runtimes]:
+        """Mean and standard deviation over the members of the logarithm of each runtime."""
+        cut = segment(graph, self.settings["max_nodes"])
+        scores = np.stack([member.scores(cut).double().numpy() for member in self._members])
+        return scores.mean(0) * self.deviation + self.mean, scores.std(0) * self.deviation
 
-    def _deal(self, targets: Sequence[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
-        lists = [
-            (i, part)
-            for i, each in enumerate(targets)
-            for part in torch.randperm(len(each), generator=self._generator).split(size)
-        ]
-        for k in torch.randperm(len(lists), generator=self._generator).tolist():
-            yield lists[k]
+    def _calibrated(self, graphs: Sequence[Graph], logs: Sequence[Runtimes], kept: Sequence[np.ndarray]) -> Calibration:
+        said = [self._logs(graph) for graph in graphs]
+        errors = np.concatenate([(log - mean)[~known] for log, (mean, _), known in zip(logs, said, kept, strict=True)])
+        spreads = np.concatenate([spread for _, spread in said])
+        learned = np.concatenate(kept)
+        return Calibration.of(errors, spreads[~learned], float(spreads[learned].mean()))

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from gst.data.derivation import derivation, derived
 from gst.data.fingerprint import of_files
 from gst.data.source import GraphSource
 from gst.data.tpugraphs import VERSION, read
@@ -35,9 +36,11 @@ class TpuGraphsCollection(GraphSource):
             of the layouts (`eval_indices/xla_random.json`: 1000 of each graph). See `rows` of `read`.
         merge: as in `read`. The published score is that of the listed rows as they stand, repeats included: it takes
             False.
+        features, reduction: as of `TpuGraphs`.
 
     Raises:
-        ValueError: there is no such collection or part, or it is not below `root`; the message tells how to get it.
+        ValueError: there is no such collection, part, feature or reduction, or the part is not below `root`; the
+            message tells how to get it.
     """
 
     root: str
@@ -45,9 +48,12 @@ class TpuGraphsCollection(GraphSource):
     part: Literal["train", "valid", "test"] = "train"
     eval_indices: str | None = None
     merge: bool = True
+    features: Sequence[str] = ()
+    reduction: str = "none"
 
     def __post_init__(self) -> None:
         _check_names(self.collection, self.part)
+        derivation(self.features, self.reduction)
 
     def __iter__(self) -> Iterator[Graph]:
         widths: dict[str, tuple[int, Path]] = {}
@@ -64,14 +70,15 @@ class TpuGraphsCollection(GraphSource):
                         f"{path} has {width} {what} columns and {first.name} {expected}; one collection has one width: "
                         "leave the other files out"
                     )
-            yield graph
+            yield derived(graph, self.features, self.reduction)
 
     def fingerprint(self) -> str:
         """Equal for equal files and settings, so that a prepared dataset is found without reading them all."""
         listing = [] if self.eval_indices is None else [Path(self.eval_indices)]
         if listing and not listing[0].is_file():
             raise ValueError(f"{self.eval_indices}: there is no such file; give the list of this collection")
-        return of_files([*self.files, *listing], f"TpuGraphs {VERSION} merge={self.merge} {bool(listing)}")
+        settings = f"merge={self.merge} {bool(listing)}{derivation(self.features, self.reduction)}"
+        return of_files([*self.files, *listing], f"TpuGraphs {VERSION} {settings}")
 
     @cached_property
     def files(self) -> tuple[Path, ...]:

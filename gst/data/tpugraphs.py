@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gst.data.derivation import derivation, derived
 from gst.data.fingerprint import of_files
 from gst.data.source import GraphSource
 from gst.graph import Graph
@@ -73,9 +74,19 @@ class TpuGraphs(GraphSource):
 
     Args:
         files: paths or glob patterns of npz files.
+        features: names of derived node features, see `gst.data.features.FEATURES`.
+        reduction: what is left of each graph, see `gst.reduction.reduce`.
+
+    Raises:
+        ValueError: there is no such feature or reduction.
     """
 
     files: Sequence[str]
+    features: Sequence[str] = ()
+    reduction: str = "none"
+
+    def __post_init__(self) -> None:
+        derivation(self.features, self.reduction)
 
     def paths(self) -> list[Path]:
         found: list[Path] = []
@@ -87,11 +98,11 @@ class TpuGraphs(GraphSource):
         return found
 
     def __iter__(self) -> Iterator[Graph]:
-        return (read(path) for path in self.paths())
+        return (derived(read(path), self.features, self.reduction) for path in self.paths())
 
     def fingerprint(self) -> str:
-        """Equal for equal files, so that a prepared dataset is found without reading them all."""
-        return of_files(self.paths(), f"TpuGraphs {VERSION}")
+        """Equal for equal files and settings, so that a prepared dataset is found without reading them all."""
+        return of_files(self.paths(), f"TpuGraphs {VERSION}{derivation(self.features, self.reduction)}")
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -34,15 +34,23 @@ class InputProjection(nn.Module):
         self.config = nn.LazyLinear(channels, bias=False)
 
     def forward(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows channels"]:
+        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        common = self.of_nodes(batch)
+        given = self.of_configurations(batch.config_features[slots, configs])
+        return product(nodes, common).index_add(0, rows, given.to(common.dtype))
+
+    def of_nodes(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
+        """What is known of each node whatever the configuration."""
         if int(batch.opcodes.max()) >= self.num_opcodes:
             raise ValueError(
                 f"opcode {int(batch.opcodes.max())} found, but the encoder embeds 0..{self.num_opcodes - 1}; "
                 f"raise num_opcodes"
             )
-        common = by_rows(self.static, signed_log(batch.node_features)) + self.opcode(batch.opcodes)
-        nodes, rows, (slots, configs) = sharing.inputs(batch)
-        given = by_rows(self.config, self._readable(batch.config_features[slots, configs]))
-        return product(nodes, common).index_add(0, rows, given.to(common.dtype))
+        return by_rows(self.static, signed_log(batch.node_features)) + self.opcode(batch.opcodes)
+
+    def of_configurations(self, features: Float[Tensor, "given columns"]) -> Float[Tensor, "given channels"]:
+        """What a configuration gives a configurable node, row by row."""
+        return by_rows(self.config, self._readable(features))
 
     def _readable(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
         if self.config_symbols:

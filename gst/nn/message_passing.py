@@ -47,7 +47,14 @@ class Encoder(nn.Module):
 
     def sharing(self, batch: SegmentBatch) -> Sharing:
         """Which states of `batch` are equal; found once for each batch."""
-        key = (len(self.layers), self.directions, self.share, self.whole_segments)
-        if key not in batch.plans:
-            batch.plans[key] = Sharing.of(batch, *key)
-        return batch.plans[key]
+        return planned(batch, len(self.layers), self.directions, self.share, self.whole_segments)
+
+
+def planned(
+    batch: SegmentBatch, num_layers: int, directions: tuple[Direction, ...], share: bool, whole_segments: bool = False
+) -> Sharing:
+    """`Sharing.of` these, found once for each batch."""
+    key = (num_layers, directions, share, whole_segments)
+    if key not in batch.plans:
+        batch.plans[key] = Sharing.of(batch, *key)
+    return batch.plans[key]

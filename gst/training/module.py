@@ -46,7 +46,9 @@ class SegmentTrainingModule(L.LightningModule):
         table_capacity: int | None = None,
         refresh: Literal["uniform", "drift"] = "uniform",
         omit_rest: bool = False,
-        loss: Literal["pairwise_hinge", "list_mle", "log_runtime", "squared_error", "cross_entropy"] = "pairwise_hinge",
+        loss: Literal[
+            "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
+        ] = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
     ) -> None:

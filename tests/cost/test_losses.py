@@ -6,12 +6,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import slow_list_mle, slow_log_runtime, slow_pairwise_hinge
+from reference import slow_diff_mat, slow_list_mle, slow_log_runtime, slow_pairwise_hinge
 from torch import Tensor
 
 from gst.cost.losses import LOSSES
 
-TWINS = {"pairwise_hinge": slow_pairwise_hinge, "list_mle": slow_list_mle, "log_runtime": slow_log_runtime}
+TWINS = {
+    "pairwise_hinge": slow_pairwise_hinge,
+    "diff_mat": slow_diff_mat,
+    "list_mle": slow_list_mle,
+    "log_runtime": slow_log_runtime,
+}
+RANKING = ["pairwise_hinge", "diff_mat", "list_mle"]
 
 
 def lists(
@@ -67,7 +73,44 @@ def test_large_scores_give_finite_losses_and_gradients(name: str, scale: float, 
     assert loss.isfinite() and large.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["pairwise_hinge", "list_mle"])
+@pytest.mark.parametrize("name", RANKING)
+def test_equal_targets_do_not_contribute(name: str) -> None:
+    """Their scores pull at nothing, and the order in which they stand does not matter."""
+    scores = torch.randn(1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = LOSSES[name](scores, torch.full((1, 5), 7.0, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert loss == 0 and (gradient == 0).all()
+    scores, targets = lists(2, 8, 0.2, 4)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
+    assert any(row[~row.isnan()].unique().numel() < (~row.isnan()).sum() for row in targets)
+    torch.testing.assert_close(LOSSES[name](scores[:, order], targets[:, order]), LOSSES[name](scores, targets))
+
+
+@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("spread", [1.0, 1e4])
+def test_a_thousand_configurations_in_float32_are_as_good_as_in_float64(name: str, spread: float) -> None:
+    """The gradient, entry by entry, relative to the largest one."""
+    scores, targets = lists(1, 1000, 0, 5)
+    scores, outcomes = (spread * scores).float().double(), []
+    for dtype in (torch.float32, torch.float64):
+        given = scores.to(dtype).requires_grad_()
+        loss = LOSSES[name](given, targets)
+        loss.backward()
+        outcomes.append((loss.double(), given.grad.double()))
+    (loss, gradient), (truth, exact) = outcomes
+    torch.testing.assert_close(loss, truth, rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+
+
+def test_list_mle_of_far_apart_scores_by_hand() -> None:
+    """The slower one scored 10,000 lower: the mean over both of the distance and of 0; the gradient is flat."""
+    scores = torch.tensor([[0.0, -1e4]], requires_grad=True)
+    loss = LOSSES["list_mle"](scores, torch.tensor([[1.0, 2.0]]))
+    loss.backward()
+    assert loss.item() == 5000 and scores.grad.tolist() == [[0.5, -0.5]]
+
+
+@pytest.mark.parametrize("name", RANKING)
 def test_the_true_order_costs_least(name: str) -> None:
     _, targets = lists(2, 6, 0.3, 3, distinct=True)
     right = LOSSES[name](30 * targets.nan_to_num(), targets)
@@ -77,6 +120,11 @@ def test_the_true_order_costs_least(name: str) -> None:
 def test_a_hinge_by_hand() -> None:
     scores, targets = torch.tensor([[0.0, 0.5, 3.0]]), torch.tensor([[1.0, 2.0, 2.0]])
     assert LOSSES["pairwise_hinge"](scores, targets).item() == 0.25  # (1 - 0.5, 0) over two pairs
+
+
+def test_a_matrix_of_differences_by_hand() -> None:
+    scores, targets = torch.tensor([[0.0, 0.005, 1.0]]), torch.tensor([[1.0, 2.0, 2.0]])
+    assert LOSSES["diff_mat"](scores, targets).item() == pytest.approx(0.25)  # (1 - 0.5, 0) over two pairs
 
 
 def test_a_plackett_luce_likelihood_by_hand() -> None:

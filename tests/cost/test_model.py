@@ -1,7 +1,8 @@
-"""The cost model in five lines: it learns, it saves, it refuses what it cannot learn."""
+"""The cost model in five lines: it learns, saves, knows how far off it may be, and refuses what it cannot learn."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from gst.cost import CostModel
+from gst.cost.calibration import held_out
 from gst.cost.metrics import kendall_tau
+from gst.cost.model import HELD_OUT
 from gst.data.synthetic import synthetic_program
+from gst.graph import Graph
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +55,6 @@ def test_equal_seeds_give_equal_models_whatever_the_global_generator_holds() -> 
 
 @pytest.mark.parametrize("targets", [np.ones(4), np.array([1.0, 2.0, 0.0, 3.0]), np.array([1.0, np.nan, 2.0, 3.0])])
 def test_what_cannot_be_learned_is_refused(targets: np.ndarray) -> None:
-    from dataclasses import replace
-
     with pytest.raises(ValueError, match="runtime"):
         CostModel().fit([replace(synthetic_program(20, 4), targets=targets)])
 
@@ -64,3 +66,100 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path, content: bytes | N
         path.write_bytes(content)
     with pytest.raises(ValueError, match="no saved cost model"):
         CostModel.load(path)
+
+
+def test_files_of_another_version_are_refused(fitted: CostModel, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "model.pt")
+    torch.save(torch.load(tmp_path / "model.pt", weights_only=True) | {"schema": 1}, tmp_path / "old.pt")
+    with pytest.raises(ValueError, match="schema 1, this version reads 2; fit it again"):
+        CostModel.load(tmp_path / "old.pt")
+
+
+def some(graph: Graph, configs: np.ndarray) -> Graph:
+    """The graph under some of its configurations."""
+    return replace(
+        graph, config_features=graph.config_features[configs], targets=graph.targets[configs],
+        counts=graph.counts[configs], spreads=graph.spreads[configs],
+    )  # fmt: skip
+
+
+def noisy_program(num_configs: int) -> Graph:
+    """Runtimes with a relative error of a tenth, as measurements have."""
+    graph = synthetic_program(60, num_configs, num_regions=2)
+    noise = np.random.default_rng(1).normal(scale=0.1, size=num_configs)
+    return replace(graph, targets=graph.targets * np.exp(noise))
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> CostModel:
+    model = CostModel(channels=8, num_layers=1, num_opcodes=8, config_symbols=7, max_nodes=60, members=2)
+    model.fit([some(noisy_program(600), np.arange(300))], epochs=15, configs_per_step=16)
+    return model
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.9])
+def test_intervals_of_an_ensemble_hold_as_many_new_runtimes_as_they_say(ensemble: CostModel, coverage: float) -> None:
+    fresh = some(noisy_program(600), np.arange(300, 600))
+    runtimes, factors = ensemble.predict_with_spread(fresh, coverage)
+    inside = np.mean((runtimes / factors <= fresh.targets) & (fresh.targets <= runtimes * factors))
+    assert abs(inside - coverage) < 0.2  # 60 held out: one standard deviation is 0.07 at a half
+    assert np.array_equal(runtimes, ensemble.predict(fresh))
+    assert (factors > 1).all() and factors.std() > 0
+
+
+def test_an_ensemble_is_saved_with_its_calibration(ensemble: CostModel, tmp_path: Path) -> None:
+    graph = noisy_program(20)
+    ensemble.save(tmp_path / "model.pt")
+    loaded = CostModel.load(tmp_path / "model.pt").predict_with_spread(graph)
+    assert all(np.array_equal(a, b) for a, b in zip(loaded, ensemble.predict_with_spread(graph), strict=True))
+
+
+def test_an_ensemble_predicts_the_geometric_mean_of_its_members(ensemble: CostModel, tmp_path: Path) -> None:
+    ensemble.save(tmp_path / "model.pt")
+    content = torch.load(tmp_path / "model.pt", weights_only=True)
+    alone = []
+    for state in content["members"]:
+        one = {"members": [state], "settings": content["settings"] | {"members": 1}, "ratios": None, "offset": None}
+        torch.save(content | one, tmp_path / "one.pt")
+        alone.append(CostModel.load(tmp_path / "one.pt").predict(noisy_program(9)))
+    assert not np.allclose(alone[0], alone[1], rtol=1e-4)
+    assert np.allclose(np.sqrt(alone[0] * alone[1]), ensemble.predict(noisy_program(9)), rtol=1e-12)
+
+
+def test_held_out_labels_teach_nothing() -> None:
+    graph = noisy_program(40)
+    away = held_out(graph, HELD_OUT)
+    assert 0 < away.sum() < 20
+    wrong = replace(graph, targets=np.where(away, graph.targets * 1000, graph.targets))
+
+    def fitted_on(labelled: Graph) -> CostModel:
+        model = CostModel(channels=8, num_layers=1, num_opcodes=8, config_symbols=7, members=2)
+        model.fit([labelled], epochs=1)
+        return model
+
+    right, misled = fitted_on(graph), fitted_on(wrong)
+    assert np.array_equal(right.predict(graph), misled.predict(graph))
+    assert (misled.predict_with_spread(graph)[1] > right.predict_with_spread(graph)[1]).all()
+
+
+def test_one_network_has_no_spread_and_none_no_prediction(fitted: CostModel) -> None:
+    with pytest.raises(ValueError, match="members=3"):
+        fitted.predict_with_spread(synthetic_program(120, 5, num_regions=3))
+    with pytest.raises(ValueError, match="at least one network"):
+        CostModel(members=0)
+
+
+def test_a_loss_that_is_no_number_stops_and_leaves_the_model_as_it_was(fitted: CostModel) -> None:
+    graph = synthetic_program(120, 9, num_regions=3)
+    before = fitted.predict(graph)
+    other = replace(graph, targets=np.arange(1.0, 10.0), name="steep")
+    with pytest.raises(ValueError, match=r"loss became (nan|inf) in epoch \d+ at graph 'steep'; lower learning_rate"):
+        fitted.fit([other], epochs=3, learning_rate=1e30)
+    assert np.array_equal(fitted.predict(graph), before)
+
+
+def test_epochs_are_numbered_on_from_member_to_member() -> None:
+    model = CostModel(channels=4, num_layers=1, num_opcodes=8, config_symbols=7, members=2)
+    seen: list[int] = []
+    history = model.fit([noisy_program(20)], epochs=2, progress=lambda epoch, loss: seen.append(epoch))
+    assert seen == [0, 1, 2, 3] and len(history) == 2

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gst.batch import SegmentBatch
-from gst.nn import GAT, GCN, GIN, GPS, SAGE
+from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE
+from gst.nn.node_norm import NodeNorm
 
 Messages = list[tuple[int, int]]
 """(sender, receiver) of every message."""
@@ -18,6 +19,10 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     "SAGE mean": SAGE,
     "SAGE sum": lambda *a, **k: SAGE(*a, aggregation="sum", **k),
     "SAGE max": lambda *a, **k: SAGE(*a, aggregation="max", **k),
+    "SAGE gated": lambda *a, **k: SAGE(*a, channel_attention=True, **k),
+    "SAGE over nodes": lambda *a, **k: SAGE(*a, normalise_over="nodes", **k),
+    "fused SAGE": lambda channels, layers, **k: FusedSAGE(channels, layers // 2, layers - layers // 2, **k),
+    "late SAGE": lambda channels, layers, **k: FusedSAGE(channels, layers, 0, **k),
     "GCN": GCN,
     "GIN": GIN,
     "GAT": GAT,
@@ -25,7 +30,7 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     "GPS softmax": lambda *a, **k: GPS(*a, heads=2, **k),
     "GPS linear": lambda *a, **k: GPS(*a, heads=2, attention="linear", **k),
 }
-LOCAL = [name for name in CASES if not name.startswith("GPS")]
+LOCAL = [name for name in CASES if not name.startswith(("GPS", "SAGE over"))]
 
 
 def made(case: str, batch: SegmentBatch, channels: int = 8, num_layers: int = 2, **arguments) -> nn.Module:
@@ -55,22 +60,41 @@ def slow_encode(encoder: nn.Module, batch: SegmentBatch) -> Tensor:
 
 
 def slow_encode_under(encoder: nn.Module, batch: SegmentBatch, config: int) -> Tensor:
-    hidden = slow_inputs(encoder.inputs, batch, config)
+    given = slow_given(encoder.inputs, batch, config)
+    hidden = slow_inputs(encoder.inputs, batch)
     by_direction = [messages(batch, direction) for direction in encoder.directions]
+    segment_of_node = batch.segment_of_node.tolist()
+    if isinstance(encoder, FusedSAGE):
+        for layer in encoder.before:
+            hidden = slow_sage(layer, hidden, by_direction, segment_of_node)
+        for v in given:
+            hidden[v] = slow_fusion(encoder.fusion, hidden[v], given[v])
+        for layer in encoder.after:
+            hidden = slow_sage(layer, hidden, by_direction, segment_of_node)
+        return torch.stack(hidden)
+    hidden = [hidden[v] + given[v] if v in given else hidden[v] for v in range(len(hidden))]
     for layer in encoder.layers:
-        hidden = SLOW_LAYERS[type(encoder)](layer, hidden, by_direction, batch.segment_of_node.tolist())
+        hidden = SLOW_LAYERS[type(encoder)](layer, hidden, by_direction, segment_of_node)
     return torch.stack(hidden)
 
 
-def slow_inputs(inputs: nn.Module, batch: SegmentBatch, config: int) -> list[Tensor]:
-    slot = {int(v): i for i, v in enumerate(batch.config_nodes)}
-    hidden = []
-    for v in range(batch.num_nodes):
-        state = inputs.static(slow_log(batch.node_features[v])) + inputs.opcode.weight[batch.opcodes[v]]
-        if v in slot:
-            state = state + inputs.config(slow_config(inputs, batch.config_features[slot[v], config]))
-        hidden.append(state)
-    return hidden
+def slow_inputs(inputs: nn.Module, batch: SegmentBatch) -> list[Tensor]:
+    return [
+        inputs.static(slow_log(batch.node_features[v])) + inputs.opcode.weight[batch.opcodes[v]]
+        for v in range(batch.num_nodes)
+    ]
+
+
+def slow_given(inputs: nn.Module, batch: SegmentBatch, config: int) -> dict[int, Tensor]:
+    """What the configuration gives each configurable node."""
+    return {
+        int(v): inputs.config(slow_config(inputs, batch.config_features[i, config]))
+        for i, v in enumerate(batch.config_nodes)
+    }
+
+
+def slow_fusion(fusion: nn.Module, state: Tensor, given: Tensor) -> Tensor:
+    return state + fusion.mix(fusion.norm(fusion.state(state) + given).relu())
 
 
 def slow_config(inputs: nn.Module, given: Tensor) -> Tensor:
@@ -84,8 +108,10 @@ def slow_log(x: Tensor) -> Tensor:
     return x.sign() * (1 + x.abs()).log()
 
 
-def slow_sage(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
-    after = []
+def slow_sage(
+    layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], segment_of_node: list[int]
+) -> list[Tensor]:
+    received = []
     for v in range(len(hidden)):
         own, *weights = layer.project.weight.chunk(1 + len(by_direction))
         message = own @ hidden[v] + layer.bias
@@ -93,8 +119,30 @@ def slow_sage(layer: nn.Module, hidden: list[Tensor], by_direction: list[Message
             heard = [weight @ hidden[u] for u in senders(v, direction)]
             if heard:
                 message = message + slow_aggregate(heard, layer.aggregation)
-        after.append(hidden[v] + layer.norm(message).relu())
+        received.append(message)
+    if isinstance(layer.norm, NodeNorm):
+        received = slow_node_norm(layer.norm, received, segment_of_node)
+    else:
+        received = [layer.norm(message) for message in received]
+    kept = [slow_gate(layer.attention, state) for state in hidden]
+    return [state + message.relu() for state, message in zip(kept, received, strict=True)]
+
+
+def slow_node_norm(norm: nn.Module, states: list[Tensor], segment_of_node: list[int]) -> list[Tensor]:
+    after = []
+    for v, state in enumerate(states):
+        together = torch.stack([states[u] for u in range(len(states)) if segment_of_node[u] == segment_of_node[v]])
+        scaled = (state - together.mean(0)) / (together.var(0, unbiased=False) + norm.eps).sqrt()
+        after.append(scaled * norm.weight + norm.bias)
     return after
+
+
+def slow_gate(attention: nn.Module, state: Tensor) -> Tensor:
+    if isinstance(attention, nn.Identity):
+        return state
+    first, _, second, _ = attention.gate
+    hidden = torch.clamp(first.weight @ state + first.bias, min=0)
+    return state / (1 + torch.exp(-(second.weight @ hidden + second.bias)))
 
 
 def slow_aggregate(heard: list[Tensor], aggregation: str) -> Tensor:

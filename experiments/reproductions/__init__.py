@@ -1,0 +1,1 @@
+"""Each published system and its figures, made again on the data at hand."""

@@ -1,0 +1,95 @@
+"""Intermediate fusion: the graph is encoded once, and configurations enter where its nodes are configurable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from gst.batch import SegmentBatch
+from gst.nn.inputs import InputProjection
+from gst.nn.message_passing import BOTH, planned
+from gst.nn.padding import by_rows
+from gst.nn.sage import SAGELayer
+from gst.nn.sharing import Direction, Sharing
+from gst.sparse import product
+from gst.states import NodeStates
+
+
+class Fusion(nn.Module):
+    """h + W relu(norm(U h + c)): what the configuration c does to a configurable node in the state h. U h is computed
+    once for each node."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.state, self.norm = nn.Linear(channels, channels), nn.LayerNorm(channels)
+        self.mix = nn.Linear(channels, channels)
+
+    def forward(
+        self,
+        states: Float[Tensor, "configurable channels"],
+        slots: Int64[Tensor, " given"],
+        configurations: Float[Tensor, "given channels"],
+    ) -> Float[Tensor, "given channels"]:
+        """What is added to the states of nodes `slots` under these configurations."""
+        both = by_rows(self.state, states).index_select(0, slots) + configurations
+        return by_rows(self.mix, self.norm(both).relu())
+
+
+class FusedSAGE(nn.Module):
+    """SAGE layers on the graph without configurations, fusion at the configurable nodes, SAGE layers under every
+    configuration: `SegmentBatch` -> `NodeStates`.
+
+    With `before=0` configurations enter early, as in `SAGE`; with `after=0` late: nodes know the configuration that was
+    given to themselves, and no other (the early and the late join of Phothilimthana et al. 2023, arXiv 2308.13490, and
+    what lies between). Layers before fusion have one row for each node, however many configurations there are; those
+    after it one row for each node and class of configurations within their own number of hops. A segment sees what the
+    whole graph sees with a `halo` of `before + after` hops.
+
+    Args:
+        channels: width of every layer and of the embeddings.
+        before, after: how many layers there are on either side of the fusion.
+        num_opcodes, config_symbols, log_config: see `InputProjection`.
+        directions: which way messages run, `forward` from producers to consumers, `backward` or both.
+        share: compute equal states after fusion once, see `SAGE`.
+    """
+
+    def __init__(
+        self, channels: int = 64, before: int = 2, after: int = 1, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        self.before = nn.ModuleList(SAGELayer(channels, directions) for _ in range(before))
+        self.fusion = Fusion(channels)
+        self.after = nn.ModuleList(SAGELayer(channels, directions) for _ in range(after))
+        self.directions: tuple[Direction, ...] = tuple(directions)
+        self.share = share
+
+    def forward(self, batch: SegmentBatch) -> NodeStates:
+        sharing = planned(batch, len(self.after), self.directions, self.share)
+        rows = self._fuse(self._without_configurations(batch), batch, sharing)
+        for number, layer in enumerate(self.after):
+            rows = layer(rows, sharing, number)
+        return NodeStates(rows, sharing.row_of())
+
+    def _without_configurations(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
+        key = ("without configurations", len(self.before), self.directions)
+        if key not in batch.plans:
+            alone = replace(batch, config_features=batch.config_features[:, :1])  # one configuration: one row each
+            batch.plans[key] = (alone, Sharing.of(alone, len(self.before), self.directions))
+        alone, sharing = batch.plans[key]
+        rows = product(sharing.inputs(alone)[0], self.inputs.of_nodes(batch))
+        for number, layer in enumerate(self.before):
+            rows = layer(rows, sharing, number)
+        return rows[: batch.num_nodes]
+
+    def _fuse(
+        self, states: Float[Tensor, "nodes channels"], batch: SegmentBatch, sharing: Sharing
+    ) -> Float[Tensor, "rows channels"]:
+        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        configurations = self.inputs.of_configurations(batch.config_features[slots, configs])
+        change = self.fusion(states.index_select(0, batch.config_nodes), slots, configurations)
+        return product(nodes, states).index_add(0, rows, change.to(states.dtype))
