@@ -20,11 +20,13 @@ lint: $(STAMPS)/dev             ## style, types, import contracts
 bench: $(STAMPS)/base           ## the figures of README.md, made anew (an hour)
 	$(BIN)/gst bench step --json experiments/results/step.json
 	$(BIN)/gst bench step --against full --json experiments/results/against_full.json
+	$(BIN)/gst bench score --json experiments/results/score.json
 	$(BIN)/gst bench memory --json experiments/results/memory.json
 	$(BIN)/gst bench table --json experiments/results/table.json
 	$(BIN)/gst bench partition --json experiments/results/partition.json
 	$(BIN)/python -m experiments.variants.compare
 	$(BIN)/python -m experiments.benchmarks.alexnet
+	for name in alexnet ablation reduction tile; do $(BIN)/python -m experiments.reproductions.tpugraphs_$$name || exit 1; done
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gst.bench.commands import add_benchmarks
+from gst.progress import Bars
+
 if TYPE_CHECKING:
     from gst.data.source import GraphSource
 
@@ -173,53 +176,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE.npz", help="with --hlo: the graph as a TpuGraphs file, for gst rank"
     )
 
-    bench = commands.add_parser("bench", help="measure this machine and this program on it").add_subparsers(
-        metavar="WHAT", required=True
-    )
-    step = _command(
-        bench,
-        "step",
-        _bench_step,
-        "a training step with the published network, on graphs of TpuGraphs' size; or against full-graph training",
-        "gst bench step --json step.json\ngst bench step --data data/layout/xla/random/train --configs 32\n"
-        "gst bench step --against full",
-    )
-    step.add_argument("--data", type=Path, help="folder of TpuGraphs layout files (default: six made graphs)")
-    step.add_argument("--against", choices=("full",), help="train to the same score on whole graphs of 100,000 nodes")
-    for name, default, what in (
-        ("batch-graphs", 4, "graphs in a step"),
-        ("configs", 32, "configurations of each"),
-        ("layers", 3, "SAGE layers"),
-        ("channels", 256, "their width"),
-        ("max-nodes", 1000, "most nodes of a segment"),
-        ("steps", 16, "steps to time"),
-    ):
-        step.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
-    score = _command(
-        bench,
-        "score",
-        _bench_score,
-        "scoring many configurations of one giant program, in fp32 and in bf16",
-        "gst bench score --json score.json\ngst bench score --nodes 8000 --configurable 400 --configs 256",
-    )
-    score.add_argument("--nodes", type=int, default=40_000, help="of the program (default: %(default)s)")
-    score.add_argument("--configurable", type=int, default=2_000, help="nodes of these (default: %(default)s)")
-    score.add_argument("--configs", type=int, default=1_000, help="to score (default: %(default)s)")
-    memory = _command(
-        bench, "memory", _bench_memory, "does memory grow with the graph?", "gst bench memory --nodes 10000,1000000"
-    )
-    memory.add_argument("--nodes", default="10000,100000,1000000,10000000", help="sizes (default: %(default)s)")
-    _command(
-        bench, "table", _bench_table, "pulls and pushes of the embedding table", "gst bench table --json table.json"
-    )
-    _command(bench, "backends", _bench_backends, "sparse products, native and torch-sparse", "gst bench backends")
-    partition = _command(
-        bench, "partition", _bench_partition, "cuts and times of the partitioners", "gst bench partition --nodes 100000"
-    )
-    partition.add_argument("--nodes", type=int, default=1_000_000, help="of each graph (default: %(default)s)")
-    partition.add_argument("--parts", type=int, default=200, help="(default: %(default)s)")
-    partition.add_argument("--seed", type=int, default=0, help="of graphs and partitioners (default: %(default)s)")
-
+    bench = commands.add_parser("bench", help="measure this machine and this program on it")
+    add_benchmarks(bench.add_subparsers(metavar="WHAT", required=True), _command)
     _command(commands, "devices", _devices, "the devices this process may use", "gst devices --json devices.json")
     return parser
 
@@ -366,7 +324,7 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.demo import demo
     from gst.report import headline
 
-    with _Bars() as bars:
+    with Bars() as bars:
         names = options.devices.split(",") if options.devices else None
         result = demo(
             options.program,
@@ -452,92 +410,6 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     for device in devices:
         print(f"{device.name:<8} {device.threads} thread(s), memory {device.memory}, {device.description}")
     return {"devices": [asdict(device) for device in devices]}
-
-
-def _bench_step(options: argparse.Namespace) -> dict[str, Any]:
-    with _Bars() as bars:
-        if options.against:
-            from gst.bench.against_full import run as against_full
-
-            return _told(against_full(bars.show), options)
-        from gst.bench.step import Setting
-        from gst.bench.step import run as run_step
-
-        names = ("batch_graphs", "configs", "layers", "channels", "max_nodes", "steps")
-        setting = Setting(str(options.data or ""), **{name: getattr(options, name) for name in names})
-        return _told(run_step(setting, bars.show), options)
-
-
-def _bench_score(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.bench.score import Setting
-    from gst.bench.score import run as run_score
-
-    with _Bars() as bars:
-        setting = Setting(options.nodes, options.configurable, options.configs)
-        return _told(run_score(setting, bars.show), options)
-
-
-def _bench_memory(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.bench.memory import run as run_memory
-
-    with _Bars() as bars:
-        return _told(run_memory([int(nodes) for nodes in options.nodes.split(",")], bars.show), options)
-
-
-def _bench_table(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.bench.table import run as run_table
-
-    with _Bars() as bars:
-        return _told(run_table(bars.show), options)
-
-
-def _bench_backends(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.bench.backends import run as run_backends
-
-    with _Bars() as bars:
-        return _told(run_backends(bars.show), options)
-
-
-def _bench_partition(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.bench.partition import run as run_partition
-
-    with _Bars() as bars:
-        return _told(run_partition(options.nodes, options.parts, options.seed, bars.show), options)
-
-
-def _told(result: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Print the figures of a benchmark that stand alone; the rest is for --json."""
-    for key, value in result.items():
-        if isinstance(value, int | float):
-            print(f"{key:<26} {value:.4g}")
-        elif isinstance(value, list) and value and not isinstance(value[0], dict | list):
-            print(f"{key:<26} {', '.join(str(entry) for entry in value)}")
-        elif isinstance(value, dict) and all(isinstance(entry, int | float) for entry in value.values()):
-            print(f"{key:<26} " + ", ".join(f"{name} {entry:.4g}" for name, entry in value.items()))
-    return result | {"command": options.command}
-
-
-class _Bars:
-    """One progress bar with time left for each thing that is going on, the last one on top of the others."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, what: str, done: int, total: int) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None or self._bar.desc != f"{what}: ":
-            self.__exit__()
-            self._bar = tqdm(total=total, desc=what, leave=False, dynamic_ncols=True)
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gst.cli import main
+from gst.data.tpugraphs import read
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ALEXNET = FIXTURES / "alexnet_small.npz"
@@ -145,3 +146,10 @@ def test_help_shows_examples_and_does_not_load_torch(words: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "gst " in done.stdout and (arguments == ["--help"] or "examples:" in done.stdout)
+
+
+def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "program.npz"
+    assert main(["trace", "--hlo", str(FIXTURES / "hlo" / "lowered.txt"), "--out", str(out)]) == 0
+    assert "134 nodes, 155 edges, 14 configurable nodes" in capsys.readouterr().out
+    assert read(out).num_nodes == 134

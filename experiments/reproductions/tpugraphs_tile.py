@@ -26,7 +26,8 @@ from jaxtyping import Float64, Int64
 
 from experiments.reproductions.late_fusion import Settings, fit_late_fusion
 from experiments.reproductions.tile_features import tile_features
-from gst.data.tpugraphs import merge_repeats, read
+from gst.data.merging import merge_repeats
+from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.graph import Graph
 from gst.repeats import groups_of_equals

@@ -19,7 +19,7 @@ from gst.graph import Graph
 
 MAIN_PENALTY = 1e-4  # of a squared cost, in measurements: only what was never seen apart is held at zero
 PAIR_PENALTIES = (0.3, 3.0, 30.0)
-HELD_OUT = 0.2  # of the measurements, to choose among these and no pairs at all
+FOLDS = 5  # of cross-validation, to choose among these and no pairs at all
 HUBER = 1.345  # standard deviations (Huber 1964: 95 % efficient on normal noise)
 ROUNDS = 8
 
@@ -45,15 +45,16 @@ class StateModel:
         model = StateModel().fit(graph, measured)        # numbers of the configurations that were measured
         model.predict()                                   # all configurations of the graph, in the unit of its targets
 
-    Pairs enter if they order a fifth of the measurements better (Kendall's tau), held out for the choice. A cost that
-    the measurements say nothing about is zero. Fitting takes milliseconds, with 1,000 pair terms about a second.
+    Pairs enter if they order held-out measurements better (Kendall's tau) by more than the standard error of five-fold
+    cross-validation. A cost that the measurements say nothing about is zero. AlexNet's 9 decisions and 1,100 pairs take
+    two seconds with 200 measurements and ten with 20,000.
     """
 
     def fit(self, graph: Graph, measured: Int64[np.ndarray, " measured"] | None = None, seed: int = 0) -> StateModel:
         """Learn from the targets of the `measured` configurations, all of them if not given.
 
         Args:
-            seed: of the choice of what is held out.
+            seed: of the folds.
 
         Raises:
             ValueError: fewer than two measurements, or one of them is missing (NaN).
@@ -79,17 +80,27 @@ class StateModel:
         self, known: np.ndarray, runtimes: np.ndarray, main: int, random: np.random.Generator
     ) -> float | None:
         """The penalty of pairs, None to leave them out."""
-        order = random.permutation(len(known))
-        held, rest = np.split(order, [int(HELD_OUT * len(known))])
-        if len(held) < 10:
+        if len(known) < 10 * FOLDS:
             return None
-        best: tuple[float, float | None] = (-np.inf, None)
-        for penalty in (None, *PAIR_PENALTIES):
-            base, costs = self._solve(known[rest], runtimes[rest], main, penalty)
-            tau = kendall_tau(base + self._features[known[held], : len(costs)] @ costs, runtimes[held])
-            if tau > best[0]:
-                best = (tau, penalty)
+        folds = np.array_split(random.permutation(len(known)), FOLDS)
+        plain = self._validated(known, runtimes, main, None, folds)
+        best: tuple[float, float | None] = (0.0, None)
+        for penalty in PAIR_PENALTIES:
+            gains = self._validated(known, runtimes, main, penalty, folds) - plain
+            if gains.mean() > max(best[0], gains.std(ddof=1) / FOLDS**0.5):
+                best = (gains.mean(), penalty)
         return best[1]
+
+    def _validated(
+        self, known: np.ndarray, runtimes: np.ndarray, main: int, penalty: float | None, folds: list[np.ndarray]
+    ) -> np.ndarray:
+        """tau on each of the folds, of a fit to the others."""
+        taus = []
+        for fold in folds:
+            rest = np.setdiff1d(np.arange(len(known)), fold)
+            base, costs = self._solve(known[rest], runtimes[rest], main, penalty)
+            taus.append(kendall_tau(base + self._features[known[fold], : len(costs)] @ costs, runtimes[fold]))
+        return np.array(taus)
 
     def _solve(
         self, known: np.ndarray, runtimes: np.ndarray, main: int, pair_penalty: float | None

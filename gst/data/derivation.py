@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gst.data.features import check_features, enrich
 from gst.graph import Graph
 from gst.reduction import check_reduction, reduce
 
@@ -16,8 +17,6 @@ def derived(graph: Graph, features: Sequence[str], reduction: str) -> Graph:
     Raises:
         ValueError: see `enrich` and `reduce`.
     """
-    from gst.data.features import enrich  # here: the names of columns stand beside a reader that reads by gst.data
-
     return reduce(enrich(graph, features), reduction)
 
 
@@ -27,8 +26,6 @@ def derivation(features: Sequence[str], reduction: str) -> str:
     Raises:
         ValueError: there is no such feature or reduction.
     """
-    from gst.data.features import check_features
-
     check_features(features)
     check_reduction(reduction)
     if not features and reduction == "none":

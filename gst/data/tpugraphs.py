@@ -13,9 +13,9 @@ import numpy as np
 
 from gst.data.derivation import derivation, derived
 from gst.data.fingerprint import of_files
+from gst.data.merging import merge_repeats
 from gst.data.source import GraphSource
 from gst.graph import Graph
-from gst.repeats import groups_of_equals
 from gst.scratch import chunks
 
 VERSION = 1  # of what is read
@@ -54,18 +54,6 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
         return merge_repeats(graph) if merge else graph
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def merge_repeats(graph: Graph) -> Graph:
-    """One configuration for each distinct one, in order of first appearance."""
-    first, group = groups_of_equals(graph.config_features)
-    counts = np.bincount(group)
-    means = np.bincount(group, graph.targets) / counts
-    spreads = np.sqrt(np.bincount(group, (graph.targets - means[group]) ** 2) / counts)
-    return Graph(
-        graph.node_features, graph.edges, graph.opcodes, graph.config_nodes,
-        graph.config_features[first], means, counts, spreads, graph.name,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pytest
 
 from gst.cost import noise_ceiling
 from gst.cost.metrics import kendall_tau
-from gst.data.tpugraphs import merge_repeats, read
+from gst.data.merging import merge_repeats
+from gst.data.tpugraphs import read
 from gst.graph import Graph
 from gst.repeats import groups_of_equals
 from gst.segments import segment

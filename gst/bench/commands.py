@@ -1,0 +1,118 @@
+"""`gst bench`: what each benchmark takes and prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gst.progress import Bars
+
+
+def add_benchmarks(bench: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add a subcommand for each; `command(bench, name, run, summary, examples)` makes one as all of `gst` are."""
+    step = command(
+        bench,
+        "step",
+        _step,
+        "a training step with the published network, on graphs of TpuGraphs' size; or against full-graph training",
+        "gst bench step --json step.json\ngst bench step --data data/layout/xla/random/train --configs 32\n"
+        "gst bench step --against full",
+    )
+    step.add_argument("--data", type=Path, help="folder of TpuGraphs layout files (default: six made graphs)")
+    step.add_argument("--against", choices=("full",), help="train to the same score on whole graphs of 100,000 nodes")
+    for name, default, what in (
+        ("batch-graphs", 4, "graphs in a step"),
+        ("configs", 32, "configurations of each"),
+        ("layers", 3, "SAGE layers"),
+        ("channels", 256, "their width"),
+        ("max-nodes", 1000, "most nodes of a segment"),
+        ("steps", 16, "steps to time"),
+    ):
+        step.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    score = command(
+        bench,
+        "score",
+        _score,
+        "scoring many configurations of one giant program, in fp32 and in bf16",
+        "gst bench score --json score.json\ngst bench score --nodes 8000 --configurable 400 --configs 256",
+    )
+    score.add_argument("--nodes", type=int, default=40_000, help="of the program (default: %(default)s)")
+    score.add_argument("--configurable", type=int, default=2_000, help="nodes of these (default: %(default)s)")
+    score.add_argument("--configs", type=int, default=1_000, help="to score (default: %(default)s)")
+    memory = command(
+        bench, "memory", _memory, "does memory grow with the graph?", "gst bench memory --nodes 10000,1000000"
+    )
+    memory.add_argument("--nodes", default="10000,100000,1000000,10000000", help="sizes (default: %(default)s)")
+    command(bench, "table", _table, "pulls and pushes of the embedding table", "gst bench table --json table.json")
+    command(bench, "backends", _backends, "sparse products, native and torch-sparse", "gst bench backends")
+    partition = command(
+        bench, "partition", _partition, "cuts and times of the partitioners", "gst bench partition --nodes 100000"
+    )
+    partition.add_argument("--nodes", type=int, default=1_000_000, help="of each graph (default: %(default)s)")
+    partition.add_argument("--parts", type=int, default=200, help="(default: %(default)s)")
+    partition.add_argument("--seed", type=int, default=0, help="of graphs and partitioners (default: %(default)s)")
+
+
+def _step(options: argparse.Namespace) -> dict[str, Any]:
+    with Bars() as bars:
+        if options.against:
+            from gst.bench.against_full import run as against_full
+
+            return _told(against_full(bars.show), options)
+        from gst.bench.step import Setting
+        from gst.bench.step import run as run_step
+
+        names = ("batch_graphs", "configs", "layers", "channels", "max_nodes", "steps")
+        setting = Setting(str(options.data or ""), **{name: getattr(options, name) for name in names})
+        return _told(run_step(setting, bars.show), options)
+
+
+def _score(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.score import Setting
+    from gst.bench.score import run as run_score
+
+    with Bars() as bars:
+        setting = Setting(options.nodes, options.configurable, options.configs)
+        return _told(run_score(setting, bars.show), options)
+
+
+def _memory(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.memory import run as run_memory
+
+    with Bars() as bars:
+        return _told(run_memory([int(nodes) for nodes in options.nodes.split(",")], bars.show), options)
+
+
+def _table(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.table import run as run_table
+
+    with Bars() as bars:
+        return _told(run_table(bars.show), options)
+
+
+def _backends(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.backends import run as run_backends
+
+    with Bars() as bars:
+        return _told(run_backends(bars.show), options)
+
+
+def _partition(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.partition import run as run_partition
+
+    with Bars() as bars:
+        return _told(run_partition(options.nodes, options.parts, options.seed, bars.show), options)
+
+
+def _told(result: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Print the figures of a benchmark that stand alone; the rest is for --json."""
+    for key, value in result.items():
+        if isinstance(value, int | float):
+            print(f"{key:<26} {value:.4g}")
+        elif isinstance(value, list) and value and not isinstance(value[0], dict | list):
+            print(f"{key:<26} {', '.join(str(entry) for entry in value)}")
+        elif isinstance(value, dict) and all(isinstance(entry, int | float) for entry in value.values()):
+            print(f"{key:<26} " + ", ".join(f"{name} {entry:.4g}" for name, entry in value.items()))
+    return result | {"command": options.command}

@@ -1,0 +1,20 @@
+"""Repeated measurements as one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gst.graph import Graph
+from gst.repeats import groups_of_equals
+
+
+def merge_repeats(graph: Graph) -> Graph:
+    """One configuration for each distinct one, in order of first appearance."""
+    first, group = groups_of_equals(graph.config_features)
+    counts = np.bincount(group)
+    means = np.bincount(group, graph.targets) / counts
+    spreads = np.sqrt(np.bincount(group, (graph.targets - means[group]) ** 2) / counts)
+    return Graph(
+        graph.node_features, graph.edges, graph.opcodes, graph.config_nodes,
+        graph.config_features[first], means, counts, spreads, graph.name,
+    )  # fmt: skip
