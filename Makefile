@@ -17,7 +17,7 @@ lint: $(STAMPS)/dev             ## style, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMPS)/base           ## the figures of README.md, made anew (an hour)
+bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours)
 	$(BIN)/gst bench step --json experiments/results/step.json
 	$(BIN)/gst bench step --against full --json experiments/results/against_full.json
 	$(BIN)/gst bench score --json experiments/results/score.json

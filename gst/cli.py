@@ -104,8 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         help="TpuGraphs npz files or patterns; synthetic:NODES; elf, the call graphs of this machine's binaries; "
         "malnet FOLDER; tpugraphs, its collections below --root, all that are there unless named",
     )
+    prepare.add_argument(
+        "--root", help="elf: folder to search (default: /usr); tpugraphs: its folder (default: ~/data/tpugraphs)"
+    )
     elf = prepare.add_argument_group("elf")
-    elf.add_argument("--root", help="folder to search for programs and libraries (default: /usr); of tpugraphs")
     elf.add_argument(
         "--label",
         choices=("language", "section", "call_depth"),

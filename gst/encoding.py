@@ -42,10 +42,12 @@ def embed_segments(
     without.
 
     Raises:
-        ValueError: it is neither one row for each node nor one for each segment.
+        ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there.
     """
     returned = encoder(batch) if kind == "batch" else _by_edges(encoder, batch, kind)
     if isinstance(returned, NodeStates):
+        if int(returned.row_of.min()) < 0 or int(returned.row_of.max()) >= len(returned.rows):
+            raise ValueError(f"the encoder's row_of points outside its {len(returned.rows)} rows")
         return pool_nodes(returned, batch, pooling)
     if returned.dim() == 2:
         returned = returned[:, None].expand(-1, batch.num_configs, -1)

@@ -194,7 +194,8 @@ class GraphSegmentTraining(nn.Module):
     def embed(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
-        """The pooled embeddings that `exact` gives to the head. Without gradient."""
+        """The pooled embeddings of `configs`, from all segments, encoded now. `exact` puts those of reference
+        configurations before them if the head wants any. Without gradient."""
         catalogue, checked = Catalogue.of(graphs), _checked_configs(graphs, configs)
         pool = self._pool(catalogue)
         everything = torch.arange(len(catalogue))

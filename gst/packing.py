@@ -106,7 +106,13 @@ class PackedArray:
         return len(self.words)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """As numpy does; the last axis comes whole, so `index` may not reach it."""
+        """As numpy does; the last axis comes whole, so `index` may not reach it.
+
+        Raises:
+            IndexError: it has an ellipsis, which would stand for the axes of the words.
+        """
+        if any(part is Ellipsis for part in (index if isinstance(index, tuple) else (index,))):
+            raise IndexError("the symbols of a packed array come whole; index the axes before them, with no ellipsis")
         return unpacked(np.asarray(self.words[index]), self.num_symbols)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any, no_type_check
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from partitioners.compiled import compiled
 
@@ -25,15 +26,16 @@ class SegmentSums(torch.autograd.Function):
         ctx.save_for_backward(row_of, segment)
         wide = _wide(rows)
         out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
-        _add_up(*_arrays(wide, row_of, segment, out))
+        _sum_forward(*_arrays(wide, row_of, segment, out))
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         row_of, segment = ctx.saved_tensors
-        found = gradient.new_zeros(ctx.shape)
-        _hand_back(*_arrays(gradient, row_of, segment, found))
-        return found.to(ctx.dtype), None, None, None
+        rows_gradient = gradient.new_zeros(ctx.shape)
+        _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
+        return rows_gradient.to(ctx.dtype), None, None, None
 
 
 class SegmentMaxima(torch.autograd.Function):
@@ -43,18 +45,19 @@ class SegmentMaxima(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
         wide = _wide(rows)
         out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
-        _find_largest(*_arrays(wide, row_of, segment, out))
+        _max_forward(*_arrays(wide, row_of, segment, out))
         ctx.save_for_backward(rows, row_of, segment, out)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         rows, row_of, segment, out = ctx.saved_tensors
         wide, holders = _wide(rows), torch.zeros_like(out)
         _count_largest(*_arrays(wide, row_of, segment, out, holders))
-        found = torch.zeros_like(wide)
-        _hand_to_largest(*_arrays(wide, row_of, segment, out, gradient / holders, found))
-        return found.to(rows.dtype), None, None, None
+        rows_gradient = torch.zeros_like(wide)
+        _max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
+        return rows_gradient.to(rows.dtype), None, None, None
 
 
 def _wide(rows: Tensor) -> Tensor:
@@ -77,7 +80,7 @@ def _varies(rows):
 
 @compiled
 @no_type_check
-def _add_up(rows, row_of, segment, out):
+def _sum_forward(rows, row_of, segment, out):
     """What a node says of all configurations alike is added once for its segment, and then to each of them."""
     once = np.zeros((out.shape[0], out.shape[2]), out.dtype)
     for node in range(len(row_of)):
@@ -99,26 +102,28 @@ def _add_up(rows, row_of, segment, out):
 
 @compiled
 @no_type_check
-def _hand_back(gradient, row_of, segment, found):
-    together = np.zeros((gradient.shape[0], found.shape[1]), found.dtype)
+def _sum_backward(gradient, row_of, segment, rows_gradient):
+    together = np.zeros((gradient.shape[0], rows_gradient.shape[1]), rows_gradient.dtype)
     for place in range(gradient.shape[0]):
         for config in range(gradient.shape[1]):
             given = gradient[place, config]
-            for channel in range(found.shape[1]):
+            for channel in range(rows_gradient.shape[1]):
                 together[place, channel] += given[channel]
     for node in range(len(row_of)):
         if not _varies(row_of[node]):
-            found[row_of[node, 0]] = together[segment[node]]
+            total, given = rows_gradient[row_of[node, 0]], together[segment[node]]
+            for channel in range(rows_gradient.shape[1]):
+                total[channel] += given[channel]
             continue
         for config in range(row_of.shape[1]):
-            total, given = found[row_of[node, config]], gradient[segment[node], config]
-            for channel in range(found.shape[1]):
+            total, given = rows_gradient[row_of[node, config]], gradient[segment[node], config]
+            for channel in range(rows_gradient.shape[1]):
                 total[channel] += given[channel]
 
 
 @compiled
 @no_type_check
-def _find_largest(rows, row_of, segment, out):
+def _max_forward(rows, row_of, segment, out):
     """A value that is no number stays, as in PyTorch."""
     once = np.full((out.shape[0], out.shape[2]), -np.inf, out.dtype)
     for node in range(len(row_of)):
@@ -176,12 +181,12 @@ def _count_largest(rows, row_of, segment, out, holders):
 
 @compiled
 @no_type_check
-def _hand_to_largest(rows, row_of, segment, out, shares, found):
+def _max_backward(rows, row_of, segment, out, shares, rows_gradient):
     least = _least_over_configs(out)
     for node in range(len(row_of)):
         place = segment[node]
         if not _varies(row_of[node]):
-            row, total = rows[row_of[node, 0]], found[row_of[node, 0]]
+            row, total = rows[row_of[node, 0]], rows_gradient[row_of[node, 0]]
             for channel in range(out.shape[2]):
                 if row[channel] == least[place, channel]:
                     for config in range(row_of.shape[1]):
@@ -190,6 +195,6 @@ def _hand_to_largest(rows, row_of, segment, out, shares, found):
             continue
         for config in range(row_of.shape[1]):
             row, most = rows[row_of[node, config]], out[place, config]
-            share, total = shares[place, config], found[row_of[node, config]]
+            share, total = shares[place, config], rows_gradient[row_of[node, config]]
             for channel in range(out.shape[2]):
                 total[channel] += share[channel] if row[channel] == most[channel] else 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Bars:
-    """One progress bar with time left for each thing that is going on, the last one on top of the others."""
+    """A progress bar with the time left; a new one where the number of things to do is another."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -21,8 +21,9 @@ class Bars:
     def show(self, what: str, done: int, total: int) -> None:
         from tqdm import tqdm
 
-        if self._bar is None or self._bar.desc != f"{what}: ":
+        if self._bar is None or self._bar.total != total or done < self._bar.n:
             self.__exit__()
-            self._bar = tqdm(total=total, desc=what, leave=False, dynamic_ncols=True)
-        self._bar.total = total
+            self._bar = tqdm(total=total, leave=False, dynamic_ncols=True)
+        self._bar.set_description(what, refresh=False)
         self._bar.update(done - self._bar.n)
+        self._bar.refresh()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gst.batch import SegmentBatch
+from gst.encoding import embed_segments
 from gst.pooling import GraphPool, Pooling, _pool_with_torch, check_pooling, pool_nodes
 from gst.pooling_kernels import SegmentMaxima, SegmentSums
 from gst.states import NodeStates
@@ -138,3 +139,22 @@ def test_what_is_no_number_stays_in_the_maximum() -> None:
     rows = torch.tensor([[1.0], [torch.nan], [3.0]])
     both = torch.tensor([[0, 0], [1, 1], [2, 2]])
     assert SegmentMaxima.apply(rows, both, torch.zeros(3, dtype=torch.long), 1).isnan().all()
+
+
+@pytest.mark.parametrize("pooling", ["sum", "max"])
+def test_a_row_of_two_nodes_gets_the_gradient_of_both(pooling: Pooling) -> None:
+    rows, both = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 0], [0, 0], [1, 0]])
+    segment, kernel = torch.tensor([0, 1, 1]), {"sum": SegmentSums, "max": SegmentMaxima}[pooling]
+    gradients = []
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
+        leaf = rows.clone().requires_grad_()
+        pool(leaf, both, segment, 2).sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
+def test_rows_that_are_not_there_are_refused(unchecked: None) -> None:
+    batch = batch_of(torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool), torch.tensor([2]))
+    states = NodeStates(torch.ones(2, 1), torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(ValueError, match="row_of points outside its 2 rows"):
+        embed_segments(lambda batch: states, batch, "batch", "sum")

@@ -5,7 +5,8 @@
 The base is SAGE with residuals and LayerNorm over channels, messages both ways, a sum over nodes and the pairwise hinge
 loss, on the graph pruned to two hops around configurable nodes (`hops:2`, see `tpugraphs_reduction`, whose training and
 split these are). `difference` is the mean over seeds of what a technique changes from the base of the same seed, with
-its 95 % interval (Student's t). Node features beyond the file's 70 columns cannot be derived for this graph.
+its 95 % interval (Student's t) over weights and draws; the split is the same, so it says nothing of other
+configurations. Node features beyond the file's 70 columns cannot be derived for this graph.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("experiments/results/tpugraphs_ablation.json"))
     parser.add_argument("--plot", type=Path, default=Path("docs/ablation.png"))
     options = parser.parse_args()
+    if options.seeds < 2:
+        raise SystemExit(f"--seeds is {options.seeds}; an interval needs two or more")
     keep_freed_memory()
     rows = run(options.seeds, options.steps, options.file)
     command = f"python -m experiments.reproductions.tpugraphs_ablation --seeds {options.seeds} --steps {options.steps}"

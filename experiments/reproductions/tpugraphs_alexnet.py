@@ -32,7 +32,7 @@ from gst.graph import Graph
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 LABELS = {"200": 200, "1000": 1000, "all": None}
 HELD_OUT = 1000
-MLP_EPOCHS = {"200": 300, "1000": 100, "all": 12}
+MLP_EPOCHS = {"200": 4000, "1000": 100, "all": 12}
 PENALTIES = (1e-4, 1e-2, 1.0, 10.0)
 TARGETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "runtime": lambda y: y / y.mean(), "log": np.log, "rank": lambda y: rankdata(y) / len(y)

@@ -185,7 +185,7 @@ def beside(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     for k in KS:
         less = other[f"error_at_{k}"] - ours[f"error_at_{k}"]
         spread = float(np.hypot(ours[f"error_at_{k}_deviation"], other[f"error_at_{k}_deviation"]))
-        result |= {f"less_at_{k}": less, f"spread_at_{k}": spread, f"exceeds_at_{k}": bool(abs(less) > 2 * spread)}
+        result |= {f"less_at_{k}": less, f"spread_at_{k}": spread, f"exceeds_at_{k}": bool(less > 2 * spread)}
     return result
 
 

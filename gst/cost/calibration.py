@@ -10,8 +10,8 @@ held-out ones were: not for one that was searched for its low prediction, nor fo
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import ceil
 
 import numpy as np
@@ -62,6 +62,6 @@ class Calibration:
 def held_out(graph: Graph, share: float) -> Bool[np.ndarray, " configs"]:
     """About `share` of the configurations, by a hash of their content: one that is measured again, or comes back in a
     longer list, stays on its side."""
-    salt = zlib.crc32(graph.node_features.tobytes())
-    numbers = [zlib.crc32(np.ascontiguousarray(features).data, salt) for features in graph.config_features]
-    return np.array(numbers) < share * 2**32
+    salt = blake2b(graph.node_features.tobytes(), digest_size=16).digest()
+    hashes = [blake2b(features.tobytes(), digest_size=4, key=salt).digest() for features in graph.config_features]
+    return np.frombuffer(b"".join(hashes), "<u4") < share * 2**32

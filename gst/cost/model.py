@@ -21,6 +21,10 @@ SCHEMA = 2
 HELD_OUT = 0.2  # share of the configurations that an ensemble is calibrated on
 SEEDS_APART = 1 << 20  # of members, so that models with neighbouring seeds have none in common
 
+DAMAGE = (
+    OSError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError, pickle.UnpicklingError
+)  # fmt: skip
+
 Runtimes = Float64[np.ndarray, " configs"]
 
 
@@ -99,8 +103,13 @@ class CostModel:
             )
             for member in members
         ]
+        before = self._members, self.mean, self.deviation
         self._members, self.mean, self.deviation = members, mean, deviation
-        self.calibration = self._calibrated(graphs, logs, kept) if len(members) > 1 else None
+        try:
+            self.calibration = self._calibrated(graphs, logs, kept) if len(members) > 1 else None
+        except BaseException:
+            self._members, self.mean, self.deviation = before
+            raise
         return [
             {key: float(np.mean([each[key] for each in epoch])) for key in epoch[0]}
             for epoch in zip(*histories, strict=True)
@@ -146,15 +155,19 @@ class CostModel:
         """
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            if content["schema"] != SCHEMA:
-                raise ValueError(f"{path} has schema {content['schema']}, this version reads {SCHEMA}; fit it again")
+            schema = content["schema"]
+        except (*DAMAGE, ValueError) as error:
+            raise ValueError(f"{path} is no saved cost model ({type(error).__name__})") from error
+        if schema != SCHEMA:
+            raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}; fit it again")
+        try:
             model = CostModel(**content["settings"])
             model.mean, model.deviation = content["mean"], content["deviation"]
             for member, state in zip(model._members, content["members"], strict=True):
                 member.load_state_dict(state)
             if content["ratios"] is not None:
                 model.calibration = Calibration(content["ratios"].numpy(), content["offset"])
-        except (OSError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        except (*DAMAGE, ValueError) as error:
             raise ValueError(f"{path} is no saved cost model ({type(error).__name__})") from error
         return model
 

@@ -19,6 +19,7 @@ from gst.graph import Graph
 
 MAIN_PENALTY = 1e-4  # of a squared cost, in measurements: only what was never seen apart is held at zero
 PAIR_PENALTIES = (0.3, 3.0, 30.0)
+MOST_DECISIONS = 16  # of which pairs are told apart: their equations are dense
 FOLDS = 5  # of cross-validation, to choose among these and no pairs at all
 HUBER = 1.345  # standard deviations (Huber 1964: 95 % efficient on normal noise)
 ROUNDS = 8
@@ -46,8 +47,9 @@ class StateModel:
         model.predict()                                   # all configurations of the graph, in the unit of its targets
 
     Pairs enter if they order held-out measurements better (Kendall's tau) by more than the standard error of five-fold
-    cross-validation. A cost that the measurements say nothing about is zero. AlexNet's 9 decisions and 1,100 pairs take
-    two seconds with 200 measurements and ten with 20,000.
+    cross-validation; with fewer than 50 measurements or more than 16 decisions they are left out. A cost that the
+    measurements say nothing about is zero. AlexNet's 9 decisions and 1,100 pairs take two seconds with 200 measurements
+    and ten with 20,000.
     """
 
     def fit(self, graph: Graph, measured: Int64[np.ndarray, " measured"] | None = None, seed: int = 0) -> StateModel:
@@ -68,7 +70,7 @@ class StateModel:
             )
         states = decisions(graph)
         self._features, main = _indicators(states)
-        self.pair_penalty = self._choose(known, runtimes, main, np.random.default_rng(seed))
+        self.pair_penalty = self._choose_penalty(known, runtimes, main, np.random.default_rng(seed))
         self._base, self._costs = self._solve(known, runtimes, main, self.pair_penalty)
         return self
 
@@ -76,22 +78,22 @@ class StateModel:
         """Runtimes of all configurations of the graph that it was fitted on."""
         return self._base + self._features[:, : len(self._costs)] @ self._costs
 
-    def _choose(
+    def _choose_penalty(
         self, known: np.ndarray, runtimes: np.ndarray, main: int, random: np.random.Generator
     ) -> float | None:
         """The penalty of pairs, None to leave them out."""
-        if len(known) < 10 * FOLDS:
+        if len(known) < 10 * FOLDS or self._features.shape[1] == main:
             return None
         folds = np.array_split(random.permutation(len(known)), FOLDS)
-        plain = self._validated(known, runtimes, main, None, folds)
+        plain = self._cross_validated(known, runtimes, main, None, folds)
         best: tuple[float, float | None] = (0.0, None)
         for penalty in PAIR_PENALTIES:
-            gains = self._validated(known, runtimes, main, penalty, folds) - plain
+            gains = self._cross_validated(known, runtimes, main, penalty, folds) - plain
             if gains.mean() > max(best[0], gains.std(ddof=1) / FOLDS**0.5):
                 best = (gains.mean(), penalty)
         return best[1]
 
-    def _validated(
+    def _cross_validated(
         self, known: np.ndarray, runtimes: np.ndarray, main: int, penalty: float | None, folds: list[np.ndarray]
     ) -> np.ndarray:
         """tau on each of the folds, of a fit to the others."""
@@ -131,7 +133,7 @@ def _indicators(states: Int64[np.ndarray, "configs decisions"]) -> tuple[sp.csr_
     singles = [states[:, d] for d in range(states.shape[1])]
     pairs = [
         np.unique(states[:, a] * (states[:, b].max() + 1) + states[:, b], return_inverse=True)[1].ravel()
-        for a, b in combinations(range(states.shape[1]), 2)
+        for a, b in (combinations(range(states.shape[1]), 2) if states.shape[1] <= MOST_DECISIONS else ())
     ]
     widths = [int(column.max()) + 1 for column in (*singles, *pairs)]
     first = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)

@@ -23,8 +23,9 @@ OPTIONS = {
 
 def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
     """As `dataset`, but `tpugraphs` may stand for several: every part that is asked for, or is there."""
-    if list(words) != ["tpugraphs"]:
+    if words[0] != "tpugraphs":
         return [dataset(words, **options)]
+    _nothing_after("tpugraphs", words[1:])
     _check_options("tpugraphs", options)
     return parts_below(**{"root": USUAL_ROOT} | options)
 
