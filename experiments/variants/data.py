@@ -76,8 +76,8 @@ TASKS = {
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
              "config_symbols": 7}, 2, 1, 8, 6, 1e-2),
         Task("elf-language", "class", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             8, 3e-3, classes=3),
+             16, 1e-2, classes=3),
         Task("elf-call_depth", "number", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             8, 3e-3),
+             16, 1e-2),
     )
 }  # fmt: skip
