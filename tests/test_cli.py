@@ -85,6 +85,14 @@ def test_more_held_out_than_there_is(capsys: pytest.CaptureFixture[str]) -> None
     refused(capsys, fit(f"--data.source.init_args.files=[{ALEXNET}]", "--data.num_test=99999"), "99999")
 
 
+def test_a_loss_that_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    file, few = f"--data.source.init_args.files=[{ALEXNET}]", ("--data.num_valid=10", "--data.num_test=10")
+    refused(
+        capsys, fit(file, *few, "--trainer.fast_dev_run=6", "--optimizer.init_args.lr=1e20"), "the loss became",
+        "alexnet_small",
+    )  # fmt: skip
+
+
 def test_unknown_configuration_keys(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, fit("--model.num_frehs=3"), "num_frehs")
     Path("wrong.yaml").write_text(CONFIG.read_text().replace("num_fresh", "num_frehs"))

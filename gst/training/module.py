@@ -112,6 +112,12 @@ class SegmentTrainingModule(L.LightningModule):
 
     def training_step(self, step: Step, index: int) -> Tensor:
         loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
+        if not bool(loss.isfinite()):
+            names = ", ".join(repr(graph.name) for graph in step.graphs)
+            raise ValueError(
+                f"the loss became {loss.item()} in epoch {self.current_epoch}, step {index}, on {names}; checkpoints "
+                f"are as they were: look at these graphs' features, or lower --optimizer.init_args.lr"
+            )
         self.log("train/loss", loss, prog_bar=True, batch_size=len(step.graphs))
         return loss
 
