@@ -32,7 +32,7 @@ def draw(results: list[dict[str, Any]], out: Path) -> None:
         row[0].set_title(f"{result['task']}: {SCORES[result['kind']]}", loc="left", fontsize=10)
         for axis, (key, title) in zip(row[1:], COLUMNS, strict=True):
             bars = axis.barh(names, [variant[key] for variant in variants], color=INK, height=0.6)
-            axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+            axis.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
             axis.margins(x=0.15)
             axis.set_yticks(range(len(names)), [""] * len(names))
             axis.set_title(title, loc="left", fontsize=10)
