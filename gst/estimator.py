@@ -191,6 +191,13 @@ class GraphSegmentTraining(nn.Module):
         with torch.no_grad():
             return self._predict(self.embed(graphs, self._with_references(graphs, configs)))
 
+    def scores(
+        self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64
+    ) -> Tensor:
+        """What `exact` says of `configs` of one graph (all if not given), so many of them at a time."""
+        chosen = torch.arange(graph.num_configs) if configs is None else configs
+        return torch.cat([self.exact([graph], part[None])[0] for part in chosen.split(configs_at_once)])
+
     def embed(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:

@@ -14,7 +14,7 @@ from gst.segments import SegmentedGraph
 
 BLOCK_BYTES = 1 << 26  # of configuration features read at once
 
-_fingerprints: WeakKeyDictionary[SegmentedGraph, np.ndarray] = WeakKeyDictionary()
+_ordered: WeakKeyDictionary[SegmentedGraph, np.ndarray] = WeakKeyDictionary()  # distinct configurations, by fingerprint
 
 
 def with_references(
@@ -29,10 +29,9 @@ def reference_configs(graph: SegmentedGraph, references: int) -> Int64[np.ndarra
     """The configurations with the smallest fingerprints: a bottom-k sample (Cohen and Kaplan 2007), which is a uniform
     draw of distinct configurations, the same in whatever order configurations and nodes stand. A graph that has fewer
     repeats them in turn."""
-    if graph not in _fingerprints:
-        _fingerprints[graph] = fingerprints(graph)
-    _, first = np.unique(_fingerprints[graph], return_index=True)
-    return np.resize(first, references).astype(np.int64)
+    if graph not in _ordered:
+        _ordered[graph] = np.unique(fingerprints(graph), return_index=True)[1]
+    return np.resize(_ordered[graph], references).astype(np.int64)
 
 
 def fingerprints(graph: SegmentedGraph) -> UInt64[np.ndarray, " configs"]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64
 
+from gst.data.features import LANES, SUBLANES
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.hlo.opcodes import opcode_number
 from gst.graph import Graph
 
-SUBLANES, LANES = 8, 128  # of a register
 RANK = 6  # dimensions that a file keeps of an array
 KERNEL, OUTPUT = slice(0, RANK), slice(8, 8 + RANK)  # columns of the bounds, each followed by their sum and product
 SIZES = NODE_FEATURES.index("shape_dimensions_0")

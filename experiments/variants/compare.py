@@ -90,7 +90,7 @@ def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) ->
     if task.kind == "runtime":
         taus = []
         for graph, configs in held_out:
-            scores = torch.cat([model.exact([graph], part[None])[0] for part in configs.split(64)])
+            scores = model.scores(graph, configs)
             taus.append(kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()]))
         return float(np.mean(taus))
     predicted: Tensor = torch.cat([model.exact([graph])[:, 0] for graph, _ in held_out])

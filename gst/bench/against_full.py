@@ -144,7 +144,7 @@ def train(name: str, seed: int, epochs: int | None = None, nodes: int = NODES) -
 
 
 def _tau(model: GraphSegmentTraining, graph: SegmentedGraph, configs: Tensor) -> float:
-    scores = torch.cat([model.exact([graph], part[None])[0] for part in configs.split(CONFIGS_PER_STEP)])
+    scores = model.scores(graph, configs, CONFIGS_PER_STEP)
     return kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()])
 
 

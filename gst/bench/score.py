@@ -7,7 +7,6 @@ The program is made (`gst.bench.layout`), the encoder untrained. Each variant ru
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import sys
@@ -112,9 +111,8 @@ def model() -> GraphSegmentTraining:
 
 
 def score(estimator: GraphSegmentTraining, graph: SegmentedGraph, bf16: bool) -> Tensor:
-    parts = torch.arange(graph.num_configs).split(CONFIGS_AT_ONCE)
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16) if bf16 else contextlib.nullcontext():
-        return torch.cat([estimator.exact([graph], part[None])[0] for part in parts])
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        return estimator.scores(graph, configs_at_once=CONFIGS_AT_ONCE)
 
 
 def rows_share(graph: SegmentedGraph, segments: int = 4) -> list[float]:

@@ -101,8 +101,7 @@ class Member:
         model = self._estimator(None)
         if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
             raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
-        parts = torch.arange(graph.num_configs).split(CONFIGS_AT_ONCE)
-        return torch.cat([model.exact([graph], part[None])[0] for part in parts])
+        return model.scores(graph, configs_at_once=CONFIGS_AT_ONCE)
 
     def state_dict(self) -> dict[str, Any]:
         """Its weights."""
