@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+SET = re.compile(r"cpu:\d+-\d+")
+
 
 @dataclass(frozen=True)
 class Device:
-    """Something that runs one operation at a time.
+    """Something that runs one operation at a time. CPU devices may share cores: then one of them waits.
 
     Args:
-        name: 'cpu:0', 'cuda:0': what plans call it.
+        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cuda:0': what plans call it.
         kind: 'cpu' or 'cuda'.
         cores: numbers of the CPU cores its worker may use; empty = any.
         threads: intra-operation threads of its worker.
@@ -57,18 +60,41 @@ def discover(separate_memory: bool = False) -> list[Device]:
 
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
-    """The devices called `names`, in that order.
+    """The devices called `names`, in that order. `cpu:0-3` is the set of the CPU devices 0 to 3: an operation there
+    waits for all of their cores and uses all of them.
 
     Raises:
-        ValueError: a name is not there, or is given twice.
+        ValueError: a name is not there, or is given twice, or a set reaches over several memories.
     """
     found = {device.name: device for device in devices}
     for name in names:
+        if name not in found and SET.fullmatch(name):
+            found[name] = _core_set(name, found)
         if name not in found:
             raise ValueError(f"there is no device {name!r} here; there are {', '.join(found) or 'none'}")
     if len(set(names)) < len(names):
         raise ValueError(f"devices are named twice in {', '.join(names)}; name each once")
     return [found[name] for name in names]
+
+
+def overlap(devices: Sequence[Device]) -> bool:
+    """Do two of them share a core?"""
+    cores = [core for device in devices for core in device.cores]
+    return len(set(cores)) < len(cores)
+
+
+def _core_set(name: str, found: Mapping[str, Device]) -> Device:
+    first, last = (int(number) for number in name.removeprefix("cpu:").split("-"))
+    wanted = [f"cpu:{number}" for number in range(first, last + 1)]
+    missing = [each for each in wanted if each not in found]
+    if first >= last or missing:
+        why = f"there is no {missing[0]}" if missing else "its last number must be greater than its first"
+        raise ValueError(f"core set {name!r}: {why}")
+    members = [found[each] for each in wanted]
+    if len({member.memory for member in members}) > 1:
+        raise ValueError(f"core set {name!r} reaches over several memories; leave --separate-memory away")
+    cores = tuple(core for member in members for core in member.cores)
+    return Device(name, "cpu", cores, len(members), members[0].memory, members[0].description)
 
 
 def usable_cores() -> tuple[int, ...]:

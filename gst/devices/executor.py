@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.devices.calls import Step, Values, bind, run_steps, steps_in_order
-from gst.devices.discover import Device, select
+from gst.devices.discover import Device, overlap, select
 from gst.devices.plan import Plan
 from gst.devices.schedule import Schedule, output_nodes, schedule
 from gst.devices.worker import Finished, Run, Worker, run_share
@@ -46,6 +46,8 @@ class Executor:
     def __init__(self, program: Program, devices: Sequence[Device]) -> None:
         self.program = program
         self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
+        if overlap(self.devices):
+            raise ValueError("devices that share cores need the compiled interpreter: a C++ compiler, and one memory")
         self.last_transfers = Transfers(0, 0)
         self.last_order: dict[str, tuple[int, ...]] = {}
         self._workers: tuple[Worker, ...] = ()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
+
+from gst.devices.discover import Device
+from gst.programs import Program
 
 SCHEMA = 1
 
@@ -80,3 +84,30 @@ class Plan:
     @staticmethod
     def load(path: Path) -> Plan:
         return Plan.from_dict(json.loads(path.read_text()))
+
+
+def positions_of_nodes(plan: Plan, program: Program, devices: Sequence[Device]) -> Int64[np.ndarray, " nodes"]:
+    """For each node the position of its device in `devices`.
+
+    Raises:
+        ValueError: the plan has another number of nodes than the program, or names a device not in `devices`.
+    """
+    if len(plan.placement) != program.num_nodes:
+        raise ValueError(
+            f"the plan places {len(plan.placement)} nodes, program {program.name!r} has {program.num_nodes}; "
+            "make the plan again for this program"
+        )
+    positions = {device.name: position for position, device in enumerate(devices)}
+    for name in plan.devices:
+        if name not in positions:
+            raise ValueError(f"the plan uses device {name!r}; the executor has {', '.join(positions)}")
+    return np.array([positions[name] for name in plan.devices], np.int64)[plan.placement]
+
+
+def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
+    """Distinct numbers 0 .. nodes - 1: of ready operations the one of least rank runs first. Greater priority, lesser
+    rank; program order among equals."""
+    order = np.arange(len(plan.placement)) if plan.priority is None else np.argsort(-plan.priority, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank

@@ -13,16 +13,18 @@ from jaxtyping import Float64
 
 from gst.devices.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.discover import Device, select
-from gst.devices.executor import Executor
+from gst.devices.execution import AnyExecutor
+from gst.devices.native import NativeExecutor, Timeline
+from gst.devices.plan import Plan
 from gst.programs import Program
 
 
 def profile(
-    program: Program, executor: Executor | None = None, device: str | None = None, repetitions: int = 5
+    program: Program, executor: AnyExecutor | None = None, device: str | None = None, repetitions: int = 5
 ) -> Float64[np.ndarray, " nodes"]:
     """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
 
-    The Python call is part of it, as it is in a run. One pass before warms up and is not counted.
+    The call itself is part of it, as it is in a run. One pass before warms up and is not counted.
 
     Args:
         program: what to run.
@@ -38,7 +40,19 @@ def profile(
     if executor is None:
         return _profile(program, torch.device("cpu"), repetitions)
     chosen: Device = select([device or executor.devices[0].name], executor.devices)[0]
+    if isinstance(executor, NativeExecutor):
+        return np.median([each.end_us - each.begin_us for each in alone(executor, chosen.name, repetitions)], axis=0)
     return executor.submit(chosen.name, partial(_profile, program, chosen.torch_device, repetitions))
+
+
+def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timeline]:
+    """Runs of the whole program on one device, after one that is not counted."""
+    plan = Plan((device,), np.zeros(executor.program.num_nodes, np.int64))
+    timelines = []
+    for _ in range(repetitions + 1):
+        executor.run(plan)
+        timelines.append(executor.last_timeline)
+    return timelines[1:]
 
 
 def _profile(program: Program, device: torch.device, repetitions: int) -> Float64[np.ndarray, " nodes"]:

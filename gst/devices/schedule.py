@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from gst.devices.calls import Call, Step, bind, steps_in_order
 from gst.devices.discover import Device
-from gst.devices.plan import Plan
+from gst.devices.plan import Plan, positions_of_nodes, ranks
 from gst.programs import Program, Reference
 
 
@@ -75,18 +77,8 @@ def schedule(program: Program, plan: Plan, devices: Sequence[Device]) -> Schedul
     Raises:
         ValueError: the plan has another number of nodes than the program, or names a device not in `devices`.
     """
-    if len(plan.placement) != program.num_nodes:
-        raise ValueError(
-            f"the plan places {len(plan.placement)} nodes, program {program.name!r} has {program.num_nodes}; "
-            "make the plan again for this program"
-        )
-    positions = {device.name: position for position, device in enumerate(devices)}
-    for name in plan.devices:
-        if name not in positions:
-            raise ValueError(f"the plan uses device {name!r}; the executor has {', '.join(positions)}")
-    home = [positions[plan.devices[index]] for index in plan.placement.tolist()]
-    priority = [0] * program.num_nodes if plan.priority is None else plan.priority.tolist()
-    by_rank = sorted(range(program.num_nodes), key=lambda node: (-priority[node], node))
+    home = positions_of_nodes(plan, program, devices).tolist()
+    by_rank = np.argsort(ranks(plan)).tolist()
     messages, entries = _routes(program, home, devices)
     busy = sorted({home[node] for node, each in enumerate(program.operations) if each.kind == "operation"})
     shares = tuple(_share(program, position, home, by_rank, messages, devices) for position in busy)

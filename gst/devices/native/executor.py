@@ -1,0 +1,160 @@
+"""Run plans on CPU core sets by the compiled interpreter."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from gst.devices.calls import ExecutionError
+from gst.devices.discover import Device, select
+from gst.devices.native.build import load
+from gst.devices.native.lower import lower
+from gst.devices.plan import Plan, positions_of_nodes, ranks
+from gst.programs import Program, Reference
+
+MAX_SCHEDULES = 256
+SPIN_US = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """What a run did. Inputs and constants have times 0.
+
+    Args:
+        device: position of the device of each node among the executor's devices.
+        begin_us: when each operation began, since the start of the run.
+        end_us: when it ended.
+        live_bytes: bytes of intermediate values, outputs included, when it had ended.
+        own_bytes: the most that the operation itself took while it ran, its result included.
+        peak_bytes: the most of them at any moment, what operations take only while they run included.
+    """
+
+    device: Int64[np.ndarray, " nodes"]
+    begin_us: Float64[np.ndarray, " nodes"]
+    end_us: Float64[np.ndarray, " nodes"]
+    live_bytes: Int64[np.ndarray, " nodes"]
+    own_bytes: Int64[np.ndarray, " nodes"]
+    peak_bytes: int
+
+
+class NativeExecutor:
+    """Runs plans of one program on CPU devices of one memory, which may share cores. Use it as a context manager.
+
+    A core runs the ready operation of the greatest priority among those that use it, and an operation on several cores
+    starts when it is the choice of all of them. There is one persistent thread for the first core of each device.
+
+    Args:
+        program: what plans place.
+        devices: those plans may name.
+        memory_limit: bytes that intermediate values may take; a run that needs more fails. None = any.
+
+    Raises:
+        ValueError: a device is no CPU device or has a memory of its own, or there is no C++ compiler.
+    """
+
+    def __init__(self, program: Program, devices: Sequence[Device], memory_limit: int | None = None) -> None:
+        self.program = program
+        self.devices = tuple(select([device.name for device in devices], devices))
+        if not supports(self.devices):
+            raise ValueError("the compiled interpreter runs CPU devices of one memory, at most 64 cores, alone")
+        self.memory_limit = memory_limit
+        load()
+        self._lowered = lower(program)
+        self._machine: Any = None
+        self._schedules: OrderedDict[str, tuple[Any, Int64[np.ndarray, " nodes"]]] = OrderedDict()
+        self._last: Int64[np.ndarray, " nodes"] | None = None
+
+    def __enter__(self) -> Self:
+        self._machine = _machine(self.devices)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        machine, self._machine = self._machine, None
+        machine.close()
+
+    def compile(self, plan: Plan) -> Any:
+        """Work out a plan once; the most recent are remembered.
+
+        Raises:
+            ValueError: the plan does not fit the program or the devices.
+        """
+        key = plan.key
+        if key not in self._schedules:
+            home = positions_of_nodes(plan, self.program, self.devices)
+            made = torch.classes.gst.Schedule(self._lowered, home.tolist(), ranks(plan).tolist())
+            self._schedules[key] = made, home
+            if len(self._schedules) > MAX_SCHEDULES:
+                self._schedules.popitem(last=False)
+        self._schedules.move_to_end(key)
+        return self._schedules[key]
+
+    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+        """Run the program once as `plan` says, and wait for all of it; `last_timeline` tells of it.
+
+        Args:
+            plan: for this program, on this executor's devices.
+            inputs: flat inputs; the examples if None. They are not changed.
+
+        Returns:
+            Flat outputs (`program.unflatten` gives them structure).
+
+        Raises:
+            ValueError: the plan or the inputs do not fit the program.
+            ExecutionError: an operation failed, or the memory limit was passed.
+        """
+        if self._machine is None:
+            raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
+        schedule, self._last = self.compile(plan)
+        given = [value.detach() for value in self.program.check_inputs(inputs)]
+        self._machine.run(schedule, given, self.memory_limit or 0)
+        if (node := self._machine.failed_node()) >= 0:
+            raise ExecutionError(node, self.devices[self._last[node]].name, self._machine.reason())
+        result = self._machine.result
+        return [result(each.node) if isinstance(each, Reference) else each for each in self.program.outputs]
+
+    @property
+    def last_timeline(self) -> Timeline:
+        """Of the last run."""
+        assert self._last is not None, "nothing has run"
+        machine = self._machine
+        return Timeline(
+            self._last, np.array(machine.begins()), np.array(machine.ends()),
+            np.array(machine.live()), np.array(machine.within()), machine.peak(),
+        )  # fmt: skip
+
+
+def supports(devices: Sequence[Device]) -> bool:
+    """Are these CPU devices that hand values over within one memory?"""
+    cores = {core for device in devices for core in device.cores}
+    in_one_memory = len({device.memory for device in devices}) == 1
+    return in_one_memory and all(device.kind == "cpu" for device in devices) and len(cores) + len(devices) <= 64
+
+
+def _machine(devices: Sequence[Device]) -> Any:
+    """Threads for the devices. Cores are numbered 0, 1, ... for the interpreter; a device free to use any core has a
+    number of its own."""
+    machine = torch.classes.gst.Machine(SPIN_US)
+    number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
+    leaders: dict[int, list[Device]] = {}
+    bits: list[list[int]] = []
+    for device in devices:
+        bits.append([number[core] for core in device.cores] or [len(number) + len(leaders)])
+        leaders.setdefault(bits[-1][0], []).append(device)
+    worker: dict[int, int] = {}
+    for leader, led in leaders.items():
+        widest = max(led, key=lambda device: device.threads)
+        worker[leader] = machine.worker(list(widest.cores[:1]), list(widest.cores), widest.threads, leader)
+    for device, cores in zip(devices, bits, strict=True):
+        machine.device(cores, device.threads, worker[cores[0]])
+    machine.start()
+    return machine

@@ -1,0 +1,483 @@
+// Runs plans of programs on sets of CPU cores, with no Python between two operations.
+//
+// The rule: a core runs the ready operation of least rank among those that use it; an operation on several cores starts
+// when it is the choice of all of them. Ranks are distinct, so choices cannot wait for each other in a circle.
+//
+// A program is told node by node (`Program`), the cores once (`Machine`); `Machine::run` runs one on the other.
+
+#include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/custom_class.h>
+#ifdef __linux__
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <queue>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using c10::IValue;
+using Clock = std::chrono::steady_clock;
+using Nodes = std::vector<int64_t>;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------- programs
+
+struct Argument {
+  enum Kind { fixed, value, list } kind;
+  IValue constant;  // of a fixed one
+  Nodes from;       // the node that makes the value, or each item of the list (-1 = None)
+};
+
+struct Operation {
+  std::optional<c10::OperatorHandle> handle;  // none: an input, a constant, or an item of a result
+  int64_t item = -1;                          // which one, of the first argument
+  std::vector<Argument> arguments;
+  Nodes producers, consumers;
+  bool kept = false;  // returned by a run
+  bool computed() const { return handle.has_value() || item >= 0; }
+};
+
+class Program : public torch::CustomClassHolder {
+ public:
+  explicit Program(int64_t nodes) : operations(nodes) {}
+
+  void call(int64_t node, std::string name, std::string overload) {
+    operations.at(node).handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  }
+  void item(int64_t node, int64_t from, int64_t which) {
+    value(node, from);
+    operations.at(node).item = which;
+  }
+  void fixed(int64_t node, IValue constant) {
+    auto& operation = operations.at(node);
+    const auto& wanted = operation.handle->schema().arguments().at(operation.arguments.size()).type();
+    operation.arguments.push_back({Argument::fixed, adapted(std::move(constant), wanted), {}});
+  }
+  void value(int64_t node, int64_t from) { operations.at(node).arguments.push_back({Argument::value, {}, {from}}); }
+  void list(int64_t node, Nodes from) { operations.at(node).arguments.push_back({Argument::list, {}, std::move(from)}); }
+  void constant(int64_t node, at::Tensor tensor) { constants.emplace_back(node, std::move(tensor)); }
+
+  // Called once, after the last node: who reads whom, and which values a run returns.
+  void finish(Nodes kept) {
+    for (auto node : kept) operations.at(node).kept = true;
+    for (size_t node = 0; node < operations.size(); ++node)
+      for (const auto& argument : operations[node].arguments)
+        for (auto from : argument.from) connect(from, node);
+  }
+
+  std::vector<Operation> operations;
+  std::vector<std::pair<int64_t, at::Tensor>> constants;
+
+ private:
+  void connect(int64_t from, int64_t node) {
+    if (from < 0) return;
+    auto& producers = operations[node].producers;
+    if (std::find(producers.begin(), producers.end(), from) != producers.end()) return;
+    producers.push_back(from);
+    operations.at(from).consumers.push_back(node);
+  }
+
+  // A constant as the schema wants it, where Python's differs: [] has no type, 1 stands for 1.0, 0.5 for a tensor.
+  static IValue adapted(IValue constant, c10::TypePtr wanted) {
+    if (auto optional = wanted->cast<c10::OptionalType>()) {
+      if (constant.isNone()) return constant;
+      wanted = optional->getElementType();
+    }
+    switch (wanted->kind()) {
+      case c10::TypeKind::FloatType:
+        return constant.isInt() ? IValue(static_cast<double>(constant.toInt())) : constant;
+      case c10::TypeKind::TensorType: {
+        if (!constant.isScalar()) return constant;
+        auto tensor = c10::scalar_to_tensor(constant.toScalar());
+        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+        return tensor;
+      }
+      case c10::TypeKind::ListType:
+        if (!constant.isNone() && !(constant.isList() && constant.toListRef().empty())) return constant;
+        switch (wanted->castRaw<c10::ListType>()->getElementType()->kind()) {
+          case c10::TypeKind::FloatType: return c10::List<double>();
+          case c10::TypeKind::BoolType: return c10::List<bool>();
+          case c10::TypeKind::TensorType: return c10::List<at::Tensor>();
+          default: return c10::List<int64_t>();
+        }
+      default: return constant;
+    }
+  }
+};
+
+// What a plan says: home, the device of each node; rank, the order of preference among ready ones, distinct.
+class Schedule : public torch::CustomClassHolder {
+ public:
+  Schedule(c10::intrusive_ptr<Program> of, Nodes home_of, Nodes rank_of)
+      : program(std::move(of)), home(std::move(home_of)), rank(std::move(rank_of)), by_rank(rank.size()),
+        pending(rank.size()) {
+    TORCH_CHECK(home.size() == program->operations.size() && rank.size() == home.size(), "a plan of another program");
+    for (size_t node = 0; node < rank.size(); ++node) {
+      by_rank[rank[node]] = node;
+      const auto& operation = program->operations[node];
+      if (!operation.computed()) continue;
+      ++count;
+      for (auto from : operation.producers) pending[node] += program->operations[from].computed();
+      if (!pending[node]) first.push_back(node);
+    }
+  }
+  const c10::intrusive_ptr<Program> program;
+  const Nodes home, rank;
+  Nodes by_rank, pending, first;  // pending: values each node waits for; first: nodes that wait for none
+  int64_t count = 0;              // of operations
+};
+
+// ------------------------------------------------------------------------------------------------------------ memory
+
+// Told of every allocation of a worker's thread: bytes that live now, and the most there were, in the run and in the
+// operation that this thread is at.
+struct Bytes : c10::MemoryReportingInfoBase {
+  std::atomic<int64_t> live{0}, peak{0};
+  static thread_local int64_t own, most;
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    most = std::max(most, own += size);
+    int64_t now = live.fetch_add(size, std::memory_order_relaxed) + size, seen = peak.load(std::memory_order_relaxed);
+    while (now > seen && !peak.compare_exchange_weak(seen, now)) {
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  void reset() { live = peak = 0; }
+};
+thread_local int64_t Bytes::own = 0, Bytes::most = 0;
+
+// ----------------------------------------------------------------------------------------------------------- machine
+
+class SpinLock {
+ public:
+  void lock() {
+    while (taken_.test_and_set(std::memory_order_acquire)) pause();
+  }
+  void unlock() { taken_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
+};
+
+using Ready = std::priority_queue<int64_t, Nodes, std::greater<>>;  // ranks, the least on top
+
+struct Device {
+  uint64_t cores;   // a bit for each
+  int64_t threads;  // of one operation
+  size_t worker;    // whose thread runs its operations
+  Ready ready;
+};
+
+constexpr int32_t kNothing = -1, kClose = -2;
+
+struct Worker {
+  std::thread thread;
+  std::vector<int64_t> pinned;           // system numbers of the cores of the thread itself
+  std::vector<int64_t> widest;           // and of its helpers
+  int64_t most_threads = 1;
+  uint64_t cores = 0;                    // of the thread itself
+  alignas(64) std::atomic<int32_t> task{kNothing};  // a node
+  std::atomic<bool> parked{false};
+};
+
+struct Run {
+  explicit Run(c10::intrusive_ptr<Schedule> of)
+      : schedule(std::move(of)), pending(schedule->pending), left(schedule->count), values(pending.size()),
+        uses(pending.size()), begin(pending.size()), end(pending.size()), live(pending.size()),
+        within(pending.size()) {
+    for (size_t node = 0; node < uses.size(); ++node) {
+      const auto& operation = schedule->program->operations[node];
+      uses[node].store(operation.consumers.size() + operation.kept, std::memory_order_relaxed);
+    }
+  }
+  const c10::intrusive_ptr<Schedule> schedule;
+  Nodes pending;
+  int64_t left, failed_node = -1;
+  std::string reason;
+  std::vector<IValue> values;
+  std::vector<std::atomic<int64_t>> uses;
+  std::vector<double> begin, end;  // microseconds since the start
+  Nodes live;                      // bytes of intermediate values when the node had run
+  Nodes within;                    // the most bytes that the node itself took while it ran
+  Clock::time_point start;
+};
+
+class Machine : public torch::CustomClassHolder {
+ public:
+  // spin_us: how long an idle thread looks for work before it sleeps, while no operation uses its core.
+  explicit Machine(int64_t spin_us) : spin_(std::chrono::microseconds(spin_us)), bytes_(std::make_shared<Bytes>()) {}
+  ~Machine() override { close(); }
+
+  int64_t worker(std::vector<int64_t> pinned, std::vector<int64_t> widest, int64_t most_threads, int64_t core) {
+    auto worker = std::make_unique<Worker>();
+    worker->pinned = std::move(pinned);
+    worker->widest = std::move(widest);
+    worker->most_threads = most_threads;
+    worker->cores = uint64_t{1} << core;
+    workers_.push_back(std::move(worker));
+    return workers_.size() - 1;
+  }
+  void device(Nodes cores, int64_t threads, int64_t worker) {
+    uint64_t bits = 0;
+    for (auto core : cores) bits |= uint64_t{1} << core;
+    devices_.push_back({bits, threads, static_cast<size_t>(worker), {}});
+  }
+  void start() {
+    for (auto& worker : workers_) worker->thread = std::thread([this, each = worker.get()] { work(*each); });
+  }
+  void close() {
+    for (auto& worker : workers_) tell(*worker, kClose);
+    for (auto& worker : workers_)
+      if (worker->thread.joinable()) worker->thread.join();
+    workers_.clear();
+  }
+
+  // One run. inputs: values of the first nodes. memory_limit: bytes that intermediate values may take, 0 = any.
+  // Returns microseconds.
+  double run(c10::intrusive_ptr<Schedule> schedule, std::vector<at::Tensor> inputs, int64_t memory_limit) {
+    run_ = std::make_unique<Run>(schedule);
+    for (size_t node = 0; node < inputs.size(); ++node) run_->values[node] = inputs[node];
+    for (const auto& [node, tensor] : schedule->program->constants) run_->values[node] = tensor;
+    for (auto& device : devices_) device.ready = {};
+    for (auto node : schedule->first) devices_.at(schedule->home[node]).ready.push(schedule->rank[node]);
+    memory_limit_ = memory_limit;
+    bytes_->reset();
+    finished_.store(run_->left == 0);
+    run_->start = Clock::now();
+    if (run_->left) {
+      {
+        std::lock_guard guard(lock_);
+        assign();
+      }
+      finished_.wait(false);
+    }
+    return microseconds();
+  }
+  // Of the last run.
+  int64_t failed_node() { return run_->failed_node; }
+  std::string reason() { return run_->reason; }
+  IValue result(int64_t node) { return run_->values.at(node); }
+  std::vector<double> begins() { return run_->begin; }
+  std::vector<double> ends() { return run_->end; }
+  Nodes live() { return run_->live; }
+  Nodes within() { return run_->within; }
+  int64_t peak() { return bytes_->peak; }
+  void forget() { run_.reset(); }
+
+ private:
+  // Which ready operations start? In the order of rank each claims its cores, whether it can start now or must wait.
+  void assign() {
+    std::array<size_t, 64> order;
+    size_t count = 0;
+    for (size_t i = 0; i < devices_.size(); ++i)
+      if (!devices_[i].ready.empty()) order[count++] = i;
+    std::sort(order.begin(), order.begin() + count,
+              [this](size_t a, size_t b) { return devices_[a].ready.top() < devices_[b].ready.top(); });
+    uint64_t claimed = running_.load(std::memory_order_relaxed);
+    for (size_t i = 0; i < count; ++i) {
+      auto& device = devices_[order[i]];
+      if (!(device.cores & claimed)) {
+        int64_t node = run_->schedule->by_rank[device.ready.top()];
+        device.ready.pop();
+        running_.store(running_.load(std::memory_order_relaxed) | device.cores, std::memory_order_relaxed);
+        tell(*workers_[device.worker], node);
+      }
+      claimed |= device.cores;
+    }
+  }
+
+  static void tell(Worker& worker, int32_t task) {
+    worker.task.store(task, std::memory_order_seq_cst);
+    if (worker.parked.load(std::memory_order_seq_cst)) worker.task.notify_one();
+  }
+
+  // The next task. A thread whose core is used by an operation of another thread sleeps at once.
+  int32_t next(Worker& worker) {
+    auto since = Clock::now();
+    for (int turn = 1;; ++turn) {
+      int32_t task = worker.task.exchange(kNothing, std::memory_order_acquire);
+      if (task != kNothing) return task;
+      for (int i = 0; i < 16 && worker.task.load(std::memory_order_relaxed) == kNothing; ++i) pause();
+      bool covered = running_.load(std::memory_order_relaxed) & worker.cores;
+      if (covered || (turn % 16 == 0 && Clock::now() - since > spin_)) {
+        worker.parked.store(true, std::memory_order_seq_cst);
+        worker.task.wait(kNothing, std::memory_order_seq_cst);
+        worker.parked.store(false, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  void work(Worker& worker) {
+    // Helper threads inherit the cores of the thread that first asks for them: first all, then its own.
+    pin(worker.widest);
+    at::get_num_threads();
+    at::set_num_threads(worker.most_threads);
+    at::parallel_for(0, worker.most_threads, 1, [](int64_t, int64_t) {});
+    pin(worker.pinned);
+    int64_t threads = worker.most_threads;
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::AutoGradMode without_gradients(false);
+    c10::DebugInfoGuard reports(c10::DebugInfoKind::PROFILER_STATE, bytes_);
+    std::vector<IValue> stack;
+    for (int32_t node; (node = next(worker)) != kClose;) {
+      auto& device = devices_[run_->schedule->home[node]];
+      if (device.threads != threads) at::set_num_threads(threads = device.threads);
+      std::string failure;
+      Bytes::own = Bytes::most = 0;
+      run_->begin[node] = microseconds();
+      try {
+        compute(node, stack);
+        if (memory_limit_ && bytes_->peak > memory_limit_)
+          failure = "out of memory: " + std::to_string(bytes_->peak) + " bytes, limit " + std::to_string(memory_limit_);
+      } catch (const c10::Error& error) {
+        failure = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+      run_->end[node] = microseconds();
+      run_->live[node] = bytes_->live;
+      run_->within[node] = Bytes::most;
+      if (settle(node, device, failure)) {
+        stack.clear();
+        finished_.store(true);
+        finished_.notify_one();
+      }
+    }
+  }
+
+  // The node has run (or failed): what may start now? True if the run is over.
+  bool settle(int64_t node, const Device& device, const std::string& failure) {
+    std::lock_guard guard(lock_);
+    running_.store(running_.load(std::memory_order_relaxed) & ~device.cores, std::memory_order_relaxed);
+    --run_->left;
+    if (!failure.empty() && run_->failed_node < 0) {
+      run_->failed_node = node;
+      run_->reason = failure;
+    }
+    if (run_->failed_node >= 0) return !running_;
+    const auto& schedule = *run_->schedule;
+    for (auto consumer : schedule.program->operations[node].consumers)
+      if (!--run_->pending[consumer]) devices_[schedule.home[consumer]].ready.push(schedule.rank[consumer]);
+    if (run_->left) assign();
+    return !run_->left;
+  }
+
+  void compute(int64_t node, std::vector<IValue>& stack) {
+    const auto& operations = run_->schedule->program->operations;
+    const auto& operation = operations[node];
+    auto& values = run_->values;
+    if (operation.item >= 0) {
+      const auto& all = values[operation.arguments[0].from[0]];
+      values[node] = all.isTuple() ? all.toTupleRef().elements().at(operation.item)
+                                   : IValue(all.toTensorList().get(operation.item));
+    } else {
+      stack.clear();
+      for (size_t i = 0; i < operation.arguments.size(); ++i) {
+        const auto& argument = operation.arguments[i];
+        if (argument.kind == Argument::fixed)
+          stack.push_back(argument.constant);
+        else if (argument.kind == Argument::value)
+          stack.push_back(values[argument.from[0]]);
+        else
+          stack.push_back(gathered(argument.from, operation.handle->schema().arguments()[i].type()));
+      }
+      operation.handle->callBoxed(&stack);
+      values[node] = stack.size() == 1 ? std::move(stack[0]) : IValue(c10::ivalue::Tuple::create(std::move(stack)));
+      stack.clear();
+    }
+    for (auto from : operation.producers)
+      if (operations[from].computed() && run_->uses[from].fetch_sub(1, std::memory_order_acq_rel) == 1)
+        values[from] = IValue();
+    if (!run_->uses[node].load(std::memory_order_relaxed)) values[node] = IValue();
+  }
+
+  IValue gathered(const Nodes& from, c10::TypePtr type) {
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    const auto& values = run_->values;
+    if (type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (auto node : from) list.push_back(node < 0 ? std::optional<at::Tensor>() : values[node].toTensor());
+      return list;
+    }
+    c10::List<at::Tensor> list;
+    for (auto node : from) list.push_back(values[node].toTensor());
+    return list;
+  }
+
+  double microseconds() const { return std::chrono::duration<double, std::micro>(Clock::now() - run_->start).count(); }
+
+  static void pin(const std::vector<int64_t>& cores) {
+#ifdef __linux__
+    if (cores.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (auto core : cores) CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // not allowed here: it works unbound
+#endif
+  }
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Device> devices_;
+  std::unique_ptr<Run> run_;
+  SpinLock lock_;
+  std::atomic<uint64_t> running_{0};  // cores in use
+  std::atomic<bool> finished_{false};
+  Clock::duration spin_;
+  std::shared_ptr<Bytes> bytes_;
+  int64_t memory_limit_ = 0;
+};
+
+TORCH_LIBRARY(gst, library) {
+  library.class_<Program>("Program")
+      .def(torch::init<int64_t>())
+      .def("call", &Program::call)
+      .def("item", &Program::item)
+      .def("fixed", &Program::fixed)
+      .def("value", &Program::value)
+      .def("list", &Program::list)
+      .def("constant", &Program::constant)
+      .def("finish", &Program::finish);
+  library.class_<Schedule>("Schedule").def(torch::init<c10::intrusive_ptr<Program>, Nodes, Nodes>());
+  library.class_<Machine>("Machine")
+      .def(torch::init<int64_t>())
+      .def("worker", &Machine::worker)
+      .def("device", &Machine::device)
+      .def("start", &Machine::start)
+      .def("close", &Machine::close)
+      .def("run", &Machine::run)
+      .def("failed_node", &Machine::failed_node)
+      .def("reason", &Machine::reason)
+      .def("result", &Machine::result)
+      .def("begins", &Machine::begins)
+      .def("ends", &Machine::ends)
+      .def("live", &Machine::live)
+      .def("within", &Machine::within)
+      .def("peak", &Machine::peak)
+      .def("forget", &Machine::forget);
+}
+
+}  // namespace
