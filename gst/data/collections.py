@@ -103,18 +103,24 @@ class TpuGraphsCollection(GraphSource):
 
 
 def parts_below(
-    root: str, collection: str | None = None, part: str | None = None, eval_indices: str | None = None
+    root: str,
+    collection: str | None = None,
+    part: str | None = None,
+    eval_indices: str | None = None,
+    features: Sequence[str] = (),
+    reduction: str = "none",
 ) -> list[TpuGraphsCollection]:
     """The parts that are asked for: all that are below `root` where `collection` or `part` is not given. Repeats are
     merged, but not those that `eval_indices` lists, as the published score counts them.
 
     Raises:
-        ValueError: there are none, or `eval_indices`, which belongs to one part, is given for several.
+        ValueError: there are none, there is no such feature or reduction, or `eval_indices`, which belongs to one part,
+            is given for several.
     """
     if eval_indices is not None and (collection is None or part is None):
         raise ValueError(f"{eval_indices} lists configurations of one part; name it by its collection and part")
     wanted = [
-        TpuGraphsCollection(root, name, split, eval_indices, merge=eval_indices is None)  # type: ignore[arg-type]
+        TpuGraphsCollection(root, name, split, eval_indices, eval_indices is None, features, reduction)  # type: ignore[arg-type]
         for name in ([collection] if collection else COLLECTIONS)
         for split in ([part] if part else PARTS)
     ]

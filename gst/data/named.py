@@ -14,11 +14,15 @@ from gst.data.synthetic import SyntheticPrograms
 from gst.data.tpugraphs import TpuGraphs
 
 KNOWN = "synthetic:NODES, elf, malnet FOLDER, tpugraphs, or TpuGraphs npz files and patterns of them"
+FILES = "a TpuGraphs npz file"
 OPTIONS = {
+    "synthetic": (),
     "elf": ("root", "label", "min_bytes", "limit", "min_groups"),
     "malnet": ("part", "splits"),
-    "tpugraphs": ("root", "collection", "part", "eval_indices"),
+    "tpugraphs": ("root", "collection", "part", "eval_indices", "features", "reduction"),
+    FILES: ("features", "reduction"),
 }
+"""The options that each kind of dataset takes."""
 
 
 def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
@@ -34,7 +38,7 @@ def dataset(words: Sequence[str], **options: Any) -> GraphSource:
     """What a user names: `synthetic:NODES`, `elf`, `malnet FOLDER`, or TpuGraphs files.
 
     Args:
-        options: arguments of `ElfBinaries` or `MalNet`, see `OPTIONS`; other datasets take none.
+        options: arguments of `ElfBinaries`, `MalNet` or `TpuGraphs`, see `OPTIONS`.
 
     Raises:
         ValueError: there is no such dataset, it does not take one of the options, or words are missing or left over.
@@ -56,12 +60,13 @@ def dataset(words: Sequence[str], **options: Any) -> GraphSource:
     for word in words:
         if not (word.endswith(".npz") or set(word) & set("*?[/") or Path(word).exists()):
             raise ValueError(f"there is no dataset {word!r}; there are {KNOWN}")
-    return TpuGraphs(words)
+    return TpuGraphs(words, **options)
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
+    kind = name.partition(":")[0]
     for option in options:
-        if option not in OPTIONS.get(name.partition(":")[0], ()):
+        if option not in OPTIONS.get(kind, OPTIONS[FILES]):
             takers = " or ".join(taker for taker, taken in OPTIONS.items() if option in taken) or "no dataset"
             raise ValueError(f"{name} takes no option {option}; {takers} does")
 

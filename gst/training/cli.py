@@ -21,7 +21,8 @@ from gst.training.module import SegmentTrainingModule
 
 
 class PredictionWriter(BasePredictionWriter):
-    """`gst predict` writes `graph,unique_config,score` to a CSV file; repeated configurations of a file count as one.
+    """`gst predict` writes `graph,unique_config,score` to a CSV file; repeated configurations of a file count as one,
+    unless the source has `merge: false`.
 
     Args:
         path: of the file.

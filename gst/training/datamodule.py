@@ -10,25 +10,35 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from gst.cost.metrics import are_placeholders
+from gst.data.collections import TpuGraphsCollection
 from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
+from gst.data.tpugraphs import TpuGraphs
+from gst.segments import SegmentedGraph
 from gst.store import open_store, prepare
+
+TRAIN, VALID, TEST = range(3)
+_NEEDED = {"fit": (TRAIN, VALID), "validate": (VALID,), "test": (TEST,), "predict": (TEST,)}
+_SCORED = {"fit": VALID, "validate": VALID, "test": TEST}
 
 
 class SegmentDataModule(L.LightningDataModule):
-    """Segments of a dataset.
+    """Segments of a dataset, or of the parts of one that is published in parts.
 
     Args:
         source: the graphs.
         store: directory under which the prepared dataset is kept, by content; it is prepared when it is not there.
         max_nodes, method, halo, partition_seed: how graphs are cut, see `gst.segment`.
         split_by: hold out `configs` of every graph, whole `graphs`, or `groups` of them (`package/binary`).
-        num_valid, num_test: how many are held out.
+        num_valid, num_test: how many are held out, for parts without a source of their own.
         split_seed: of the draw of what is held out.
         graphs_per_step, configs_per_graph: size of a training step.
         lists_per_graph: at most so many lists of `configs_per_graph` configurations of each graph in one epoch.
         eval_configs: configurations per step of validation, test and prediction.
         seed: of the order of steps.
+        valid_source, test_source: the graphs of that part, all of them, where a dataset is published in parts; nothing
+            of `source` is held out for it then. Only the commands that need a part read it.
     """
 
     def __init__(
@@ -48,59 +58,78 @@ class SegmentDataModule(L.LightningDataModule):
         lists_per_graph: int | None = None,
         eval_configs: int = 256,
         seed: int = 0,
+        valid_source: GraphSource | None = None,
+        test_source: GraphSource | None = None,
     ) -> None:
         super().__init__()
         self.source, self.store = source, Path(store)
+        given = {VALID: valid_source, TEST: test_source}
+        self.published = {part: own for part, own in given.items() if own is not None}
         self.segmentation: dict[str, Any] = {
             "max_nodes": max_nodes,
             "method": method,
             "halo": halo,
             "seed": partition_seed,
         }
-        self.split_by, self.num_valid, self.num_test, self.split_seed = (
-            split_by,
-            num_valid,
-            num_test,
-            split_seed,
-        )
+        self.split_by, self.split_seed = split_by, split_seed
+        self.num_valid = 0 if VALID in self.published else num_valid
+        self.num_test = 0 if TEST in self.published else num_test
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
-        self._directory: Path | None = None
-        self.parts: tuple[list[Selection], list[Selection], list[Selection]] | None = None
-
-    @property
-    def digest(self) -> str:
-        """Of the prepared dataset, by its content."""
-        return self._directory.name if self._directory else ""
-
-    def prepare_data(self) -> None:
-        self._directory = self._prepare()
+        self.parts: dict[int, list[Selection]] = {}
+        self.digest = ""
 
     def setup(self, stage: str) -> None:
-        if self.parts is None:
-            self._directory = self._directory or self._prepare()  # only one process of a machine has prepared
-            graphs = open_store(self._directory)
-            self.parts = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
-            if stage == "fit":
-                _check_labels(self.parts[0])
+        """Prepare what `stage` needs and is not there yet.
 
-    def _prepare(self) -> Path:
+        Raises:
+            ValueError: what the sources, `prepare` and `split` refuse; training targets that teach nothing; a part with
+                other features than that of training; placeholders that are to be scored.
+        """
+        for part in _NEEDED[stage]:
+            if part not in self.parts:
+                self._read(part)
+        if stage == "fit":
+            _check_labels(self.parts[TRAIN])
+            _check_widths(self.parts[TRAIN], self.parts[VALID])
+        if stage in _SCORED:
+            _check_scorable(self.parts[_SCORED[stage]])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Goes into checkpoints: what was made of the files, which `gst rank` makes of its own."""
+        if not isinstance(self.source, TpuGraphs | TpuGraphsCollection):
+            return {}
+        return {"features": list(self.source.features), "reduction": self.source.reduction}
+
+    def _read(self, part: int) -> None:
+        """This part or, if it has no source of its own, all parts that `source` is divided into."""
+        if part in self.published:
+            _, graphs = self._prepared(self.published[part])
+            self.parts[part] = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+            return
+        self.digest, graphs = self._prepared(self.source)
+        divided = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
+        self.parts |= {number: each for number, each in enumerate(divided) if number not in self.published}
+
+    def _prepared(self, source: GraphSource) -> tuple[str, list[SegmentedGraph]]:
+        """The digest of the store of `source` and its graphs."""
         with tqdm(desc="preparing segments", unit=" graphs", delay=2, leave=False) as bar:
-            return prepare(self.source, self.store, **self.segmentation, progress=lambda name: bar.update() and None)
+            directory = prepare(source, self.store, **self.segmentation, progress=lambda name: bar.update() and None)
+        return directory.name, open_store(directory)
 
     def train_dataloader(self) -> StepLoader:
         return StepLoader(
-            self._part(0), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, True, self.seed
+            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, True, self.seed
         )
 
     def val_dataloader(self) -> StepLoader:
-        return self._in_order(self._part(1))
+        return self._in_order(self._part(VALID))
 
     def test_dataloader(self) -> StepLoader:
-        return self._in_order(self._part(2))
+        return self._in_order(self._part(TEST))
 
     def predict_dataloader(self) -> StepLoader:
-        return self._in_order(self._part(2))
+        return self._in_order(self._part(TEST))
 
     def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
         """A step stays where it is: the estimator moves the segments it chose."""
@@ -108,12 +137,12 @@ class SegmentDataModule(L.LightningDataModule):
 
     def mean_log_target(self) -> float:
         """Mean logarithm of the positive training targets: where a regression on log runtime starts."""
-        targets = np.concatenate([graph.targets[configs.numpy()] for graph, configs in self._part(0)])
+        targets = np.concatenate([graph.targets[configs.numpy()] for graph, configs in self._part(TRAIN)])
         positive = targets[targets > 0]
         return float(np.log(positive).mean()) if len(positive) else 0.0
 
     def _part(self, i: int) -> list[Selection]:
-        assert self.parts is not None, "setup() comes first"
+        assert i in self.parts, "setup() comes first"
         return self.parts[i]
 
     def _in_order(self, selections: list[Selection]) -> StepLoader:
@@ -127,3 +156,24 @@ def _check_labels(selections: list[Selection]) -> None:
     together = np.concatenate(targets)
     if (together == together[0]).all():
         raise ValueError("all training targets are equal: there is nothing to learn")
+
+
+def _check_widths(train: list[Selection], valid: list[Selection]) -> None:
+    first, _ = train[0]
+    for graph, _ in valid:
+        for what in ("node_features", "config_features"):
+            width, expected = getattr(graph, what).shape[-1], getattr(first, what).shape[-1]
+            if width != expected:
+                raise ValueError(
+                    f"graph {graph.name!r}, to validate on, has {width} columns of {what} and {first.name!r}, to train "
+                    f"on, has {expected}; give valid_source the settings of source"
+                )
+
+
+def _check_scorable(selections: list[Selection]) -> None:
+    for graph, configs in selections:
+        if len(configs) > 1 and are_placeholders(graph.targets[configs.numpy()]):
+            raise ValueError(
+                f"graph {graph.name!r} has 0 for every target: placeholders, as test parts of TpuGraphs hold them; "
+                "gst predict ranks it, nothing can score it"
+            )

@@ -6,17 +6,22 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import FIXTURES
 
 from gst.cli import main
-from gst.data import SyntheticPrograms, TpuGraphs
+from gst.data import SyntheticPrograms, TpuGraphs, TpuGraphsCollection
 from gst.data.elf import ElfBinaries
+from gst.data.features import FEATURES, enrich
 from gst.data.malnet import MalNet
 from gst.data.named import dataset, datasets, expected_graphs
+from gst.data.tpugraphs import read
+from gst.reduction import reduce
 from gst.store import open_store
 
 ALEXNET = str(FIXTURES / "alexnet_small.npz")
+UNET = FIXTURES / "hlo" / "unet_3d_part.npz"
 ELF = str(FIXTURES / "elf")
 
 
@@ -48,6 +53,11 @@ def test_how_many_graphs_to_expect(tmp_path: Path) -> None:
         (["synthetic:5"], {"label": "section"}, "synthetic:5 takes no option label; elf does"),
         (["elf"], {"part": "train"}, "elf takes no option part; malnet or tpugraphs does"),
         ([ALEXNET], {"limit": 3}, "takes no option limit"),
+        ([ALEXNET], {"eval_indices": "list.json"}, "takes no option eval_indices; tpugraphs does"),
+        (["synthetic:5"], {"features": ("log",)}, "takes no option features; tpugraphs or a TpuGraphs npz file does"),
+        (["malnet", "a"], {"reduction": "hops:1"}, "takes no option reduction"),
+        ([ALEXNET], {"features": ("logs",)}, "there is no feature 'logs'; there are costs"),
+        ([ALEXNET], {"reduction": "hop:1"}, "reduction 'hop:1'?"),
     ],
 )
 def test_what_does_not_exist_is_refused(words: list[str], options: dict, message: str) -> None:
@@ -114,6 +124,32 @@ def test_prepare_collections(collections: Path, monkeypatch: pytest.MonkeyPatch)
     some = ["--collection", "layout/xla/random", "--part", "valid", "--eval-indices", "list.json"]
     assert main([*command, *some]) == 0
     assert json.loads(Path("made.json").read_text())["configs"] == 3  # as published: one of them is listed twice
+
+
+def test_features_and_reduction_reach_files_and_collections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("layout/xla/default/valid")
+    folder.mkdir(parents=True)
+    shutil.copy(UNET, folder)
+    whole, derive = read(UNET), ["--features", "padding,costs", "--reduction", "hops:1"]
+    expected = reduce(enrich(whole, ["costs", "padding"]), "hops:1")
+    assert expected.num_nodes < whole.num_nodes and expected.node_features.shape[1] > whole.node_features.shape[1]
+    command = ["prepare", "--json", "made.json", "--max-nodes", "1000"]
+    for named in ([str(UNET)], ["tpugraphs", "--root", "."]):
+        assert main([*command, *named, *derive]) == 0
+        (graph,) = open_store(Path(json.loads(Path("made.json").read_text())["store"]))
+        assert np.array_equal(graph.node_features[np.argsort(graph.node_ids)], expected.node_features)
+        assert main([*command, *named]) == 0
+        assert json.loads(Path("made.json").read_text())["nodes"] == whole.num_nodes
+    given = {"root": ".", "features": ("costs",), "reduction": "hops:2"}
+    made = TpuGraphsCollection(".", "layout/xla/default", "valid", features=("costs",), reduction="hops:2")
+    assert datasets(["tpugraphs"], **given) == [made]
+
+
+def test_help_names_every_feature(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    assert ", ".join(FEATURES) in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_absent_collection_is_one_line_with_its_download(

@@ -152,6 +152,36 @@ def test_a_regression_learns_what_its_inputs_tell(kernels: list[tile.Kernel]) ->
     assert {tile.raw_features(kernel).shape for kernel in kernels} == {(10, 292), (60, 292), (16, 292)}
 
 
+def inputs_of(name: str, kernel: tile.Kernel) -> np.ndarray:
+    return tile.raw_features(kernel) if name.endswith("raw features") else kernel.features
+
+
+@pytest.mark.parametrize("name", ["ridge, raw features", "ridge, tile features"])
+def test_ridge_is_the_solution_of_its_normal_equations(kernels: list[tile.Kernel], name: str) -> None:
+    """On standardised columns, (X'X + I) w = X'y; the intercept is the mean of y, which is 0 within each kernel."""
+    known, held_out = kernels[1:], kernels[0]
+    x = np.vstack([inputs_of(name, kernel) for kernel in known])
+    logs = [np.log(kernel.graph.targets) for kernel in known]
+    y = np.hstack([log - log.mean() for log in logs])
+    mean, deviation = x.mean(0), np.where(x.std(0) > 1e-12, x.std(0), 1.0)
+    scaled = (x - mean) / deviation
+    weights = np.linalg.solve(scaled.T @ scaled + np.eye(x.shape[1]), scaled.T @ y)
+    expected = (inputs_of(name, held_out) - mean) / deviation @ weights
+    scores = tile.methods()[name](known, held_out, 0)
+    assert np.ptp(scores) > 0 and np.allclose(scores, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["gradient boosting, raw features", "gradient boosting, tile features"])
+def test_trees_learn_what_they_are_shown_by_their_seed(kernels: list[tile.Kernel], name: str) -> None:
+    method, (first, _, last) = tile.methods()[name], kernels
+    assert kendall_tau(method(kernels, last, 0), last.graph.targets) > 0.8
+    others = kernels[1:]
+    scores = method(others, first, 0)
+    assert np.array_equal(scores, method(others, first, 0)) and not np.array_equal(scores, method(others, first, 1))
+    told = replace(first, graph=replace(first.graph, targets=first.graph.targets[::-1].copy()))
+    assert np.array_equal(scores, method(others, told, 0))  # the runtimes of the kernel held out say nothing
+
+
 def test_a_difference_counts_above_twice_the_spread() -> None:
     ours = {"error_at_1": 0.10, "error_at_1_deviation": 0.03, "error_at_5": 0.01, "error_at_5_deviation": 0.0}
     other = {"error_at_1": 0.19, "error_at_1_deviation": 0.04, "error_at_5": 0.02, "error_at_5_deviation": 0.001}
@@ -161,7 +191,8 @@ def test_a_difference_counts_above_twice_the_spread() -> None:
 
 
 def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    for name in ("sklearn", "sklearn.linear_model"):  # it may have been imported already
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SystemExit, match=r"needs scikit-learn: python -m pip install"):
         tile.methods()
 

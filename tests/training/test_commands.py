@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ FIXTURES = ROOT / "tests" / "fixtures"
 SMALL_DATA = {
     "alexnet_layout": [f"--data.source.init_args.files=[{FIXTURES}/alexnet_small.npz]", "--data.num_valid=100",
                        "--data.num_test=100"],
+    "layout_xla_random": [f"--data.{name}.init_args.root=." for name in ("source", "valid_source", "test_source")],
     "giant_synthetic": ["--data.source.init_args.num_nodes=3000", "--data.max_nodes=500"],
     "tile": [f"--data.source.init_args.files=[{FIXTURES}/tile/*.npz]", "--data.num_valid=1", "--data.num_test=1"],
 }  # fmt: skip
@@ -26,8 +28,12 @@ SMALL_DATA = {
 
 @pytest.fixture(autouse=True)
 def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs, stores and W&B files of a test stay in its directory."""
+    """Runs, stores and W&B files of a test stay in its directory, where a small collection lies."""
     monkeypatch.chdir(tmp_path)
+    for part in ("train", "valid", "test"):
+        folder = tmp_path / "layout/xla/random" / part
+        folder.mkdir(parents=True)
+        shutil.copy(FIXTURES / "alexnet_small.npz", folder / f"{part}.npz")
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 

@@ -1,0 +1,164 @@
+"""`gst prepare` and `gst data`: what they take, do and print."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gst.data.source import GraphSource
+
+
+def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `prepare` and `data`; `command(commands, name, run, summary, examples)` makes one as all of `gst` are."""
+    prepare = command(
+        commands,
+        "prepare",
+        _prepare,
+        "cut graphs into segments and write the segment store",
+        "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
+        "gst prepare synthetic:200000 --method contiguous\n"
+        "gst prepare elf --root /usr --label language\n"
+        "gst prepare elf --root /usr/lib --label call_depth --limit 100\n"
+        "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type\n"
+        "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
+        "gst prepare tpugraphs --collection layout/nlp/random --features costs,padding --reduction hops:6\n"
+        "gst prepare tpugraphs --root data/tpugraphs",
+    )
+    _add_sources(prepare)
+    prepare.add_argument(
+        "--store", type=Path, default=Path("runs/stores"), help="where stores live (default: %(default)s)"
+    )
+    prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
+    prepare.add_argument(
+        "--method", default="metis", help="a partitioner, or auto: the smallest cut found (default: %(default)s)"
+    )
+    prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
+    prepare.add_argument("--seed", type=int, default=0, help="of the partitioner (default: %(default)s)")
+    data = command(
+        commands,
+        "data",
+        _data,
+        "which parts of a published dataset are here, and how to get them",
+        "gst data tpugraphs --root data/tpugraphs\ngst data tpugraphs --print-download > download.sh",
+    )
+    data.add_argument("dataset", choices=("tpugraphs",))
+    data.add_argument("--root", help="folder of the dataset (default: ~/data/tpugraphs)")
+    data.add_argument("--print-download", action="store_true", help="print the commands that download all of it")
+
+
+def _add_sources(prepare: argparse.ArgumentParser) -> None:
+    """The dataset, and the options of each kind, which `gst.data.named.OPTIONS` lists."""
+    prepare.add_argument(
+        "dataset",
+        nargs="+",
+        help="TpuGraphs npz files or patterns; synthetic:NODES; elf, the call graphs of this machine's binaries; "
+        "malnet FOLDER; tpugraphs, its collections below --root, all that are there unless named",
+    )
+    prepare.add_argument(
+        "--root", help="elf: folder to search (default: /usr); tpugraphs: its folder (default: ~/data/tpugraphs)"
+    )
+    elf = prepare.add_argument_group("elf")
+    elf.add_argument(
+        "--label",
+        choices=("language", "section", "call_depth"),
+        help="target: programming language, section of the Debian package, or depth of calls (default: language)",
+    )
+    elf.add_argument("--min-bytes", type=int, help="leave out smaller files (default: 100000)")
+    elf.add_argument("--limit", type=int, metavar="N", help="at most N binaries, evenly from all (default: all)")
+    elf.add_argument(
+        "--min-groups", type=int, metavar="N", help="leave out classes of fewer groups of packages (default: 5)"
+    )
+    malnet = prepare.add_argument_group("malnet and tpugraphs")
+    malnet.add_argument(
+        "--part",
+        choices=("all", "train", "val", "valid", "test"),
+        help="as published: val of malnet, valid of tpugraphs",
+    )
+    malnet.add_argument("--splits", help="folder of train.txt, val.txt and test.txt, for --part")
+    tpugraphs = prepare.add_argument_group("tpugraphs")
+    tpugraphs.add_argument("--collection", metavar="NAME", help="layout/xla/random, tile/xla, ... (default: all there)")
+    tpugraphs.add_argument("--eval-indices", metavar="JSON", help="only the configurations listed, as published")
+    derived = prepare.add_argument_group("tpugraphs and TpuGraphs npz files")
+    derived.add_argument(
+        "--features",
+        type=lambda names: tuple(names.split(",")),
+        metavar="NAMES",
+        help="derived node features to add, separated by commas, of costs, modulo, tiles, padding, layout, log "
+        "(default: the published columns alone)",
+    )
+    derived.add_argument(
+        "--reduction",
+        metavar="HOW",
+        help="none, or hops:K, only the nodes within K hops of a configurable one (default: none)",
+    )
+
+
+def _prepare(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.data.named import OPTIONS, datasets
+
+    names = {name for taken in OPTIONS.values() for name in taken}
+    given = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+    results = [_prepare_one(source, options) for source in datasets(options.dataset, **given)]
+    return results[0] if len(results) == 1 else {"stores": results}
+
+
+def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, Any]:
+    from collections import Counter
+
+    from tqdm import tqdm
+
+    from gst.data import ElfBinaries, MalNet, TpuGraphsCollection
+    from gst.data.named import expected_graphs
+    from gst.store import open_store, prepare
+
+    with tqdm(desc="searching", unit=" graphs") as bar:
+        bar.reset(expected_graphs(source))
+        bar.set_description("preparing")
+        directory = prepare(
+            source, options.store, options.max_nodes, options.method, options.halo, options.seed,
+            lambda name: bar.update() and None,
+        )  # fmt: skip
+    graphs = open_store(directory)
+    result: dict[str, Any] = {
+        "store": str(directory),
+        "graphs": len(graphs),
+        "nodes": sum(graph.num_nodes for graph in graphs),
+        "segments": sum(graph.num_segments for graph in graphs),
+        "configs": sum(graph.num_configs for graph in graphs),
+        "bytes": sum(graph.nbytes() for graph in graphs),
+        "edge_cut": max(graph.edge_cut for graph in graphs),
+        "balance": max(graph.balance for graph in graphs),
+    }
+    if isinstance(source, TpuGraphsCollection):
+        result |= {"collection": source.collection, "part": source.part}
+        print(f"{source.collection}, part {source.part}:")
+    print(
+        "{store}: {graphs} graphs, {nodes} nodes in {segments} segments, {configs} configurations; "
+        "worst edge cut {edge_cut:.3f}, worst balance {balance:.2f}".format(**result)
+    )
+    if isinstance(source, ElfBinaries | MalNet):
+        result["classes"] = list(source.classes)
+        print("classes: " + (", ".join(f"{i} {name}" for i, name in enumerate(source.classes)) or "none, a regression"))
+    if isinstance(source, ElfBinaries):
+        result["skipped"] = dict(Counter(source.skipped.values()).most_common())
+        print(
+            "skipped: " + (", ".join(f"{count} {reason}" for reason, count in result["skipped"].items()) or "nothing")
+        )
+    return result
+
+
+def _data(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.data.collections import USUAL_ROOT, download_commands, inventory
+
+    root = options.root or USUAL_ROOT
+    if options.print_download:
+        print("\n".join(commands := download_commands(root)))
+        return {"commands": commands}
+    files = inventory(root)
+    for name, count in files.items():
+        print(f"{name:<26} {f'{count} files' if count else 'absent'}")
+    print(f"below {root}; gst data tpugraphs --print-download tells how to get what is absent")
+    return {"root": root, "files": files}

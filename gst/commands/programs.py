@@ -1,0 +1,82 @@
+"""`gst trace`: what it takes, does and prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    trace = command(
+        commands,
+        "trace",
+        _trace,
+        "capture a PyTorch training step, or read an XLA program, as a graph",
+        "gst trace rnnlm\ngst trace mypackage.training:make_step --json step.json\n"
+        "gst trace --hlo program.txt --out program.npz",
+    )
+    source = trace.add_mutually_exclusive_group(required=True)
+    source.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION")
+    source.add_argument(
+        "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
+    )
+    trace.add_argument(
+        "--out", type=Path, metavar="FILE.npz", help="with --hlo: the graph as a TpuGraphs file, for gst rank"
+    )
+
+
+def _trace(options: argparse.Namespace) -> dict[str, Any]:
+    if options.hlo:
+        return _trace_hlo(options)
+    if options.out:
+        raise ValueError("--out goes with --hlo: a PyTorch program does not have the features of TpuGraphs")
+    from collections import Counter
+
+    from gst.programs import capture, resolve
+    from gst.programs.features import flops
+
+    program = capture(resolve(options.program))
+    kinds = Counter(operation.name.rsplit("_", 1)[0] for operation in program.operations)
+    result: dict[str, Any] = {
+        "program": program.name,
+        "num_nodes": program.num_nodes,
+        "num_edges": program.graph.num_edges,
+        "num_groups": program.num_groups,
+        "flops": float(flops(program.operations).sum()),
+        "operations": dict(kinds.most_common()),
+    }
+    print("{program}: {num_nodes} nodes, {num_edges} edges, {num_groups} groups, {flops:.3g} FLOPs".format(**result))
+    print("most frequent: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common(8)))
+    return result
+
+
+def _trace_hlo(options: argparse.Namespace) -> dict[str, Any]:
+    from collections import Counter
+
+    from gst.data.hlo import OPCODE_NAMES, read_hlo, write_npz
+
+    graph = read_hlo(options.hlo, merge=False)
+    kinds = Counter(OPCODE_NAMES[number] for number in graph.opcodes.tolist())
+    configurable = Counter(OPCODE_NAMES[number] for number in graph.opcodes[graph.config_nodes].tolist())
+    result: dict[str, Any] = {
+        "program": graph.name,
+        "num_nodes": graph.num_nodes,
+        "num_edges": graph.num_edges,
+        "num_configurable": len(graph.config_nodes),
+        "num_configs": graph.num_configs,
+        "opcodes": dict(kinds.most_common()),
+        "configurable": dict(configurable.most_common()),
+    }
+    print(
+        "{program}: {num_nodes} nodes, {num_edges} edges, {num_configurable} configurable nodes, "
+        "{num_configs} configuration(s)".format(**result)
+    )
+    for label, counter in (("opcodes", kinds), ("configurable", configurable)):
+        print(f"{label}: " + (", ".join(f"{name} {count}" for name, count in counter.most_common()) or "none"))
+    if options.out:
+        write_npz(graph, options.out)
+        print(f"Look at {options.out}")
+    return result

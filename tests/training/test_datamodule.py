@@ -1,0 +1,170 @@
+"""Parts of a dataset under Lightning: held out of one source, or from sources of their own, as published."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FIXTURES
+
+from gst.cli import main
+from gst.data import TpuGraphs, TpuGraphsCollection
+from gst.data.tpugraphs import read
+from gst.training import SegmentDataModule
+from gst.training.datamodule import TEST, TRAIN, VALID
+
+ALEXNET = FIXTURES / "alexnet_small.npz"
+CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "layout_xla_random.yaml"
+COLLECTION = Path("layout/xla/random")
+
+
+@pytest.fixture(autouse=True)
+def collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small collection below the directory of the test: 60, 40 and 20 rows, those of the test withheld."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    arrays = dict(np.load(ALEXNET))
+    for part, rows in (("train", slice(0, 60)), ("valid", slice(60, 100)), ("test", slice(100, 120))):
+        runtimes = arrays["config_runtime"][rows]
+        changed = {
+            "node_config_feat": arrays["node_config_feat"][rows],
+            "config_runtime": np.zeros_like(runtimes) if part == "test" else runtimes,
+        }
+        (COLLECTION / part).mkdir(parents=True)
+        np.savez(COLLECTION / part / f"{part}.npz", **arrays | changed)
+
+
+def part(name: Any, **options: Any) -> TpuGraphsCollection:
+    return TpuGraphsCollection(".", str(COLLECTION), name, merge=False, **options)
+
+
+def module(**sources: Any) -> SegmentDataModule:
+    return SegmentDataModule(part("train"), "stores", 100, num_valid=7, num_test=5, **sources)
+
+
+def sizes(data: SegmentDataModule) -> dict[int, list[tuple[str, int]]]:
+    return {number: [(g.name, len(configs)) for g, configs in chosen] for number, chosen in data.parts.items()}
+
+
+def test_a_part_with_a_source_is_all_of_it_and_the_others_are_held_out() -> None:
+    def parts(**sources: Any) -> dict[int, list[tuple[str, int]]]:
+        data = module(**sources)
+        data.setup("fit")
+        data.setup("predict")
+        return sizes(data)
+
+    valid, test = part("valid"), part("test")
+    one = parts()
+    assert one == {TRAIN: [("train", 48)], VALID: [("train", 7)], TEST: [("train", 5)]}
+    three = parts(valid_source=valid, test_source=test)
+    assert three == {TRAIN: [("train", 60)], VALID: [("valid", 40)], TEST: [("test", 20)]}
+    assert parts(valid_source=valid) == {TRAIN: [("train", 55)], VALID: [("valid", 40)], TEST: [("train", 5)]}
+    assert parts(test_source=test) == {TRAIN: [("train", 53)], VALID: [("train", 7)], TEST: [("test", 20)]}
+
+
+def test_steps_of_each_part_come_from_its_own_source() -> None:
+    data = module(valid_source=part("valid"), test_source=part("test"))
+    data.setup("fit")
+    data.setup("predict")
+    loaders = {"train": data.train_dataloader(), "valid": data.val_dataloader(), "test": data.predict_dataloader()}
+    for name, loader in loaders.items():
+        steps = list(loader)
+        assert {graph.name for step in steps for graph in step.graphs} == {name}
+        targets = np.concatenate([step.targets[~step.targets.isnan()] for step in steps])
+        assert np.array_equal(np.sort(targets), np.sort(read(COLLECTION / name / f"{name}.npz", merge=False).targets))
+
+
+@pytest.mark.parametrize(
+    ("stage", "needed"),
+    [("fit", {"train", "valid"}), ("validate", {"valid"}), ("predict", {"test"})],
+)
+def test_only_the_parts_that_a_command_needs_have_to_be_there(stage: str, needed: set[str]) -> None:
+    for name in {"train", "valid", "test"} - needed:
+        shutil.rmtree(COLLECTION / name)
+    data = module(valid_source=part("valid"), test_source=part("test"))
+    data.setup(stage)
+    assert {name for (chosen,) in sizes(data).values() for name in chosen[:1]} == needed
+    assert bool(data.digest) == ("train" in needed)
+
+
+def test_placeholders_are_ranked_and_not_scored() -> None:
+    data = module(valid_source=part("test"), test_source=part("test"))
+    data.setup("predict")
+    for stage in ("test", "validate", "fit"):
+        with pytest.raises(ValueError, match="graph 'test' has 0 for every target: placeholders"):
+            data.setup(stage)
+
+
+def test_features_of_one_part_alone_are_refused() -> None:
+    unet = FIXTURES / "hlo" / "unet_3d_part.npz"
+    data = SegmentDataModule(
+        TpuGraphs([str(unet)], ["costs"]), "stores", valid_source=TpuGraphs([str(unet)]), num_test=1
+    )
+    with pytest.raises(ValueError, match=r"140 columns of node_features .* give valid_source the settings of source"):
+        data.setup("fit")
+
+
+# Through the commands ------------------------------------------------------------------------------
+
+
+def command(verb: str, root: str, *more: str) -> list[str]:
+    roots = [f"--data.{name}.init_args.root={root}" for name in ("source", "valid_source", "test_source")]
+    return [verb, "--config", str(CONFIG), *roots, "--trainer.enable_progress_bar=false", "--data.max_nodes=100", *more]
+
+
+def last_error(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len([line for line in lines if line.startswith("gst: error: ")]) == 1 and lines[-1].startswith("gst: error:")
+    return lines[-1]
+
+
+def test_the_published_parts_by_commands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Training keeps a table of the train part; the other parts are evaluated where that part is no more."""
+    table = "--model.table=true"
+    assert main(command("fit", ".", table, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2")) == 0
+    shutil.rmtree(COLLECTION / "train")
+    best = "--ckpt_path=runs/layout_xla_random/checkpoints/best.ckpt"
+    assert main(command("validate", ".", table, best)) == 0
+    assert main(command("predict", ".", table, best, "--predictions.path=p.csv")) == 0
+    with Path("p.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["graph"], row["unique_config"]) for row in rows] == [("test", str(i)) for i in range(20)]
+    assert len({row["score"] for row in rows}) > 10
+    capsys.readouterr()
+    assert main(command("test", ".", table, best)) == 2
+    assert "graph 'test' has 0 for every target: placeholders" in last_error(capsys)
+
+
+def test_rank_makes_of_a_file_what_training_made_of_its_own() -> None:
+    """The features and the reduction are part of the model: the scores are those of gst predict."""
+    default, unet = Path("layout/xla/default"), FIXTURES / "hlo" / "unet_3d_part.npz"
+    derive = {"collection": default, "features": "[costs]", "reduction": "hops:1", "merge": "false"}
+    flags = [
+        f"--data.{name}.init_args.{key}={value}"
+        for name in ("source", "valid_source", "test_source")
+        for key, value in derive.items()
+    ]
+    for name in ("train", "valid", "test"):
+        (default / name).mkdir(parents=True)
+        shutil.copy(unet, default / name)
+    assert main(command("fit", ".", *flags, "--trainer.max_epochs=1")) == 0
+    best = "runs/layout_xla_random/checkpoints/best.ckpt"
+    assert main(command("predict", ".", *flags, f"--ckpt_path={best}", "--predictions.path=p.csv")) == 0
+    assert main(["rank", best, str(unet), "--out", "r.csv"]) == 0
+    with Path("p.csv").open() as predicted, Path("r.csv").open() as ranked:
+        first, second = ([float(row["score"]) for row in csv.DictReader(lines)] for lines in (predicted, ranked))
+    assert len(set(first)) > 1 and np.allclose(first, second, rtol=1e-5, atol=1e-6)
+
+
+def test_an_absent_collection_is_one_line_with_its_download(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("fit", "nowhere")) == 2
+    assert "part train of layout/xla/random is not in nowhere; get it by: mkdir -p nowhere" in last_error(capsys)
+    shutil.rmtree(COLLECTION / "valid")
+    assert main(command("fit", ".")) == 2
+    told = last_error(capsys)
+    assert "part valid of layout/xla/random is not in" in told and "npz_layout_xla_random_valid.tar" in told
+    assert not Path("stores").exists()
