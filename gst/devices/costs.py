@@ -1,0 +1,134 @@
+"""All that a simulation needs to know of a program on devices, and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from gst.devices.calls import Values, bind
+from gst.devices.discover import Device
+from gst.devices.native import NativeExecutor
+from gst.devices.profile import alone
+from gst.programs import Program, Reference
+
+
+@dataclass(frozen=True, eq=False)
+class Storages:
+    """Pieces of memory that a run allocates; several values may lie in one (a view and its base).
+
+    Args:
+        num_bytes: of each storage.
+        made_by: node that allocates it.
+        held: pairs (storage, node): the value of the node keeps the storage alive.
+    """
+
+    num_bytes: Int64[np.ndarray, " storages"]
+    made_by: Int64[np.ndarray, " storages"]
+    held: Int64[np.ndarray, "2 holds"]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What each operation costs on each device, alone.
+
+    Args:
+        devices: where operations may run.
+        edges: producer -> consumer.
+        computed: false for inputs and constants, which take no time and no memory.
+        kept: values that are outputs, never freed.
+        times_us: of each operation alone on each device.
+        output_bytes: of the value of each node, as it would be copied to another memory.
+        own_bytes: the most that each operation takes while it runs on each device, its result included.
+        storages: who allocates what, and who keeps it.
+        latency_us: until a value is there, from a device to another; 0 within a memory.
+        bytes_per_us: of a copy from a device to another; infinite within a memory.
+    """
+
+    devices: tuple[Device, ...]
+    edges: Int64[np.ndarray, "2 edges"]
+    computed: Bool[np.ndarray, " nodes"]
+    kept: Bool[np.ndarray, " nodes"]
+    times_us: Float64[np.ndarray, "devices nodes"]
+    output_bytes: Int64[np.ndarray, " nodes"]
+    own_bytes: Int64[np.ndarray, "devices nodes"]
+    storages: Storages
+    latency_us: Float64[np.ndarray, "devices devices"]
+    bytes_per_us: Float64[np.ndarray, "devices devices"]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.computed)
+
+    @property
+    def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
+        """Bytes that each operation reads and writes: of its result, and of each value it reads."""
+        read = np.bincount(self.edges[1], self.output_bytes[self.edges[0]].astype(np.float64), self.num_nodes)
+        return (read + self.output_bytes) * self.computed
+
+
+def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
+    """Run the program on each device alone; devices with as many threads share their times.
+
+    Args:
+        executor: entered; its program and devices are measured.
+        repetitions: runs to take the median of, on each kind of device.
+    """
+    program, devices = executor.program, executor.devices
+    by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for device in devices:
+        if device.threads not in by_threads:
+            runs = alone(executor, device.name, repetitions)
+            times = np.median([each.end_us - each.begin_us for each in runs], axis=0)
+            by_threads[device.threads] = times, np.min([each.own_bytes for each in runs], axis=0)
+    times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
+    kept = np.zeros(program.num_nodes, bool)
+    kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
+    return Costs(
+        devices, program.graph.edges, np.array([each.kind == "operation" for each in program.operations]), kept,
+        times, program.output_bytes, own, storages(program),
+        np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
+    )  # fmt: skip
+
+
+def storages(program: Program) -> Storages:
+    """Run the program once on the calling thread, keeping every value, and see which lie in the same memory.
+
+    What operators declare of aliases is not enough: `_unsafe_view` and `contiguous` return their argument's memory.
+    """
+    fixed: list[Any] = [*program.inputs]
+    fixed += [operation.constant for operation in program.operations[len(fixed) :]]
+    values: Values = fixed.copy()
+    number: dict[int, int] = {}
+    num_bytes: list[int] = []
+    made_by: list[int] = []
+    held: list[tuple[int, int]] = []
+    given = {pointer for value in fixed for pointer, _ in _pointers(value)}
+    with torch.no_grad():
+        for node, call in enumerate(bind(program, torch.device("cpu"))):
+            if call is None:
+                continue
+            values[node] = call(values)
+            for pointer, size in _pointers(values[node]):
+                if pointer in given:
+                    continue
+                if pointer not in number:
+                    number[pointer] = len(num_bytes)
+                    num_bytes.append(size)
+                    made_by.append(node)
+                held.append((number[pointer], node))
+    pairs = np.array(held, np.int64).reshape(-1, 2).T
+    return Storages(np.array(num_bytes, np.int64), np.array(made_by, np.int64), pairs)
+
+
+def _pointers(value: Any) -> Sequence[tuple[int, int]]:
+    """Address and bytes of the memory of each tensor in a value."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        return [(storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
+    return [pair for each in value for pair in _pointers(each)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,180 @@
+"""The loop over events of a simulated run, compiled."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import numpy as np
+
+from partitioners.compiled import compiled
+
+LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
+
+
+@compiled
+@no_type_check
+def push(heap, size, key):
+    """Add `key` to a binary heap of `size` keys, the least on top."""
+    child = size
+    while child > 0:
+        parent = (child - 1) >> 1
+        if heap[parent] <= key:
+            break
+        heap[child] = heap[parent]
+        child = parent
+    heap[child] = key
+
+
+@compiled
+@no_type_check
+def pop(heap, size):
+    """Take the least key from a binary heap of `size` keys."""
+    least, last = heap[0], heap[size - 1]
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size - 1:
+            break
+        if child + 1 < size - 1 and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = last
+    return least
+
+
+@compiled
+@no_type_check
+def simulate(
+    home, rank, indptr, consumers, pending, producer_indptr, producers, computed, times, traffic, num_bytes,
+    cores, worker, leader, latency, bandwidth,
+    slowdown, memory_slowdown, remote_us_per_byte, switch_us, hand_over_us, wake_us, spin_us,
+):  # fmt: skip
+    """Begin and end of each node, in microseconds.
+
+    Args:
+        home: device of each node.
+        rank: of each node, distinct.
+        indptr, consumers: who reads the value of each node, computed nodes only; `producers` likewise.
+        pending: number of computed producers of each node.
+        traffic: bytes that each node reads and writes, in units of 10 kB.
+        cores: bits of the cores of each device; worker: the thread that runs it; leader: bit of each thread's own core.
+        latency, bandwidth: from device to device, microseconds and bytes per microsecond.
+    """
+    nodes, devices = len(home), len(cores)
+    begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
+    waiting = pending.copy()
+    by_rank = np.empty(nodes, np.int64)
+    by_rank[rank] = np.arange(nodes)
+    ready, num_ready = np.empty((devices, nodes), np.int64), np.zeros(devices, np.int64)
+    # Values under way between memories: when the last that a node waits for arrives.
+    coming = np.empty(nodes)
+    coming_nodes = np.empty(nodes, np.int64)
+    num_coming = 0
+    running = np.full(devices, -1)
+    left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
+    idle_since = np.zeros(len(leader))
+    covered = np.zeros(len(leader), np.bool_)
+    in_use = np.uint64(0)
+    now, num_left, waker = 0.0, 0, -1
+    for node in range(nodes):
+        if computed[node]:
+            num_left += 1
+            if waiting[node] == 0:
+                push(ready[home[node]], num_ready[home[node]], rank[node])
+                num_ready[home[node]] += 1
+    while num_left:
+        # Start: in the order of rank each device's first claims its cores, whether it can start now or must wait.
+        claimed, before = in_use, np.int64(-1)
+        while True:
+            chosen, least = -1, np.int64(nodes)
+            for device in range(devices):
+                if num_ready[device] and before < ready[device, 0] < least:
+                    chosen, least = device, ready[device, 0]
+            if chosen < 0:
+                break
+            before = least
+            if cores[chosen] & claimed == 0:
+                node = by_rank[pop(ready[chosen], num_ready[chosen])]
+                num_ready[chosen] -= 1
+                thread = worker[chosen]
+                if thread == waker:
+                    delay = switch_us
+                elif covered[thread] or now - idle_since[thread] > spin_us:
+                    delay = wake_us
+                else:
+                    delay = hand_over_us
+                remote = 0.0
+                for position in range(producer_indptr[node], producer_indptr[node + 1]):
+                    if worker[home[producers[position]]] != thread:
+                        remote += num_bytes[producers[position]]
+                begin[node] = now + delay
+                running[chosen] = node
+                left[chosen] = delay + times[chosen, node] + remote * remote_us_per_byte
+                intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
+                in_use |= cores[chosen]
+                covered[thread] = False
+                for other in range(len(leader)):
+                    if other != thread and leader[other] & cores[chosen]:
+                        covered[other] = True
+            claimed |= cores[chosen]
+        # How fast does each run beside the others?
+        for device in range(devices):
+            if running[device] >= 0:
+                lost = 0.0
+                for other in range(devices):
+                    if other != device and running[other] >= 0:
+                        lost += slowdown + memory_slowdown * intensity[device] * intensity[other]
+                rate[device] = max(1.0 - lost, LEAST_RATE)
+        # The next event: an operation ends, or a value arrives.
+        first, soonest = -1, np.inf
+        for device in range(devices):
+            if running[device] >= 0 and left[device] / rate[device] < soonest:
+                first, soonest = device, left[device] / rate[device]
+        waker = -1
+        next_arrival = -1
+        for position in range(num_coming):
+            if coming[position] - now < soonest:
+                next_arrival, soonest = position, coming[position] - now
+        assert soonest < np.inf, "nothing runs and nothing comes: the program has a cycle"
+        soonest = max(soonest, 0.0)
+        now += soonest
+        for device in range(devices):
+            if running[device] >= 0:
+                left[device] -= soonest * rate[device]
+        if next_arrival >= 0:
+            now = coming[next_arrival]
+            position = 0
+            while position < num_coming:  # all that arrive at this moment
+                if coming[position] > now:
+                    position += 1
+                    continue
+                node = coming_nodes[position]
+                num_coming -= 1
+                coming[position], coming_nodes[position] = coming[num_coming], coming_nodes[num_coming]
+                push(ready[home[node]], num_ready[home[node]], rank[node])
+                num_ready[home[node]] += 1
+            continue
+        node = running[first]
+        end[node] = now
+        running[first] = -1
+        in_use &= ~cores[first]
+        waker = worker[first]
+        idle_since[waker] = now
+        num_left -= 1
+        for position in range(indptr[node], indptr[node + 1]):
+            consumer = consumers[position]
+            there = home[consumer]
+            moved = latency[first, there] + num_bytes[node] / bandwidth[first, there]
+            arrival[consumer] = max(arrival[consumer], now + moved)
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                if arrival[consumer] > now:
+                    coming[num_coming], coming_nodes[num_coming] = arrival[consumer], consumer
+                    num_coming += 1
+                else:
+                    push(ready[there], num_ready[there], rank[consumer])
+                    num_ready[there] += 1
+    return begin, end
