@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from gst.devices.calls import Values, bind
+from gst.devices.cost_cache import CostCache
 from gst.devices.discover import Device
 from gst.devices.native import NativeExecutor
 from gst.devices.profile import alone
@@ -72,20 +73,23 @@ class Costs:
         return (read + self.output_bytes) * self.computed
 
 
-def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
+def measure_costs(executor: NativeExecutor, repetitions: int = 5, cache: CostCache | None = None) -> Costs:
     """Run the program on each device alone; devices with as many threads share their times.
 
     Args:
         executor: entered; its program and devices are measured.
         repetitions: runs to take the median of, on each kind of device.
+        cache: of operations measured before. If it knows all of the program nothing is run, and operations that are
+            alike have the same times; otherwise the program is measured, and the cache learns of it.
     """
     program, devices = executor.program, executor.devices
     by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for device in devices:
         if device.threads not in by_threads:
-            runs = alone(executor, device.name, repetitions)
-            times = np.median([each.end_us - each.begin_us for each in runs], axis=0)
-            by_threads[device.threads] = times, np.min([each.own_bytes for each in runs], axis=0)
+            known = cache.times(program, device.threads) if cache else None
+            by_threads[device.threads] = known or _measured(executor, device, repetitions)
+            if cache and not known:
+                cache.learn(program, device.threads, *by_threads[device.threads])
     times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
     kept = np.zeros(program.num_nodes, bool)
     kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
@@ -94,6 +98,12 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
         times, program.output_bytes, own, storages(program),
         np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
     )  # fmt: skip
+
+
+def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
+    runs = alone(executor, device.name, repetitions)
+    times = np.median([each.end_us - each.begin_us for each in runs], axis=0)
+    return times, np.min([each.own_bytes for each in runs], axis=0)
 
 
 def storages(program: Program) -> Storages:

@@ -121,14 +121,15 @@ def test_on_one_device_order_and_memory_are_those_of_the_run(program: Program) -
 
 @needs_compiler
 def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
-    """Given the times at which operations really ran, the peak is within 5 %."""
+    """Given the times at which operations really ran; those that run at once are taken to peak together, which is too
+    much by what kernels of such small tensors take for themselves."""
     rng = np.random.default_rng(1)
     with NativeExecutor(program, MOLDABLE) as native:
         costs = measure_costs(native, repetitions=1)
         for _ in range(10):
             native.run(random_plan(program, rng, names(MOLDABLE)))
             ran = native.last_timeline
-            assert peak_bytes(costs, ran)["host"] == pytest.approx(ran.peak_bytes, rel=0.05)
+            assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.25
 
 
 def test_values_in_one_memory_are_seen(program: Program) -> None:
