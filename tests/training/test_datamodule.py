@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FIXTURES
 
 from gst.cli import main
 from gst.data import TpuGraphs, TpuGraphsCollection
 from gst.data.tpugraphs import read
 from gst.training import SegmentDataModule
 from gst.training.datamodule import TEST, TRAIN, VALID
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 ALEXNET = FIXTURES / "alexnet_small.npz"
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "layout_xla_random.yaml"
