@@ -6,7 +6,7 @@ The base is SAGE with residuals and LayerNorm over channels, messages both ways,
 loss, on the graph pruned to two hops around configurable nodes (`hops:2`, see `tpugraphs_reduction`, whose training and
 split these are). `difference` is the mean over seeds of what a technique changes from the base of the same seed, with
 its 95 % interval (Student's t) over weights and draws; the split is the same, so it says nothing of other
-configurations. Node features beyond the file's 70 columns cannot be derived for this graph.
+configurations. Derived node features are compared by `hlo_features`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,169 @@
+"""What each family of derived node features (`gst.data.features.FEATURES`) is worth: all, none, and each left out.
+
+    python -m experiments.reproductions.hlo_features --seeds 5
+
+Three tasks. `unet_3d`: tau on a third of its configurations, learned from the others, the mean of three folds.
+`alexnet`: tau on 1,000 of its configurations, learned from all others; its columns are recovered by `alexnet_columns`.
+Both with the network of `common_gnn` on the graph pruned to two hops, configurations as published (each symbol of
+each column one-hot), so that nodes alone differ. `tile`: error@1 of one network of `tpugraphs_tile` on kernels left out
+in turn; `layout` replaces columns that tile sizes leave alone, and is missing there.
+
+`difference` is the mean over seeds of what a variant changes from `all` of the same seed, and `interval` its 95 %
+interval (Student's t) over weights, draws and, of the U-Net, folds. Encoders scale all columns by a logarithm
+themselves, so `log` makes it two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from scipy import stats
+from tqdm import tqdm
+
+from experiments.reproductions.alexnet_columns import with_all_columns
+from experiments.reproductions.common_columns import ALEXNET, MAX_NODES, UNET
+from experiments.reproductions.common_gnn import gnn
+from experiments.reproductions.late_fusion import Settings
+from experiments.reproductions.tpugraphs_tile import Kernel, expected_slowdown, network
+from gst.allocator import keep_freed_memory
+from gst.cost import kendall_tau, noise_ceiling
+from gst.data.derivation import derived
+from gst.data.features import FEATURES, enrich
+from gst.data.tpugraphs import read
+from gst.devices import machine_record
+from gst.graph import Graph
+from gst.segments import SegmentedGraph, segment
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
+INK, PAPER = "#0b5394", "#9fc5e8"
+TITLES = {"unet_3d": "U-Net 3D, tau", "alexnet": "AlexNet, tau", "tile": "tile sizes, error@1"}
+Task = Callable[[Sequence[str], int], float]
+"""A figure, from names of features and a seed."""
+Found = dict[str, dict[str, list[float]]]
+"""By task and variant, for each seed."""
+
+
+def with_features(graph: Graph, names: Sequence[str]) -> SegmentedGraph:
+    """A graph of layouts with derived node features, pruned, the symbols of its configurations one-hot."""
+    symbols = np.eye(SYMBOLS, dtype=np.int8)[graph.config_features.astype(np.int64) + 1]
+    few = derived(graph, names, "hops:2")
+    return segment(replace(few, config_features=symbols.reshape(*symbols.shape[:2], -1)), MAX_NODES)
+
+
+def layout_tau(graph: Graph, names: Sequence[str], seed: int, steps: int, folds: int, held_out: int) -> float:
+    """tau on what is held out: `held_out` configurations `folds` times, others each time."""
+    cut, taus = with_features(graph, names), []
+    order = np.random.default_rng(seed).permutation(graph.num_configs)
+    for fold in range(folds):
+        held = order[fold * held_out : (fold + 1) * held_out]
+        scores = gnn([[(cut, np.setdiff1d(order, held))]], seed, steps)(cut)
+        taus.append(kendall_tau(scores[held], graph.targets[held]))
+    return statistics.mean(taus)
+
+
+def tile_error(kernels: Sequence[Kernel], names: Sequence[str], seed: int, settings: Settings) -> float:
+    """error@1, the mean over kernels left out; what is known of a tile size stays what it was."""
+    rich = [replace(kernel, graph=enrich(kernel.graph, names)) for kernel in kernels]
+    with_choice, errors = [kernel for kernel in rich if kernel.graph.num_configs > 1], []
+    for held_out in rich:
+        scores = np.zeros(held_out.graph.num_configs)
+        if held_out in with_choice:
+            scores = network(settings)([kernel for kernel in with_choice if kernel is not held_out], held_out, seed)
+        errors.append(expected_slowdown(scores[held_out.group], held_out.ratios, 1))
+    return statistics.mean(errors)
+
+
+def tasks(data: Path, steps: int) -> dict[str, Task]:
+    unet, alexnet = read(data / UNET), with_all_columns(read(data / ALEXNET))
+    kernels = [Kernel.of(path) for path in sorted(data.glob("tile/xla/train/*.npz"))]
+    return {
+        "unet_3d": partial(layout_tau, unet, steps=steps, folds=FOLDS, held_out=unet.num_configs // FOLDS),
+        "alexnet": partial(layout_tau, alexnet, steps=steps, folds=1, held_out=HELD_OUT),
+        "tile": partial(tile_error, kernels, settings=Settings()),
+    }
+
+
+def variants(task: str) -> dict[str, tuple[str, ...]]:
+    """The features of each variant, `ALL` first."""
+    names = tuple(name for name in FEATURES if (task, name) != ("tile", "layout"))
+    without = {f"without {name}": tuple(other for other in names if other != name) for name in names}
+    return {ALL: names, **without, "none": ()}
+
+
+def run(measured: dict[str, Task], seeds: int, done: Found) -> Iterator[None]:
+    """Fill `done`, a figure between one stop and the next; what is there is not done again."""
+    todo = [(seed, task, name) for seed in range(seeds) for task in measured for name in variants(task)]
+    for seed, task, name in tqdm(todo, dynamic_ncols=True):
+        found = done.setdefault(task, {}).setdefault(name, [])
+        if len(found) <= seed:
+            found.append(measured[task](variants(task)[name], seed))
+            yield
+
+
+def row(values: list[float], base: list[float]) -> dict[str, Any]:
+    """The figures of a variant beside those of `ALL`, seed by seed."""
+    gains = np.subtract(values, base)
+    half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
+    figures = {"mean": statistics.mean(values), "difference": float(gains.mean()), "interval": float(half)}
+    return {**figures, "values": values}
+
+
+def draw(rows: dict[str, dict[str, dict[str, Any]]], out: Path) -> None:
+    figure, axes = plt.subplots(1, len(rows), figsize=(12, 3.4), layout="constrained")
+    for axis, (task, row) in zip(axes, rows.items(), strict=True):
+        names = [name for name in row if name != ALL][::-1]
+        for place, name in enumerate(names):
+            gains = np.subtract(row[name]["values"], row[ALL]["values"])
+            axis.plot(gains, [place] * len(gains), "o", color=PAPER, markersize=5)
+            axis.errorbar(row[name]["difference"], place, xerr=row[name]["interval"], fmt="D", color=INK, capsize=3)
+        axis.axvline(0, color="#666666", linewidth=0.8)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_title(f"{TITLES[task]} (all: {row[ALL]['mean']:.3f})", loc="left", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200, help="of the networks for layouts")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/tpugraphs"), help="a folder as of TpuGraphs")
+    parser.add_argument("--json", type=Path, default=Path("experiments/results/hlo_features.json"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/hlo_features.png"))
+    options = parser.parse_args()
+    if options.seeds < 2:
+        raise SystemExit(f"--seeds is {options.seeds}; an interval needs two or more")
+    keep_freed_memory()
+    part = options.json.with_suffix(".part.json")
+    before = json.loads(part.read_text()) if part.exists() else {}  # of an earlier run that was stopped
+    done: Found = before["done"] if before.get("steps") == options.steps else {}
+    for _ in run(tasks(options.data, options.steps), options.seeds, done):
+        part.write_text(json.dumps({"steps": options.steps, "done": done}))
+    rows = {
+        task: {name: row(each[: options.seeds], found[ALL][: options.seeds]) for name, each in found.items()}
+        for task, found in done.items()
+    }
+    command = f"python -m experiments.reproductions.hlo_features --seeds {options.seeds} --steps {options.steps}"
+    result = {
+        "tasks": rows, "unet_3d_ceiling": noise_ceiling(read(options.data / UNET)).tau, "seeds": options.seeds,
+        "steps": options.steps, "machine": machine_record(), "command": command,
+    }  # fmt: skip
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    draw(rows, options.plot)
+    part.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
