@@ -13,7 +13,8 @@ from typing import Any
 
 from gst.bench.commands import add_benchmarks
 from gst.commands.data import add_data
-from gst.commands.machine import add_demo, add_devices
+from gst.commands.devices import add_devices
+from gst.commands.machine import add_demo
 from gst.commands.programs import add_trace
 from gst.commands.training import add_rank
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,23 @@ def add_benchmarks(bench: Any, command: Callable[..., argparse.ArgumentParser]) 
     partition.add_argument("--nodes", type=int, default=1_000_000, help="of each graph (default: %(default)s)")
     partition.add_argument("--parts", type=int, default=200, help="(default: %(default)s)")
     partition.add_argument("--seed", type=int, default=0, help="of graphs and partitioners (default: %(default)s)")
+    executor = command(
+        bench,
+        "executor",
+        _executor,
+        "what running a captured program costs beyond its operations, against plain PyTorch",
+        "gst bench executor --json executor.json\ngst bench executor --programs rnnlm,inception",
+    )
+    simulator = command(
+        bench,
+        "simulator",
+        _simulator,
+        "simulated against measured runtimes of random plans",
+        "gst bench simulator --json simulator.json\ngst bench simulator --programs rnnlm --plans 30",
+    )
+    simulator.add_argument("--plans", type=int, default=100, help="of each program (default: %(default)s)")
+    for one in (executor, simulator):
+        one.add_argument("--programs", help="names separated by commas (default: every bundled one)")
 
 
 def _step(options: argparse.Namespace) -> dict[str, Any]:
@@ -104,6 +122,37 @@ def _partition(options: argparse.Namespace) -> dict[str, Any]:
 
     with Bars() as bars:
         return _told(run_partition(options.nodes, options.parts, options.seed, bars.show), options)
+
+
+def _executor(options: argparse.Namespace) -> dict[str, Any]:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
+    from gst.bench.executor import bench
+
+    with Bars() as bars:
+        return _rows(bench(_programs(options), progress=bars.show), options, "overhead", "one_core_ms", "pytorch_ms")
+
+
+def _simulator(options: argparse.Namespace) -> dict[str, Any]:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from gst.bench.simulator import bench
+
+    with Bars() as bars:
+        result = bench(_programs(options), options.plans, progress=bars.show)
+    return _rows(result, options, "spearman", "mape", "peak_error_worst", "evaluations_per_second")
+
+
+def _programs(options: argparse.Namespace) -> list[str]:
+    from gst.programs import WORKLOADS
+
+    return options.programs.split(",") if options.programs else list(WORKLOADS)
+
+
+def _rows(result: dict[str, Any], options: argparse.Namespace, *columns: str) -> dict[str, Any]:
+    """Print a line for each workload."""
+    print(f"{'program':<16}" + "".join(f"{column:>24}" for column in columns))
+    for name, row in result["workloads"].items():
+        print(f"{name:<16}" + "".join(f"{row[column]:>24.4g}" for column in columns))
+    return _told(result, options)
 
 
 def _told(result: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

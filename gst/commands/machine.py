@@ -1,4 +1,4 @@
-"""`gst demo` and `gst devices`: what they take, do and print."""
+"""`gst demo`: what it takes, does and prints."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ def add_demo(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     demo.add_argument("--resume", action="store_true", help="go on with the measurements in --out")
 
 
-def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it, made as in `add_demo`."""
-    command(commands, "devices", _devices, "the devices this process may use", "gst devices --json devices.json")
-
-
 def _demo(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -67,14 +62,3 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
     print(headline(result))
     print(f"Look at {options.out / 'report.html'}")
     return result
-
-
-def _devices(options: argparse.Namespace) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from gst.devices import discover
-
-    devices = discover()
-    for device in devices:
-        print(f"{device.name:<8} {device.threads} thread(s), memory {device.memory}, {device.description}")
-    return {"devices": [asdict(device) for device in devices]}

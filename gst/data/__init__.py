@@ -1,7 +1,8 @@
 """Datasets: anything that yields `Graph`s. Here TpuGraphs, XLA programs, the binaries of a machine, MalNet, and
-synthetic ones."""
+synthetic ones; and public graphs of costs."""
 
 from gst.data.collections import TpuGraphsCollection
+from gst.data.cost_graphs import CostGraph, read_cost_graph
 from gst.data.elf import ElfBinaries
 from gst.data.hlo import read_hlo, write_npz
 from gst.data.malnet import MalNet
@@ -10,6 +11,6 @@ from gst.data.synthetic import SyntheticPrograms
 from gst.data.tpugraphs import TpuGraphs
 
 __all__ = [
-    "ElfBinaries", "GraphSource", "MalNet", "SyntheticPrograms", "TpuGraphs", "TpuGraphsCollection", "group_of",
-    "read_hlo", "write_npz",
+    "CostGraph", "ElfBinaries", "GraphSource", "MalNet", "SyntheticPrograms", "TpuGraphs", "TpuGraphsCollection", "group_of",
+    "read_cost_graph", "read_hlo", "write_npz",
 ]  # fmt: skip

@@ -2,50 +2,221 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float32, Float64, Int64
 
-from gst.devices.plan import Plan
+from gst.data.fingerprint import of_files
+from gst.data.source import GraphSource
+from gst.devices import Device, Log, Measurement, Plan
+from gst.devices.plan import ranks
 from gst.graph import Graph
-from gst.programs import Program
+
+LOG = "measurements.jsonl"
+GRAPH = "graph.npz"
+VERSION = 1  # of the features of plans
+
+
+@dataclass(frozen=True, eq=False)
+class Profiled:
+    """What is known of a program on devices before any plan of it runs.
+
+    Args:
+        graph: of the program, without configurations.
+        output_bytes: of the value of each node.
+        devices: where operations may run; they may share cores.
+        times_us: profiled time of each operation alone on each device.
+    """
+
+    graph: Graph
+    output_bytes: Int64[np.ndarray, " nodes"]
+    devices: tuple[Device, ...]
+    times_us: Float64[np.ndarray, "devices nodes"]
+
+
+def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
+    """Which device takes which core; a device that may use any core, or is no CPU, has a column of its own."""
+    cores: dict[tuple[str, int], int] = {}
+    taken = [
+        [cores.setdefault(key, len(cores)) for key in [("core", core) for core in device.cores] or [("own", position)]]
+        for position, device in enumerate(devices)
+    ]
+    use = np.zeros((len(devices), len(cores)), bool)
+    for position, columns in enumerate(taken):
+        use[position, columns] = True
+    return use
 
 
 def plans_graph(
-    program: Program,
-    times_us: Float64[np.ndarray, "devices nodes"],
-    plans: Sequence[Plan],
-    runtimes_ns: Float64[np.ndarray, " plans"] | None = None,
+    profiled: Profiled, plans: Sequence[Plan], runtimes_ns: Float64[np.ndarray, " plans"] | None = None
 ) -> Graph:
     """The program with every operation configurable and one configuration per plan.
 
     Node features are those of the program and the logarithm of the profiled time of the operation on each device. A
-    configuration gives each node, for each device, whether it runs there and its share of the program's time there
-    (1 = an average operation), then how many of its inputs come from another device and the logarithm of their bytes.
+    configuration gives each node
+
+    - for each device, whether it runs there;
+    - for each core, the share of the program's time that it takes of that core (1 = an average operation on one core):
+      all cores of a device that spans several are taken, so that means over nodes are the loads of the cores;
+    - how many of its inputs come from another thread, and the logarithm of their bytes. Devices that begin with the
+      same core share a thread, so that nothing crosses between `cpu:0` and `cpu:0-1`;
+    - how much later than in program order its turn comes, as a share of the program (0 without priorities).
 
     Args:
-        times_us: profiled time of each operation on each device of the plans.
+        plans: they name the devices of `profiled`, in that order.
         runtimes_ns: measured runtimes of the plans.
     """
-    devices = np.arange(len(times_us))
-    share = times_us / max(times_us.mean(), 1e-9)
-    producers, consumers = program.graph.edges
-    output_bytes = program.output_bytes.astype(np.float64)
-    features = np.empty((len(plans), program.num_nodes, 2 * len(devices) + 2), np.float32)
+    graph, use = profiled.graph, core_use(profiled.devices)
+    share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
+    thread = use.argmax(1)
+    features = np.empty((len(plans), graph.num_nodes, sum(use.shape) + 3), np.float32)
     for row, plan in zip(features, plans, strict=True):
-        here = plan.placement[:, None] == devices
-        crossing = plan.placement[producers] != plan.placement[consumers]
-        received = np.bincount(consumers[crossing], output_bytes[producers[crossing]], program.num_nodes)
-        row[:, : len(devices)] = here
-        row[:, len(devices) : -2] = here * share.T
-        row[:, -2] = np.bincount(consumers[crossing], minlength=program.num_nodes)
-        row[:, -1] = np.log1p(received)
+        row[:] = _features_of_plan(profiled, plan, share, use, thread)
     return Graph(
-        node_features=np.hstack([program.graph.node_features, np.log1p(times_us.T)]).astype(np.float32),
-        edges=program.graph.edges,
-        opcodes=program.graph.opcodes,
-        config_nodes=np.arange(program.num_nodes),
+        node_features=np.hstack([graph.node_features, np.log1p(profiled.times_us.T)]).astype(np.float32),
+        edges=graph.edges,
+        opcodes=graph.opcodes,
+        config_nodes=np.arange(graph.num_nodes),
         config_features=features,
         targets=np.full(len(plans), np.nan) if runtimes_ns is None else runtimes_ns,
+        name=graph.name,
     )
+
+
+def _features_of_plan(
+    profiled: Profiled, plan: Plan, share: Float64[np.ndarray, "devices nodes"],
+    use: Bool[np.ndarray, "devices cores"], thread: Int64[np.ndarray, " devices"],
+) -> Float32[np.ndarray, "nodes channels"]:  # fmt: skip
+    nodes = np.arange(profiled.graph.num_nodes)
+    producers, consumers = profiled.graph.edges
+    here = plan.placement[:, None] == np.arange(len(use))
+    time = share[plan.placement, nodes]
+    crossing = thread[plan.placement[producers]] != thread[plan.placement[consumers]]
+    received = np.bincount(
+        consumers[crossing], profiled.output_bytes[producers[crossing]].astype(np.float64), len(nodes)
+    )
+    count = np.bincount(consumers[crossing], minlength=len(nodes))
+    later = np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
+    columns = [here, use[plan.placement] * time[:, None], count[:, None], np.log1p(received)[:, None], later[:, None]]
+    return np.hstack(columns).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredSet:
+    """A directory that `gst measure` wrote.
+
+    Args:
+        header: the first record of the log: what was measured, on what, by which versions.
+        profiled: the program on its devices.
+        plans: those measured, in that order.
+        measurements: of each of them.
+    """
+
+    header: dict[str, Any]
+    profiled: Profiled
+    plans: tuple[Plan, ...]
+    measurements: tuple[Measurement, ...]
+
+    def graph(self) -> Graph:
+        """The program with the plans that ran and their median runtimes in ns.
+
+        Raises:
+            ValueError: none ran to the end.
+        """
+        ran = [(plan, seen) for plan, seen in zip(self.plans, self.measurements, strict=True) if seen.outcome == "ok"]
+        if not ran:
+            reasons = sorted({seen.reason for seen in self.measurements})
+            raise ValueError(f"no plan of {self.header['name']} ran to the end: {'; '.join(reasons) or 'none tried'}")
+        return plans_graph(
+            self.profiled, [plan for plan, _ in ran], np.array([seen.median_ms for _, seen in ran]) * 1e6
+        )
+
+
+def write_header(directory: Path, header: dict[str, Any], profiled: Profiled) -> None:
+    """Begin a directory of measured plans: the graph, then the first line of the log, each at once or not at all."""
+    graph = profiled.graph
+    content = BytesIO()
+    np.savez_compressed(
+        content, node_features=graph.node_features, edges=graph.edges, opcodes=graph.opcodes,
+        output_bytes=profiled.output_bytes,
+    )  # fmt: skip
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / f"{GRAPH}.partial"
+    partial.write_bytes(content.getvalue())
+    partial.replace(directory / GRAPH)
+    on_devices = {"devices": [asdict(each) for each in profiled.devices], "times_us": profiled.times_us.tolist()}
+    Log(directory / LOG).append(header | on_devices)
+
+
+def read_measured(directory: Path) -> MeasuredSet:
+    """Read what `gst measure` wrote, as far as it came.
+
+    Raises:
+        ValueError: there is nothing, or it is damaged.
+    """
+    records = Log(directory / LOG).read()
+    if not records:
+        raise ValueError(f"{directory} holds no measured plans; make them with gst measure PROGRAM --out {directory}")
+    header, *rest = records
+    try:
+        with np.load(directory / GRAPH, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        graph = Graph(arrays["node_features"], arrays["edges"], arrays["opcodes"], name=header["name"])
+        devices = tuple(Device(**{**each, "cores": tuple(each["cores"])}) for each in header["devices"])
+        profiled = Profiled(graph, arrays["output_bytes"], devices, np.array(header["times_us"], np.float64))
+        plans = tuple(Plan.from_dict(record["plan"]) for record in rest)
+        return MeasuredSet(
+            header, profiled, plans, tuple(Measurement.from_dict(record["measurement"]) for record in rest)
+        )
+    except (OSError, KeyError, TypeError, EOFError) as error:
+        raise ValueError(
+            f"{directory} does not hold what gst measure writes ({type(error).__name__}: {error}); measure again"
+        ) from error
+
+
+class MeasuredPlans(GraphSource):
+    """Programs and their measured plans, one graph for each directory that `gst measure` wrote; targets are ns.
+
+    Args:
+        directories: of `gst measure --out`, or patterns of them (`runs/measured/*`).
+
+    Raises:
+        ValueError: when read, if there are none, or two are of programs with one name, or on different devices.
+    """
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        self.directories = tuple(directories)
+
+    def paths(self) -> list[Path]:
+        """The directories found, in order of name, each once."""
+        found: set[Path] = set()
+        for pattern in self.directories:
+            logs = glob.glob(f"{pattern}/{LOG}")  # noqa: PTH207 (absolute patterns too)
+            if not logs:
+                raise ValueError(f"no measured plans in {pattern!r}; make them with gst measure PROGRAM --out DIR")
+            found |= {Path(log).parent for log in logs}
+        return sorted(found)
+
+    def fingerprint(self) -> str:
+        """Another one when a file changed."""
+        files = [path / name for path in self.paths() for name in (GRAPH, LOG)]
+        return of_files(files, f"measured plans {VERSION}")
+
+    def __iter__(self) -> Iterator[Graph]:
+        first: MeasuredSet | None = None
+        for path in self.paths():
+            measured = read_measured(path)
+            first = first or measured
+            ours, theirs = ([each.name for each in one.profiled.devices] for one in (first, measured))
+            if ours != theirs:
+                raise ValueError(
+                    f"{path} was measured on {', '.join(theirs)}, the first directory on {', '.join(ours)}; a dataset "
+                    "has one list of devices"
+                )
+            yield measured.graph()

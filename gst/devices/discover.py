@@ -6,13 +6,16 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+SINGLE = re.compile(r"cpu:\d+")
 SET = re.compile(r"cpu:\d+-\d+")
+STREAM = re.compile(r"(cuda:\d+)/stream:\d+")
+BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,13 @@ class Device:
     """Something that runs one operation at a time. CPU devices may share cores: then one of them waits.
 
     Args:
-        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cuda:0': what plans call it.
+        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cuda:0', 'cuda:0/stream:1': what plans call it.
         kind: 'cpu' or 'cuda'.
         cores: numbers of the CPU cores its worker may use; empty = any.
         threads: intra-operation threads of its worker.
         memory: name of its memory; within one memory a value is handed over as it is, otherwise copied.
         description: for people.
+        memory_limit: bytes that a plan may take of its memory; None = all there is.
     """
 
     name: str
@@ -34,11 +38,12 @@ class Device:
     threads: int
     memory: str
     description: str
+    memory_limit: int | None = None
 
     @property
     def torch_device(self) -> torch.device:
         """Where its tensors live."""
-        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.name)
+        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.name.partition("/")[0])
 
 
 def discover(separate_memory: bool = False) -> list[Device]:
@@ -61,7 +66,7 @@ def discover(separate_memory: bool = False) -> list[Device]:
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
     """The devices called `names`, in that order. `cpu:0-3` is the set of the CPU devices 0 to 3: an operation there
-    waits for all of their cores and uses all of them.
+    waits for all of their cores and uses all of them. `cuda:0/stream:1` is one more stream of `cuda:0`, in its memory.
 
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.
@@ -70,6 +75,8 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
     for name in names:
         if name not in found and SET.fullmatch(name):
             found[name] = _core_set(name, found)
+        if (stream := STREAM.fullmatch(name)) and name not in found and stream[1] in found:
+            found[name] = replace(found[stream[1]], name=name)
         if name not in found:
             raise ValueError(f"there is no device {name!r} here; there are {', '.join(found) or 'none'}")
     if len(set(names)) < len(names):
@@ -81,6 +88,32 @@ def overlap(devices: Sequence[Device]) -> bool:
     """Do two of them share a core?"""
     cores = [core for device in devices for core in device.cores]
     return len(set(cores)) < len(cores)
+
+
+def core_sets(devices: Sequence[Device]) -> list[Device]:
+    """Sets of 2, 4, 8, ... neighbouring CPU devices of one memory, side by side, and the set of all of them, smallest
+    first. `select` makes any other by its name."""
+    cpus = [device for device in devices if SINGLE.fullmatch(device.name)]
+    sizes = [1 << power for power in range(1, len(cpus).bit_length()) if 1 << power < len(cpus)]
+    starts = [(first, size) for size in sizes for first in range(0, len(cpus) - size + 1, size)]
+    if len(cpus) < 2 or len({device.memory for device in cpus}) > 1:
+        return []
+    return select([f"cpu:{first}-{first + size - 1}" for first, size in [*starts, (0, len(cpus))]], cpus)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
+
+    Raises:
+        ValueError: no such size, or none at all.
+    """
+    found = BYTES.fullmatch(text.strip())
+    unit = (found[2] or "B").upper() if found else ""
+    power = "BKMGT".find(unit[:1])
+    size = int(float(found[1]) * (1024 if "I" in unit else 1000) ** power) if found else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is no size of memory; write a number and a unit, such as 512MiB, 2GiB or 1.5GB")
+    return size
 
 
 def _core_set(name: str, found: Mapping[str, Device]) -> Device:

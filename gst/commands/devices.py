@@ -1,0 +1,134 @@
+"""`gst devices`: what it takes, does and prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gst.progress import Bars
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gst.devices.discover import Device
+    from gst.devices.rates import Rates
+
+BUSY = 0.15
+
+
+def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    devices = command(
+        commands,
+        "devices",
+        _devices,
+        "the devices this process may use, and how fast they are",
+        "gst devices\ngst devices --measure --json devices.json\ngst devices --sets",
+    )
+    devices.add_argument(
+        "--measure",
+        action="store_true",
+        help="time operations on every kind of device and the links between devices; remembered for this machine "
+        "and this version of torch in $XDG_CACHE_HOME/gst/rates",
+    )
+    devices.add_argument("--sets", action="store_true", help="list core sets too: 2, 4, 8, ... cores that work as one")
+
+
+def _devices(options: argparse.Namespace) -> dict[str, Any]:
+    # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from gst.devices.discover import core_sets, discover
+    from gst.devices.load import LoadGate
+    from gst.devices.rates import measure_rates, save_rates, saved_rates
+
+    found = discover()
+    sets = core_sets(found)
+    if options.measure:
+        with Bars() as bars:
+            bars.show("waiting for quiet cores", 0, 1)
+            LoadGate().wait()
+            save_rates(measure_rates([*found, *sets], found, progress=bars.show))
+    rates = saved_rates()
+    console = Console()
+    listed = [*found, *sets] if options.sets else found
+    console.print(_device_table(listed, rates))
+    if rates:
+        console.print(_link_table(rates))
+    for line in _notes(found, sets, rates):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return {
+        "devices": [asdict(device) for device in found],
+        "sets": [asdict(device) for device in sets],
+        "rates": asdict(rates) if rates else None,
+    }
+
+
+def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
+    from rich.table import Table
+
+    table = Table(title=", ".join(dict.fromkeys(device.description for device in devices)))
+    table.add_column("device")
+    names = ("threads", "memory")
+    measured = ("matrix\nGFLOP/s", "convolution\nGFLOP/s", "pointwise\nGB/s", "sum\nGB/s", "small\nus") if rates else ()
+    for name in (*names, *measured):
+        table.add_column(name, justify="right")
+    for device in devices:
+        row = [device.name, str(device.threads), device.memory]
+        if rates:
+            known = rates.of(device)
+            row += ["-"] * 5 if known is None else [
+                f"{value:.3g}" for value in (
+                    known.matrix_gflops, known.convolution_gflops, known.elementwise_gb_per_s,
+                    known.reduction_gb_per_s, known.small_us,
+                )
+            ]  # fmt: skip
+        table.add_row(*row)
+    return table
+
+
+def _link_table(rates: Rates) -> Table:
+    """One row for links that are alike in kind, so that it stays short with many cores; --json has all of them."""
+    import numpy as np
+    from rich.table import Table
+
+    kinds: dict[str, list[Any]] = {}
+    for link in rates.links:
+        ends = [name.partition(":")[0] for name in (link.source, link.destination)]
+        same = "to itself" if link.source == link.destination else f"to another {ends[1]}"
+        kinds.setdefault(f"{ends[0]} {same}", []).append(link)
+    table = Table(title="links, medians")
+    table.add_column("from, to")
+    for name in ("pairs", "hand-over\nus", "small copy\nus", "large copy\nGB/s"):
+        table.add_column(name, justify="right")
+    for kind, links in kinds.items():
+        row = [kind, str(len(links))]
+        for key in ("hand_over_us", "copy_us", "copy_gb_per_s"):
+            values = [getattr(link, key) for link in links if getattr(link, key) is not None]
+            row.append(f"{np.median(values):.3g}" if values else "-")
+        table.add_row(*row)
+    return table
+
+
+def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None) -> list[str]:
+    lines = []
+    if sets:
+        lines.append(
+            f"Core sets are devices too: {sets[0].name} is {sets[0].threads} cores that work as one, so an operation "
+            "there waits for all of them. gst devices --sets lists more; --devices takes any, such as "
+            f"{found[0].name},{found[1].name},{sets[0].name}."
+        )
+    if any(device.kind == "cuda" for device in found):
+        lines.append("Streams of a GPU are devices too: cuda:0/stream:1 is one more stream of cuda:0.")
+    if rates:
+        lines.append("Values are handed over within a memory, and copied to and from GPUs or with --separate-memory.")
+    if rates is None:
+        lines.append("Not measured on this machine with this torch yet: gst devices --measure.")
+    elif rates.load > BUSY:
+        lines.append(f"Others took {rates.load:.0%} of the cores meanwhile; measure again when the machine is quiet.")
+    return lines

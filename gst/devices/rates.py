@@ -1,0 +1,143 @@
+"""How fast the devices of this machine are: operations of each class, and the way from device to device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+from gst.devices.discover import Device
+from gst.devices.load import LoadMeter
+from gst.devices.measure import machine_record
+from gst.devices.probes import PROBES, OperationRates, Probe, copy_speed, hand_over_us, operation_rates, ping_pong
+
+SCHEMA = 1
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one device to another, or from an operation to the next on the same device.
+
+    Args:
+        source: name of the device that has a value.
+        destination: name of the one that wants it.
+        hand_over_us: from the end of an operation to the start of the next, which reads its value, within a memory;
+            None between memories, or without a C++ compiler.
+        copy_us: of the smallest copy, if the two had memories of their own; None within a GPU.
+        copy_gb_per_s: of large copies, likewise.
+    """
+
+    source: str
+    destination: str
+    hand_over_us: float | None
+    copy_us: float | None
+    copy_gb_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was measured of a machine.
+
+    Args:
+        machine: processor, cores, version of torch and GPUs; rates are those of no other.
+        operations: one for each number of threads that was measured, and for each GPU.
+        links: for each pair of devices.
+        load: share of the cores that others took meanwhile, 0 .. 1.
+        time: when, UTC, ISO 8601.
+    """
+
+    machine: Mapping[str, Any]
+    operations: tuple[OperationRates, ...]
+    links: tuple[Link, ...]
+    load: float
+    time: str
+
+    def of(self, device: Device) -> OperationRates | None:
+        """Of a device like this one, if one was measured."""
+        for each in self.operations:
+            if each.device == device.name or (each.kind == device.kind == "cpu" and each.threads == device.threads):
+                return each
+        return None
+
+
+def measure_rates(
+    devices: Sequence[Device],
+    pairs: Sequence[Device],
+    repetitions: int = 10,
+    probes: Mapping[str, Probe] = PROBES,
+    progress: Progress = lambda what, done, total: None,
+) -> Rates:
+    """Time one small program on each kind of device, and the links of every two of `pairs`.
+
+    Args:
+        devices: one of each number of threads is measured, and every GPU.
+        pairs: devices whose links are measured, each also with itself.
+        repetitions: to take medians of.
+        probes: sizes of the operations for each kind of device.
+        progress: told what was done, how much of it, of how much.
+    """
+    meter, rates, links = LoadMeter(), [], []
+    kinds = list({(each.name if each.kind == "cuda" else each.threads): each for each in devices[::-1]}.values())[::-1]
+    for number, device in enumerate(kinds):
+        progress("operations", number, len(kinds))
+        rates.append(operation_rates(device, probes[device.kind], repetitions))
+    both = list(combinations_with_replacement(pairs, 2))
+    chain = ping_pong()
+    copies: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+    for number, (source, destination) in enumerate(both):
+        progress("links", number, len(both))
+        places = (str(source.torch_device), str(destination.torch_device))
+        if places not in copies:
+            size = min(probes[each.kind].copied_bytes for each in (source, destination))
+            copies[places] = copy_speed(source, destination, size, repetitions)
+        links.append(Link(source.name, destination.name, hand_over_us(chain, source, destination), *copies[places]))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Rates(_machine(), tuple(rates), tuple(links), round(meter.share(), 4), now)
+
+
+def rates_path(directory: Path | None = None) -> Path:
+    """Where rates of this machine lie: `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) if no directory is given."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst" / "rates"
+    digest = hashlib.sha256(json.dumps(_machine(), sort_keys=True).encode()).hexdigest()[:16]
+    return (directory or home) / f"{digest}.json"
+
+
+def save_rates(rates: Rates, directory: Path | None = None) -> Path:
+    """Write them at once or not at all."""
+    path = rates_path(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps({"schema": SCHEMA, **asdict(rates)}, indent=1))
+    partial.replace(path)
+    return path
+
+
+def saved_rates(directory: Path | None = None) -> Rates | None:
+    """What was measured before on this machine with this version of torch; None if nothing was.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
+    path = rates_path(directory)
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        if record.pop("schema") != SCHEMA or record["machine"] != _machine():
+            return None
+        operations = tuple(OperationRates(**each) for each in record.pop("operations"))
+        return Rates(operations=operations, links=tuple(Link(**each) for each in record.pop("links")), **record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: damaged rates of devices ({error}); run gst devices --measure") from error
+
+
+def _machine() -> dict[str, Any]:
+    """What rates depend on; the number of threads of this process is not part of it."""
+    return {key: value for key, value in machine_record().items() if key != "threads"}
