@@ -10,7 +10,7 @@ demo: $(STAMPS)/base            ## set up, then run the whole loop on what this 
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then run every test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMPS)/dev             ## style, types, import contracts
 	$(BIN)/ruff check .

@@ -32,6 +32,7 @@ METHOD = [
     "pooling",
     "pooling_kernels",
     "preparation",
+    "programs",
     "readiness",
     "reduction",
     "references",
@@ -47,7 +48,8 @@ METHOD = [
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+beside_others = "PYTEST_XDIST_WORKER" in os.environ
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if beside_others else "2")))
 settings.register_profile("unhurried", deadline=None)  # the first example waits for libraries to load
 settings.load_profile("unhurried")
 

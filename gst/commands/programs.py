@@ -15,11 +15,16 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "trace",
         _trace,
         "capture a PyTorch training step, or read an XLA program, as a graph",
-        "gst trace rnnlm\ngst trace mypackage.training:make_step --json step.json\n"
+        "gst trace rnnlm\ngst trace rnnlm:layers=8,hidden=512\n"
+        "gst trace mypackage.training:make_step --json step.json\n"
         "gst trace --hlo program.txt --out program.npz",
     )
     source = trace.add_mutually_exclusive_group(required=True)
-    source.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION")
+    source.add_argument(
+        "program",
+        nargs="?",
+        help="a bundled program (rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
+    )
     source.add_argument(
         "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
     )
@@ -35,10 +40,12 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--out goes with --hlo: a PyTorch program does not have the features of TpuGraphs")
     from collections import Counter
 
-    from gst.programs import capture, resolve
+    from gst.programs import trace_path, traced
+    from gst.programs.cache import TRACES
     from gst.programs.features import flops
 
-    program = capture(resolve(options.program))
+    program = traced(options.program)
+    path = trace_path(options.program, TRACES)
     kinds = Counter(operation.name.rsplit("_", 1)[0] for operation in program.operations)
     result: dict[str, Any] = {
         "program": program.name,
@@ -47,9 +54,12 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
         "num_groups": program.num_groups,
         "flops": float(flops(program.operations).sum()),
         "operations": dict(kinds.most_common()),
+        "cached": str(path) if path.is_dir() else None,
     }
     print("{program}: {num_nodes} nodes, {num_edges} edges, {num_groups} groups, {flops:.3g} FLOPs".format(**result))
     print("most frequent: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common(8)))
+    if result["cached"]:
+        print(f"Kept in {result['cached']}")
     return result
 
 

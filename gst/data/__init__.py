@@ -11,6 +11,6 @@ from gst.data.synthetic import SyntheticPrograms
 from gst.data.tpugraphs import TpuGraphs
 
 __all__ = [
-    "CostGraph", "ElfBinaries", "GraphSource", "MalNet", "SyntheticPrograms", "TpuGraphs", "TpuGraphsCollection", "group_of",
-    "read_cost_graph", "read_hlo", "write_npz",
+    "CostGraph", "ElfBinaries", "GraphSource", "MalNet", "SyntheticPrograms", "TpuGraphs", "TpuGraphsCollection",
+    "group_of", "read_cost_graph", "read_hlo", "write_npz",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,9 @@ from gst.programs.program import Operation
 TINY_ELEMENTS = 16_384
 
 
-def colocate(operations: Sequence[Operation], updates: Mapping[int, int]) -> Int64[np.ndarray, " nodes"]:
+def colocate(
+    operations: Sequence[Operation], updates: Mapping[int, int], ties: Sequence[tuple[int, int]] = ()
+) -> Int64[np.ndarray, " nodes"]:
     """Number the groups 0, 1, ... in the order of their first nodes.
 
     Views and `getitem` follow their producer. The update of a parameter follows the parameter, with the
@@ -25,12 +28,16 @@ def colocate(operations: Sequence[Operation], updates: Mapping[int, int]) -> Int
     Args:
         operations: nodes in topological order.
         updates: node of the new value of a parameter -> input node of that parameter.
+        ties: pairs of nodes to be kept together, as inputs that share memory.
     """
     groups = _Groups(len(operations))
     consumers: list[list[int]] = [[] for _ in operations]
     for node, operation in enumerate(operations):
         for producer in operation.producers:
             consumers[producer].append(node)
+    for first, second in ties:
+        groups.join(first, second)
+    kept = set(updates.values())
     in_update = _feeding_updates(operations, consumers, updates, groups)
     for node, operation in enumerate(operations):
         if operation.is_view and operation.producers:
@@ -40,7 +47,7 @@ def colocate(operations: Sequence[Operation], updates: Mapping[int, int]) -> Int
             if computed:
                 groups.join(node, max(computed))
     for node in reversed(range(len(operations))):
-        if not operations[node].producers and consumers[node] and node not in updates.values():
+        if not operations[node].producers and consumers[node] and node not in kept:
             found = {groups.of(each) for each in consumers[node]} - {groups.of(node)}
             if len(found) == 1:
                 groups.join(node, consumers[node][0])
@@ -79,7 +86,7 @@ def is_elementwise(operation: Operation) -> bool:
 
 
 def _is_tiny(operation: Operation) -> bool:
-    elements = sum(int(np.prod(shape)) for shape in operation.shapes)
+    elements = sum(map(math.prod, operation.shapes))
     return operation.kind == "operation" and is_elementwise(operation) and elements <= TINY_ELEMENTS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,10 @@ KNOWN_OPERATIONS = (
     "split", "split_with_sizes", "sqrt", "squeeze", "stack", "sub", "sum", "t", "tanh", "tanh_backward",
     "threshold_backward", "transpose", "unbind", "unsqueeze", "upsample_nearest2d", "var_mean", "view",
     "where", "zeros", "zeros_like",
+    "_native_batch_norm_legit_functional", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "bitwise_and", "copy", "expm1", "native_batch_norm",
+    "native_batch_norm_backward", "new_ones", "nll_loss2d_backward", "nll_loss2d_forward", "select_scatter",
+    "silu_backward", "slice_scatter", "topk", "triu",
 )  # fmt: skip
 NUM_OTHER = 32  # operations not in the list share these, by checksum of their name
 NUM_OPCODES = 2 + len(KNOWN_OPERATIONS) + NUM_OTHER
@@ -74,15 +79,17 @@ def node_features(
         dims = [*shape[:4], 0, 0, 0, 0][:4]
         input_bytes = sum(operations[producer].output_bytes for producer in operation.producers)
         dtype = operation.dtypes[0] if operation.dtypes else None
-        logarithms = np.log1p([operation.output_bytes, input_bytes, counted[node]])
         rows.append([
-            *logarithms, len(shape), *np.log1p(dims),
+            operation.output_bytes, input_bytes, counted[node], len(shape), *dims,
             dtype.itemsize if dtype else 0, dtype.is_floating_point if dtype else 0, len(operation.shapes),
             operation.kind == "input", operation.kind == "constant", operation.kind == "operation",
             operation.is_view, is_elementwise(operation),
-            np.log1p(in_degree[node]), np.log1p(out_degree[node]), depth[node], height[node],
+            in_degree[node], out_degree[node], depth[node], height[node],
         ])  # fmt: skip
-    return np.array(rows, np.float32).reshape(nodes, len(FEATURE_NAMES))
+    features = np.array(rows, np.float64).reshape(nodes, len(FEATURE_NAMES))
+    logarithmic = [name.startswith("log_") for name in FEATURE_NAMES]
+    features[:, logarithmic] = np.log1p(features[:, logarithmic])
+    return features.astype(np.float32)
 
 
 def flops(operations: Sequence[Operation]) -> Float64[np.ndarray, " nodes"]:
@@ -125,7 +132,7 @@ def _shapes_of(template: Any, operations: Sequence[Operation]) -> Any:
 
 
 def _elements(operation: Operation) -> int:
-    return sum(int(np.prod(shape)) for shape in operation.shapes)
+    return sum(map(math.prod, operation.shapes))
 
 
 def _longest_paths(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +63,7 @@ class Operation:
     def output_bytes(self) -> int:
         """Bytes of all tensors it makes."""
         pairs = zip(self.shapes, self.dtypes, strict=True)
-        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in pairs)
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,7 @@ class Program:
         outputs: for each flat output a `Reference` to the node that makes it, or a plain value.
         output_spec: how flat outputs become what the step returned (`program.unflatten`).
         colocation: number of the group of each node, 0 .. groups - 1; a group is best placed as one.
+        parameter_home: for each node the input node of the parameter that it is, views or renews; -1 for none.
     """
 
     name: str
@@ -84,6 +88,11 @@ class Program:
     outputs: tuple[Any, ...]
     output_spec: pytree.TreeSpec
     colocation: Int64[np.ndarray, " nodes"]
+    parameter_home: Int64[np.ndarray, " nodes"] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.parameter_home is None:
+            object.__setattr__(self, "parameter_home", np.full(len(self.operations), -1, np.int64))
 
     @property
     def num_nodes(self) -> int:
@@ -93,10 +102,44 @@ class Program:
     def num_groups(self) -> int:
         return int(self.colocation.max()) + 1
 
-    @property
+    @cached_property
     def output_bytes(self) -> Int64[np.ndarray, " nodes"]:
         """Bytes each node hands to another memory: a view counts what it shows."""
         return np.array([operation.output_bytes for operation in self.operations], np.int64)
+
+    @cached_property
+    def key(self) -> str:
+        """16 hexadecimal digits, the same wherever operations, arguments, shapes, dtypes, constants and outputs are
+        the same; names and the values of inputs do not count. A plan made for one such program fits the other.
+
+        Raises:
+            ValueError: an argument of an operation has no form in a file.
+        """
+        from gst.programs.saving import content_key
+
+        return content_key(self)
+
+    def save(self, directory: Path) -> None:
+        """Write the new directory `directory`, at once or not at all; nothing in it is pickled Python code.
+
+        Raises:
+            ValueError: it is there already, or an operation or argument has no form in a file.
+        """
+        from gst.programs.saving import save
+
+        save(self, directory)
+
+    @staticmethod
+    def load(directory: Path) -> Program:
+        """Read what `save` wrote; the program has the same key and computes the same.
+
+        Raises:
+            ValueError: it is no saved program, one of another version, a file of it is missing or damaged, or it
+                needs an operator that is not registered here.
+        """
+        from gst.programs.saving import load
+
+        return load(directory)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """Give flat outputs the structure in which the step returned them."""

@@ -1,17 +1,12 @@
 """Small programs and two one-thread devices, whatever the machine has."""
 
-from typing import Any
-
 import pytest
 
 from gst.devices import Device
 from gst.programs import WORKLOADS, Program, capture
+from tests.programs.small import SMALL
 
-# Sizes at which a test takes milliseconds.
-SMALL: dict[str, dict[str, Any]] = {
-    "rnnlm": {"layers": 2, "hidden": 16, "steps": 3, "batch": 4, "vocabulary": 30},
-    "inception": {"modules": 1, "width": 8, "size": 6, "batch": 4},
-}
+__all__ = ["SMALL", "pair", "program", "programs"]
 
 
 def pair(separate_memory: bool) -> list[Device]:

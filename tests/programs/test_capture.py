@@ -1,6 +1,7 @@
 """Laws of captured programs, and what cannot be captured."""
 
 import operator
+import time
 
 import numpy as np
 import pytest
@@ -11,23 +12,12 @@ from gst.programs import (
     WORKLOADS,
     Program,
     Reference,
+    Step,
     TrainingStep,
     capture,
+    capture_module,
     outputs_differ,
-    resolve,
 )
-
-from .small import SMALL
-
-
-@pytest.fixture(scope="module", params=sorted(SMALL))
-def step(request: pytest.FixtureRequest) -> TrainingStep:
-    return WORKLOADS[request.param](**SMALL[request.param])
-
-
-@pytest.fixture(scope="module")
-def program(step: TrainingStep) -> Program:
-    return capture(step)
 
 
 def test_nodes_are_in_topological_order_and_edges_are_what_operations_read(program: Program) -> None:
@@ -45,19 +35,15 @@ def test_nodes_are_in_topological_order_and_edges_are_what_operations_read(progr
 
 def test_the_program_computes_what_the_step_computes(program: Program, step: TrainingStep) -> None:
     assert outputs_differ(eager(program), pytorch(step)) is None
-    loss, parameters = program.unflatten(eager(program))
-    assert loss.ndim == 0 and list(parameters) == list(step.inputs[0])
+    loss, state = program.unflatten(eager(program))
+    assert loss.ndim == 0 and list(state) == list(step.inputs[0])
 
 
 def test_shapes_and_dtypes_are_those_of_the_values(program: Program) -> None:
     for output, value in zip(program.outputs, eager(program), strict=True):
         operation = program.operations[output.node]
         assert operation.shapes == (tuple(value.shape),) and operation.dtypes == (value.dtype,)
-        assert (
-            operation.output_bytes
-            == value.numel() * value.element_size()
-            == program.output_bytes[output.node]
-        )
+        assert operation.output_bytes == value.numel() * value.element_size() == program.output_bytes[output.node]
 
 
 def test_views_and_items_are_placed_with_their_producer(program: Program) -> None:
@@ -65,8 +51,8 @@ def test_views_and_items_are_placed_with_their_producer(program: Program) -> Non
     assert groups.shape == (program.num_nodes,) and groups.dtype == np.int64
     assert set(groups.tolist()) == set(range(program.num_groups))
     views = [(node, each) for node, each in enumerate(program.operations) if each.is_view]
-    assert any(each.target is operator.getitem for _, each in views)
-    assert any(each.target is torch.ops.aten.t.default for _, each in views)
+    targets = {each.target for _, each in views}
+    assert operator.getitem in targets and targets & {torch.ops.aten.t.default, torch.ops.aten.view.default}
     for node, operation in views:
         assert groups[node] == groups[operation.producers[0]]
 
@@ -74,12 +60,25 @@ def test_views_and_items_are_placed_with_their_producer(program: Program) -> Non
 def test_the_update_of_a_parameter_is_placed_with_it(program: Program, step: TrainingStep) -> None:
     updates = [each.node for each in program.outputs[1:]]
     assert len(updates) == len(step.inputs[0])
-    assert [program.colocation[node] for node in updates] == [
-        program.colocation[node] for node in range(len(updates))
-    ]
-    assert len({program.colocation[node] for node in updates}) > len(updates) // 2, (
-        "parameters are not one lump"
-    )
+    assert [program.colocation[node] for node in updates] == [program.colocation[node] for node in range(len(updates))]
+    parameters = [node for node, name in enumerate(step.inputs[0]) if name.endswith("weight")]
+    assert len({program.colocation[node] for node in parameters}) > len(parameters) // 2, "parameters are not one lump"
+
+
+def test_what_the_optimizer_remembers_is_placed_with_the_parameter(program: Program, step: TrainingStep) -> None:
+    names = list(step.inputs[0])
+    slots = [(node, names.index(name.partition("/")[0])) for node, name in enumerate(names) if "/" in name]
+    assert [program.colocation[slot] for slot, _ in slots] == [program.colocation[home] for _, home in slots]
+
+
+def test_home_of_a_node_is_the_parameter_it_is_views_or_renews(program: Program, step: TrainingStep) -> None:
+    homes, state = program.parameter_home, len(step.inputs[0])
+    assert homes[:state].tolist() == list(range(state)) and (homes[state : len(program.inputs)] == -1).all()
+    assert [homes[output.node] for output in program.outputs[1:]] == list(range(state))
+    updates = {output.node for output in program.outputs[1:]}
+    for node in set(range(len(program.inputs), program.num_nodes)) - updates:
+        operation = program.operations[node]
+        assert homes[node] == (homes[operation.producers[0]] if operation.is_view else -1)
 
 
 def test_large_operations_are_free(program: Program) -> None:
@@ -94,40 +93,15 @@ def test_large_operations_are_free(program: Program) -> None:
 
 def test_a_captured_tensor_is_a_constant() -> None:
     mask = torch.tensor([1.0, 0.0])
-    program = capture(
-        TrainingStep("masked", lambda p: (p["w"].sum(), {"w": p["w"] * mask}), ({"w": torch.ones(2)},))
-    )
+    program = capture(TrainingStep("masked", lambda p: (p["w"].sum(), {"w": p["w"] * mask}), ({"w": torch.ones(2)},)))
     assert [each.kind for each in program.operations].count("constant") == 1
     assert eager(program)[1].tolist() == [1.0, 0.0]
 
 
 def test_an_output_may_be_an_input_or_a_plain_value() -> None:
-    program = capture(
-        TrainingStep("same", lambda p: (p["w"].sum(), {"w": p["w"], "n": 3}), ({"w": torch.ones(2)},))
-    )
+    program = capture(TrainingStep("same", lambda p: (p["w"].sum(), {"w": p["w"], "n": 3}), ({"w": torch.ones(2)},)))
     assert program.outputs[1:] == (Reference(0), 3)
     assert eager(program)[2] == 3
-
-
-def _depends_on_values(parameters: dict) -> tuple:
-    return (parameters["w"] * 2, {}) if parameters["w"].sum() > 0 else (parameters["w"], {})
-
-
-def _in_place(parameters: dict) -> tuple:
-    return parameters["w"].clone().add_(1).sum(), parameters
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (_depends_on_values, "cannot be captured.*do not depend on the values"),
-        (_in_place, r"in place \(aten.add_"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_in_one_line(function: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        capture(TrainingStep("bad", function, ({"w": torch.ones(3)},)))  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
 
 
 def test_inputs_must_be_tensors() -> None:
@@ -135,27 +109,42 @@ def test_inputs_must_be_tensors() -> None:
         capture(TrainingStep("bad", lambda p, n: (p["w"] * n, {}), ({"w": torch.ones(3)}, 3)))
 
 
-def tiny() -> TrainingStep:
-    return TrainingStep("tiny", lambda p: (p["w"].sum(), p), ({"w": torch.ones(2)},))
+def test_inputs_that_are_the_same_tensor_are_placed_together() -> None:
+    tied = torch.ones(200, 200)
+    step = TrainingStep("tied", lambda p: (p["a"] @ p["b"] @ p["c"], {}), ({"a": tied, "b": tied, "c": tied * 2},))
+    groups = capture(step).colocation
+    assert groups[0] == groups[1] != groups[2]
 
 
-def no_step() -> int:
-    return 3
+def test_slices_of_one_tensor_are_not_tied() -> None:
+    text = torch.ones(3, 200, 200)
+    step = TrainingStep("slices", lambda a, b, c: (a @ b).relu() @ c, tuple(text))
+    assert len(set(capture(step).colocation[:3].tolist())) > 1
 
 
-def test_a_function_is_found_by_name() -> None:
-    assert capture(resolve(f"{__name__}:tiny")).name == "tiny"
+def test_a_module_is_captured_for_inference() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)
+    )
+    images = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    program = capture_module(model.eval(), (images,), "classifier")
+    (output,) = eager(program)
+    assert program.name == "classifier" and torch.allclose(output, model(images), atol=1e-6)
+    assert program.num_nodes - len(program.inputs) < 8, "no backward pass"
+    names = list(dict(model.named_parameters()) | dict(model.named_buffers()))
+    assert program.parameter_home[: len(names)].tolist() == list(range(len(names)))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nothing", "inception, rnnlm"),
-        ("no_such_module:f", "cannot import 'no_such_module'"),
-        (f"{__name__}:absent", "has no function 'absent'"),
-        (f"{__name__}:no_step", "returned a int"),
-    ],
-)
-def test_a_wrong_name_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        capture(resolve(name))
+def test_any_structure_of_outputs_is_given_back() -> None:
+    step = Step("pair", lambda x: {"twice": [x * 2], "same": (x,)}, (torch.ones(2),))
+    program = capture(step)
+    result = program.unflatten(eager(program))
+    assert result["twice"][0].tolist() == [2, 2] and result["same"][0].tolist() == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_program_of_25_000_nodes_is_captured_within_a_minute() -> None:
+    step = WORKLOADS["gnmt"](layers=8, hidden=8, steps=27, batch=2, vocabulary=20)
+    started = time.process_time()  # of this process alone: others may run beside it
+    assert capture(step).num_nodes >= 25_000
+    assert time.process_time() - started < 60

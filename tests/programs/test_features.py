@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gst.programs import FEATURE_NAMES, NUM_OPCODES, WORKLOADS, TrainingStep, capture
+from gst.programs import FEATURE_NAMES, NUM_OPCODES, WORKLOADS, Program, TrainingStep, capture
 from gst.programs.features import KNOWN_OPERATIONS, flops, opcode
 
 from .small import SMALL
@@ -31,16 +31,32 @@ def test_features_by_hand() -> None:
     assert column["height"].tolist() == pytest.approx([1, 1, 2 / 3, 1 / 3, 0])
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_flops_of_products_and_convolutions_are_those_pytorch_counts(name: str) -> None:
-    step = WORKLOADS[name](**SMALL[name])
+def test_flops_of_products_and_convolutions_are_those_pytorch_counts(program: Program, step: TrainingStep) -> None:
     with FlopCounterMode(display=False) as counter:
         step.function(*step.inputs)
-    program = capture(step)
-    names = ("mm", "addmm", "convolution", "convolution_backward")
-    heavy = [getattr(each.target, "overloadpacket", None).__name__ in names if each.kind == "operation" and
-             hasattr(each.target, "overloadpacket") else False for each in program.operations]  # fmt: skip
-    assert flops(program.operations)[heavy].sum() == counter.get_total_flops()
+    counts = {packet.__name__: count for packet, count in counter.get_flop_counts()["Global"].items()}
+    if program.name.startswith("nasnet"):  # PyTorch 2.13 counts weight gradients of grouped convolutions as if dense
+        del counts["convolution_backward"]
+    if program.name.startswith("wavenet"):  # its last residual convolution feeds nothing and is not in the program
+        del counts["convolution"]
+    counted = flops(program.operations)
+    for name, count in counts.items():
+        mine = [each.kind == "operation" and each.target.__name__.split(".")[0] == name for each in program.operations]
+        assert counted[mine].sum() == count, name
+
+
+def test_flops_of_a_grouped_convolution_by_hand() -> None:
+    def step(p: dict) -> tuple:
+        image, weight = (p[key].detach().requires_grad_() for key in ("image", "weight"))
+        loss = torch.nn.functional.conv2d(image, weight, groups=2).sum()
+        return loss.detach(), dict(zip(("image", "weight"), torch.autograd.grad(loss, [image, weight]), strict=True))
+
+    inputs = {"image": torch.ones(1, 4, 5, 5), "weight": torch.ones(6, 2, 3, 3)}
+    program = capture(TrainingStep("grouped", step, (inputs,)))
+    counted = dict(zip([str(each.target) for each in program.operations], flops(program.operations), strict=True))
+    outputs, products = 6 * 3 * 3, 2 * 3 * 3
+    assert counted["aten.convolution.default"] == 2 * outputs * products
+    assert counted["aten.convolution_backward.default"] == 2 * 2 * outputs * products
 
 
 def test_opcodes_fit_and_tell_kinds_apart() -> None:
@@ -48,9 +64,7 @@ def test_opcodes_fit_and_tell_kinds_apart() -> None:
     numbers = [opcode(each) for each in operations]
     assert min(numbers) >= 0 and max(numbers) < NUM_OPCODES
     assert {number for number, each in zip(numbers, operations, strict=True) if each.kind == "input"} == {0}
-    named = {
-        str(each.target): number for number, each in zip(numbers, operations, strict=True) if each.target
-    }
+    named = {str(each.target): number for number, each in zip(numbers, operations, strict=True) if each.target}
     assert named["aten.mm.default"] == 2 + KNOWN_OPERATIONS.index("mm") != named["aten.addmm.default"]
 
 

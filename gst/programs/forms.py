@@ -1,0 +1,100 @@
+"""Operators and their arguments as JSON, and back."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gst.programs.program import Reference
+
+GETITEM = "getitem"
+TORCH_VALUES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def form_of_target(target: Callable[..., Any] | None) -> str:
+    """The qualified name of an operator: 'aten::add.Tensor', 'getitem'.
+
+    Raises:
+        ValueError: it is no registered operator.
+    """
+    if target is operator.getitem:
+        return GETITEM
+    if not isinstance(target, torch._ops.OpOverload):
+        raise ValueError(f"{target} is no registered operator, so a program with it has no form in a file")
+    name, _, _ = target.name().partition(".")
+    return f"{name}.{target._overloadname}"
+
+
+def target_of_form(form: str) -> Callable[..., Any]:
+    """The operator of that name.
+
+    Raises:
+        ValueError: it is not registered.
+    """
+    if form == GETITEM:
+        return operator.getitem
+    namespace, _, rest = form.partition("::")
+    name, _, overload = rest.partition(".")
+    try:
+        target = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, RuntimeError):
+        target = None
+    if not isinstance(target, torch._ops.OpOverload):
+        raise ValueError(f"there is no operator {form!r} here; import the module that registers it, or trace again")
+    return target
+
+
+def form_of(value: Any) -> Any:
+    """A template of arguments as JSON: what JSON does not know is a dictionary with its kind as the only key.
+
+    Raises:
+        ValueError: there is no form for a value.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Reference):
+        return {"node": value.node}
+    if isinstance(value, list):
+        return [form_of(each) for each in value]
+    if isinstance(value, tuple):
+        return {"tuple": [form_of(each) for each in value]}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, complex):
+        return {"complex": str(value)}
+    for kind, cls in TORCH_VALUES.items():
+        if isinstance(value, cls):
+            return {kind: str(value).removeprefix("torch.")}
+    raise ValueError(f"an argument is a {type(value).__name__}, which has no form in a file")
+
+
+def value_of(form: Any) -> Any:
+    """What `form_of` made this of.
+
+    Raises:
+        ValueError: it is no such form.
+    """
+    if isinstance(form, list):
+        return [value_of(each) for each in form]
+    if not isinstance(form, dict):
+        return form
+    if len(form) != 1:
+        raise ValueError(f"{sorted(form)} is no kind of argument")
+    ((kind, content),) = form.items()
+    if kind == "node":
+        return Reference(int(content))
+    if kind == "tuple":
+        return tuple(value_of(each) for each in content)
+    simple: dict[str, Callable[[Any], Any]] = {"float": float, "complex": complex, "device": torch.device}
+    if kind in simple:
+        return simple[kind](content)
+    value = getattr(torch, content, None)
+    if kind in TORCH_VALUES and isinstance(value, TORCH_VALUES[kind]):
+        return value
+    raise ValueError(f"{kind!r} {content!r} is no kind of argument")

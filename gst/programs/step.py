@@ -1,0 +1,107 @@
+"""What is captured: a pure function of tensors with inputs to try it on; and how a model becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gst.programs.optimizers import first_state, updated
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of training, or of inference, as a pure function, with inputs to try it on.
+
+    Args:
+        name: unique within a dataset of programs.
+        function: what is computed; it leaves its inputs as they are. A step of training is
+            `function(state, *tensors) -> (loss, new_state)`, where `state` is a dictionary of parameters and whatever
+            else the step renews, and `new_state` has the same keys in the same order. A step of inference takes and
+            returns any structure of tensors.
+        inputs: what `function` is called with: tensors in tuples, lists and dictionaries.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+
+
+TrainingStep = Step
+"""The name of a `Step` that renews parameters."""
+
+
+class _Loss(nn.Module):
+    """A model and its loss as one module, so that `functional_call` reaches the parameters wherever they are used."""
+
+    def __init__(self, model: nn.Module, loss_of: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss_of = model, loss_of
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.loss_of(self.model, *tensors)
+
+
+def training_step(
+    name: str,
+    model: nn.Module,
+    loss_of: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    optimizer: str = "sgd",
+    rate: float = 0.1,
+) -> TrainingStep:
+    """The step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
+
+    The state holds the parameters and buffers of the model by name and, for each parameter, what the optimizer
+    remembers (`weight/momentum`). A tied weight is one entry.
+
+    Args:
+        name: of the step.
+        model: called with the parameters and buffers of the state; its own are read once and stay as they are.
+        loss_of: `loss_of(model, *tensors)`, a scalar.
+        tensors: one batch of data.
+        optimizer: one of `gst.programs.optimizers.OPTIMIZERS`.
+        rate: learning rate.
+
+    Raises:
+        ValueError: there is no such optimizer.
+    """
+    parameters = {key: value.detach() for key, value in model.named_parameters()}
+    buffers = {key: value.detach() for key, value in model.named_buffers()}
+    slots = first_state(optimizer, parameters)
+    loss_module = _Loss(model, loss_of)
+
+    def step(state: State, *tensors: Tensor) -> tuple[Tensor, State]:
+        leaves = {key: state[key].detach().requires_grad_() for key in parameters}
+        renewed = {key: state[key].clone() for key in buffers}  # a forward pass in training mode writes into them
+        named = {f"model.{key}": value for key, value in (leaves | renewed).items()}
+        loss = functional_call(loss_module, named, tensors)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), rate) | renewed
+        return loss.detach(), {key: new[key] for key in state}
+
+    return TrainingStep(name, step, (parameters | buffers | slots, *tensors))
+
+
+def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:
+    """The step `(parameters and buffers, *inputs) -> output of the model`, without gradients.
+
+    Args:
+        model: in the mode in which it is to be captured; `model.eval()` switches dropout off.
+        inputs: what the model is called with.
+        name: of the step; the name of the model's class if not given.
+    """
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    state = {key: value.detach() for key, value in named.items()}
+
+    def step(state: State, *inputs: Any) -> Any:
+        with torch.no_grad():
+            return functional_call(model, state, inputs)
+
+    return Step(name or type(model).__name__.lower(), step, (state, *inputs))

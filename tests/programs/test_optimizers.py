@@ -1,0 +1,50 @@
+"""Optimizers are PyTorch's."""
+
+import pytest
+import torch
+
+from gst.programs import training_step
+from gst.programs.optimizers import OPTIMIZERS
+
+REFERENCES = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05, eps=1e-6),
+}
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_five_steps_are_those_of_pytorch(optimizer: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    x, y = (torch.randn(6, size, generator=generator, dtype=torch.float64) for size in (3, 1))
+
+    def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (model(x) - y).square().mean()
+
+    step = training_step("line", model, loss_of, (x, y), optimizer, rate=0.05)
+    state = {name: value.clone() for name, value in step.inputs[0].items()}
+    reference = REFERENCES[optimizer](model.parameters())
+    for _ in range(5):
+        loss, state = step.function(state, x, y)
+        want = loss_of(model, x, y)
+        assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+        reference.zero_grad()
+        want.backward()
+        reference.step()
+    assert list(state) == list(step.inputs[0]), "the new state has the keys of the old one, in their order"
+    for name, value in model.named_parameters():
+        assert torch.allclose(state[name], value, rtol=1e-6), name
+
+
+def test_a_tied_weight_is_one_entry_and_an_unused_one_stays() -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    model["unused"] = torch.nn.Linear(2, 2, bias=False)
+    step = training_step("tied", model, lambda m, x: m["b"](m["a"](x)).sum(), (torch.ones(1, 2),))
+    assert list(step.inputs[0]) == ["a.weight", "unused.weight"]
+    _, state = step.function(*step.inputs)
+    leaf = model["a"].weight
+    (gradient,) = torch.autograd.grad((torch.ones(1, 2) @ leaf.T @ leaf.T).sum(), [leaf])
+    assert torch.allclose(state["a.weight"], leaf - 0.1 * gradient)
+    assert torch.equal(state["unused.weight"], model["unused"].weight)
