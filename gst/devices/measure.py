@@ -12,9 +12,13 @@ import numpy as np
 import torch
 
 from gst.devices.discover import cpu_model, usable_cores
-from gst.devices.load import LoadGate, LoadMeter
+from gst.devices.load import LoadGate, LoadMeter, ReadBusy, read_busy
 
 RESAMPLES = 1000
+
+
+class Failure(Exception):
+    """Raised by a callable that knows why it failed; the message is the reason of its measurement."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Measurement:
         quiet: whether the gate found the cores free before every round.
         machine: see `machine_record`.
         time: when it ended, UTC, ISO 8601.
+        peak_bytes: the most that intermediate values took in a run, where that was counted.
     """
 
     label: str
@@ -48,6 +53,7 @@ class Measurement:
     quiet: bool = True
     machine: Mapping[str, Any] = field(default_factory=dict)
     time: str = ""
+    peak_bytes: int | None = None
 
     @property
     def repetitions(self) -> int:
@@ -67,13 +73,15 @@ class Measurement:
 
 
 def measure(
-    callables: Mapping[str, Callable[[], object]],
+    callables: Mapping[str, Callable[[], Any]],
     repetitions: int = 20,
     warmup: int = 3,
     gate: LoadGate | None = None,
     seed: int = 0,
     plan_keys: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    time_of: Callable[[Callable[[], Any]], float] | None = None,
+    read: ReadBusy = read_busy,
 ) -> dict[str, Measurement]:
     """Time callables in turns (A B C A B C ...), so that what changes on the machine changes for all.
 
@@ -85,6 +93,8 @@ def measure(
         seed: of the bootstrap.
         plan_keys: key of the plan for some labels.
         progress: called with rounds done and rounds in all.
+        time_of: calls one of them and returns its milliseconds; `timed` if None.
+        read: busy seconds of the cores and of what is measured, for the load.
 
     Returns:
         For each label what was seen. A callable that raises is 'failed', and the others go on.
@@ -96,7 +106,8 @@ def measure(
         raise ValueError(f"want repetitions >= 1 and warmup >= 0, got {repetitions} and {warmup}")
     samples: dict[str, list[float]] = {label: [] for label in callables}
     failures: dict[str, str] = {}
-    meter, quiet, patience = LoadMeter(), True, gate.patience_s if gate else 0.0
+    time_of, meter = time_of or timed, LoadMeter(read)
+    quiet, patience = True, gate.patience_s if gate else 0.0
     for number in range(warmup + repetitions):
         if gate is not None and number >= warmup and patience > 0:
             spent, is_quiet = gate.wait(patience)
@@ -108,9 +119,9 @@ def measure(
             if label in failures:
                 continue
             try:
-                elapsed_ms = _timed(function)
+                elapsed_ms = time_of(function)
             except Exception as error:
-                failures[label] = f"{type(error).__name__}: {error}"
+                failures[label] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
                 continue
             if number >= warmup:
                 samples[label].append(elapsed_ms)
@@ -151,7 +162,8 @@ def machine_record() -> dict[str, Any]:
     return record
 
 
-def _timed(function: Callable[[], object]) -> float:
+def timed(function: Callable[[], object]) -> float:
+    """Milliseconds of one call, until its work on accelerators is done too."""
     _synchronise()
     start = time.perf_counter()
     result = function()

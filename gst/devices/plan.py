@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ class Plan:
             if values is not None and values.shape != self.placement.shape:
                 raise ValueError(f"{label} has shape {values.shape}, want {self.placement.shape} like placement")
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The same for equal plans, whatever made them: 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]

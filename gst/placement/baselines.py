@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import Device, Plan
+from gst.data.measured_plans import Profiled, core_use
+from gst.devices import Device, Plan, overlap
 from gst.programs import Program
 from partitioners import partition
 
@@ -22,7 +23,7 @@ class Task:
 
     Args:
         program: its operations.
-        devices: where they may go.
+        devices: where they may go; they may share cores.
         times_us: profiled time of each operation alone on each device.
     """
 
@@ -33,6 +34,10 @@ class Task:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(device.name for device in self.devices)
+
+    @property
+    def profiled(self) -> Profiled:
+        return Profiled(self.program.graph, self.program.output_bytes, self.devices, self.times_us)
 
     def plan(self, placement: Int64[np.ndarray, " nodes"]) -> Plan:
         return Plan(self.names, placement.astype(np.int64))
@@ -47,6 +52,8 @@ def portfolio(task: Task) -> dict[str, Plan]:
     plans = {f"single:{name}": single(task, device) for device, name in enumerate(task.names)}
     if len(task.devices) > 1:
         plans |= {"chunks": chunks(task), "metis": metis(task), "heft": heft(task)}
+        if overlap(task.devices):
+            plans["heft:narrow"] = heft(task, narrow=True)
     return plans
 
 
@@ -68,32 +75,52 @@ def metis(task: Task, seed: int = 0) -> Plan:
     return task.plan(partition(graph.edges, graph.num_nodes, len(task.devices), "metis", seed))
 
 
-def heft(task: Task) -> Plan:
+def heft(task: Task, narrow: bool = False) -> Plan:
     """Heterogeneous Earliest Finish Time (Topcuoglu et al. 2002): the operation with the longest way still to go is
-    placed next, where it would finish first."""
-    program, times = task.program, task.times_us
-    producers, consumers = neighbours(program)
-    transfer = HAND_OVER_US + program.output_bytes / BYTES_PER_US
-    mean = times.mean(0)
-    rank = np.zeros(program.num_nodes)
-    for node in range(program.num_nodes - 1, -1, -1):
-        rank[node] = mean[node] + max((transfer[node] / 2 + rank[c] for c in consumers[node]), default=0.0)
-    free = np.zeros(len(task.devices))
+    placed next, where it would finish first. A device of several cores is free when all of them are.
+
+    Args:
+        narrow: use the devices of fewest threads alone. Otherwise nearly everything goes to the widest device, which
+            is the fastest for each operation by itself.
+    """
+    program, times, use = task.program, task.times_us, core_use(task.devices)
+    threads = np.array([device.threads for device in task.devices])
+    forbidden = np.where(narrow & (threads > threads.min()), np.inf, 0.0)
+    producers, _ = neighbours(program)
+    transfer, mean = transfers_us(program), times.mean(0)
+    free = np.zeros(use.shape[1])
     finish = np.zeros(program.num_nodes)
     placement = np.zeros(program.num_nodes, np.int64)
     shared = np.array([[a.memory == b.memory for b in task.devices] for a in task.devices])
-    for node in np.argsort(-rank, kind="stable"):
+    for node in np.argsort(-upward_rank(task), kind="stable"):
         ready = np.zeros(len(task.devices))
         for p in producers[node]:
             cost = np.where(shared[placement[p]], HAND_OVER_US, transfer[p])
             cost[placement[p]] = 0.0
             ready = np.maximum(ready, finish[p] + (cost if mean[p] else 0.0))
-        done = np.maximum(free, ready) + times[:, node]
+        done = np.maximum(np.where(use, free, 0.0).max(1), ready) + times[:, node] + forbidden
         placement[node] = device = int(done.argmin())
         finish[node] = done[device]
         if times[device, node]:
-            free[device] = done[device]
+            free[use[device]] = done[device]
     return task.plan(placement)
+
+
+def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
+    """Microseconds from the start of each operation to the end of the program along its longest way, with mean times
+    and half the transfers (Topcuoglu et al. 2002, equation 8)."""
+    program, mean = task.program, task.times_us.mean(0)
+    _, consumers = neighbours(program)
+    transfer = transfers_us(program)
+    rank = np.zeros(program.num_nodes)
+    for node in range(program.num_nodes - 1, -1, -1):
+        rank[node] = mean[node] + max((transfer[node] / 2 + rank[c] for c in consumers[node]), default=0.0)
+    return rank
+
+
+def transfers_us(program: Program) -> Float64[np.ndarray, " nodes"]:
+    """To hand the value of each node to another memory."""
+    return HAND_OVER_US + program.output_bytes / BYTES_PER_US
 
 
 def neighbours(program: Program) -> tuple[list[list[int]], list[list[int]]]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from gst.devices import (
+    AnyExecutor,
     Device,
     ExecutionError,
-    Executor,
     LoadGate,
     Log,
     Measurement,
@@ -23,12 +21,14 @@ from gst.devices import (
     Plan,
     discover,
     eager,
+    executor,
     machine_record,
     measure,
-    profile,
     select,
 )
+from gst.devices.child import profile_devices
 from gst.placement.baselines import Task, portfolio
+from gst.placement.plan_files import save_plan
 from gst.placement.runtime import MeasuredRuntime
 from gst.placement.search import Progress, Search
 from gst.programs import Program, capture, outputs_differ, resolve
@@ -72,23 +72,23 @@ def demo(
     log = Log(out / "measurements.jsonl")
     if not resume:
         log.path.unlink(missing_ok=True)
-    with Executor(program, devices) as executor:
+    with executor(program, devices) as made:
         progress("profiling", 0, 1)
-        task = Task(program, tuple(devices), profile_devices(program, executor))
-        search = Search(task, MeasuredRuntime(executor, gate=LoadGate()), log, budget, seed=seed, progress=progress)
+        task = Task(program, tuple(devices), profile_devices(program, made))
+        search = Search(task, MeasuredRuntime(made, gate=LoadGate()), log, budget, seed=seed, progress=progress)
         plans = {"searched": search.run(), **portfolio(task)}
         for plan in plans.values():
-            check_outputs(executor, plan)
-        final = measure_finally(program_name, executor, plans, progress)
+            check_outputs(made, plan)
+        final = measure_finally(program_name, made, plans, progress)
     tau = search.tau()
     ran = [name for name in plans if final[name].outcome == "ok"]
     if not ran:
         raise ValueError(f"no plan ran to the end: {'; '.join(sorted({final[name].reason for name in plans}))}")
     name = min(ran, key=lambda label: final[label].median_ms)
-    plans[name].save(out / "plan.json")
+    save_plan(plans[name], program, out / "plan.json")
     if search.model is not None:
         search.model.save(out / "cost_model.pt")
-    prepare([replace(search.dataset(), name=program.name)], out / "dataset", max_nodes=512)
+    prepare([search.dataset()], out / "dataset", max_nodes=512)
     result: dict[str, Any] = {
         "command": command,
         "machine": machine_record(),
@@ -110,17 +110,7 @@ def demo(
     return result
 
 
-def profile_devices(program: Program, executor: Executor) -> Float64[np.ndarray, "devices nodes"]:
-    """Profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
-    seen: dict[tuple[str, int, str], np.ndarray] = {}
-    for device in executor.devices:
-        kind = (device.kind, device.threads, device.description)
-        if kind not in seen:
-            seen[kind] = profile(program, executor, device.name)
-    return np.stack([seen[device.kind, device.threads, device.description] for device in executor.devices])
-
-
-def check_outputs(executor: Executor, plan: Plan) -> None:
+def check_outputs(executor: AnyExecutor, plan: Plan) -> None:
     """A plan counts only if it computes what the program computes."""
     try:
         difference = outputs_differ(executor.run(plan), eager(executor.program))
@@ -131,7 +121,7 @@ def check_outputs(executor: Executor, plan: Plan) -> None:
 
 
 def measure_finally(
-    program_name: str, executor: Executor, plans: dict[str, Plan], progress: Progress, repetitions: int = 25
+    program_name: str, executor: AnyExecutor, plans: dict[str, Plan], progress: Progress, repetitions: int = 25
 ) -> dict[str, Measurement]:
     """Fresh, interleaved runs of every plan and of plain PyTorch (`pytorch`)."""
     runs: dict[str, Callable[[], object]] = {name: partial(executor.run, plan) for name, plan in plans.items()}

@@ -33,7 +33,7 @@ class PlacementPolicy(nn.Module):
     def __init__(self, task: Task, channels: int = 64, seed: int = 0) -> None:
         super().__init__()
         self.task = task
-        graph = plans_graph(task.program, task.times_us, [single(task, 0)])
+        graph = plans_graph(task.profiled, [single(task, 0)])
         self._batch = assemble([segment(graph, graph.num_nodes)], [(0, 0)], torch.zeros(1, 1, dtype=torch.long))
         self._group = torch.from_numpy(task.program.colocation)
         self._sizes = torch.bincount(self._group)

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.cost import CostModel
-from gst.data.measured_plans import plans_graph
-from gst.devices import Executor, LoadGate, Measurement, Plan, measure
-from gst.programs import Program
+from gst.data.measured_plans import Profiled, plans_graph
+from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
+from gst.devices.isolated import IsolatedExecutor, measure_plans
 
 
 class Runtime(Protocol):
@@ -25,11 +25,15 @@ class MeasuredRuntime:
     """Runs plans on the devices, in turns, on quiet cores.
 
     Args:
+        executor: entered; an `IsolatedExecutor` survives plans that crash or hang.
         repetitions, warmup: of each plan, see `gst.devices.measure`.
         gate: asked before every round.
     """
 
-    def __init__(self, executor: Executor, repetitions: int = 7, warmup: int = 1, gate: LoadGate | None = None) -> None:
+    def __init__(
+        self, executor: AnyExecutor | IsolatedExecutor, repetitions: int = 7, warmup: int = 1,
+        gate: LoadGate | None = None,
+    ) -> None:  # fmt: skip
         self.executor, self.repetitions, self.warmup, self.gate = executor, repetitions, warmup, gate
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
@@ -37,6 +41,8 @@ class MeasuredRuntime:
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
         """As a call, with everything that was seen."""
+        if isinstance(self.executor, IsolatedExecutor):
+            return measure_plans(self.executor, plans, self.repetitions, self.warmup, self.gate)
         labels = [f"{i}:{plan.key}" for i, plan in enumerate(plans)]
         runs: dict[str, Callable[[], object]] = {
             label: partial(self.executor.run, plan) for label, plan in zip(labels, plans, strict=True)
@@ -47,14 +53,10 @@ class MeasuredRuntime:
 
 
 class PredictedRuntime:
-    """Asks the cost model.
+    """Asks the cost model about plans of a program on devices."""
 
-    Args:
-        times_us: profiled time of each operation on each device.
-    """
-
-    def __init__(self, model: CostModel, program: Program, times_us: Float64[np.ndarray, "devices nodes"]) -> None:
-        self.model, self.program, self.times_us = model, program, times_us
+    def __init__(self, model: CostModel, profiled: Profiled) -> None:
+        self.model, self.profiled = model, profiled
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
-        return self.model.predict(plans_graph(self.program, self.times_us, plans)) / 1e6
+        return self.model.predict(plans_graph(self.profiled, plans)) / 1e6

@@ -80,10 +80,11 @@ class Search:
     num_screened: int = 0
 
     def __post_init__(self) -> None:
-        self.trials = [Trial.from_dict(record) for record in self.log.read()]
+        records = self.log.read()
+        self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
-        for trial in self.trials:
-            if trial.plan.devices != self.task.names or len(trial.plan.placement) != self.task.program.num_nodes:
+        for record, trial in zip(records, self.trials, strict=True):
+            if record.get("program") != self.task.program.key or trial.plan.devices != self.task.names:
                 raise ValueError(
                     f"{self.log.path} holds plans of another program or other devices; search into another directory"
                 )
@@ -124,7 +125,7 @@ class Search:
         """All plans that ran and their runtimes in ns."""
         good = self._ran()
         runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
-        return plans_graph(self.task.program, self.task.times_us, [trial.plan for trial in good], runtimes)
+        return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes)
 
     def _ran(self) -> list[Trial]:
         """The trials whose plan ran to the end, in the order measured."""
@@ -165,7 +166,7 @@ class Search:
         """Plans nobody measured: the best predicted of the policy's and of mutations, and one in six at random."""
         if self.model is None or len(self.task.devices) < 2:
             return []
-        predicted = PredictedRuntime(self.model, self.task.program, self.task.times_us)
+        predicted = PredictedRuntime(self.model, self.task.profiled)
         known = {trial.plan.key for trial in self.trials}
         ranked = sorted(self._ran(), key=lambda trial: trial.measurement.median_ms)
         top = [trial.plan for trial in ranked[:5]]
@@ -196,6 +197,6 @@ class Search:
             seen = self.runtime.measure([plan for plan, _, _ in few])
             for (plan, origin, predicted), measurement in zip(few, seen, strict=True):
                 trial = Trial(plan, origin, number, float(predicted), measurement)
-                self.log.append(trial.to_dict())
+                self.log.append({"program": self.task.program.key, **trial.to_dict()})
                 self.trials.append(trial)
             self.progress("measuring", len(self.trials), self.budget)

@@ -11,6 +11,7 @@ import pytest
 from gst.cli import main
 from gst.cost import CostModel
 from gst.devices import Executor, Log, Plan
+from gst.devices.isolated import IsolatedExecutor
 from gst.placement.baselines import Task, portfolio
 from gst.placement.runtime import MeasuredRuntime
 from gst.placement.search import Search
@@ -69,10 +70,20 @@ def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None
     log = tmp_path / "log.jsonl"
     searched(task, log, 6)
     record = json.loads(log.read_text().splitlines()[0])
-    record["plan"]["placement"] = record["plan"]["placement"][:-1]
+    assert record["program"] == task.program.key
+    record["program"] = "0123456789abcdef"
     log.write_text(json.dumps(record) + "\n")
     with Executor(task.program, task.devices) as executor, pytest.raises(ValueError, match="another program"):
         Search(task, MeasuredRuntime(executor), Log(log), 6)
+
+
+def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: Path) -> None:
+    task.program.save(tmp_path / "program")
+    plans = list(portfolio(task).values())[:2]
+    with IsolatedExecutor(tmp_path / "program", task.devices) as isolated:
+        runtime = MeasuredRuntime(isolated, repetitions=2)
+        assert [each.plan_key for each in runtime.measure(plans)] == [plan.key for plan in plans]
+        assert (runtime(plans) > 0).all()
 
 
 @pytest.mark.slow

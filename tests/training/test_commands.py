@@ -18,6 +18,11 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))
 FIXTURES = ROOT / "tests" / "fixtures"
 SMALL_DATA = {
+    "measured_plans": [
+        f"--data.source.init_args.directories=[{FIXTURES}/measured/*]",
+        "--data.num_valid=8",
+        "--data.num_test=8",
+    ],
     "alexnet_layout": [f"--data.source.init_args.files=[{FIXTURES}/alexnet_small.npz]", "--data.num_valid=100",
                        "--data.num_test=100"],
     "layout_xla_random": [f"--data.{name}.init_args.root=." for name in ("source", "valid_source", "test_source")],

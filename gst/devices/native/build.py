@@ -25,6 +25,11 @@ def compiler() -> str | None:
     return None
 
 
+def cache_directory() -> Path:
+    """What is compiled for this machine lies here: `$XDG_CACHE_HOME/gst`, or `~/.cache/gst`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"
+
+
 @lru_cache(maxsize=1)
 def load() -> None:
     """Make `torch.classes.gst` known, compiling the interpreter (about 15 s) unless this was done before.
@@ -44,8 +49,7 @@ def load() -> None:
 def _library() -> Path:
     content = [SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode(), *map(str.encode, FLAGS)]
     digest = hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "gst" / f"interpreter-{digest}.so"
+    return cache_directory() / f"interpreter-{digest}.so"
 
 
 def _compile(library: Path) -> None:

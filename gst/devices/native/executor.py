@@ -15,13 +15,14 @@ from torch import Tensor
 
 from gst.devices.calls import ExecutionError
 from gst.devices.discover import Device, select
+from gst.devices.fusion import fused
 from gst.devices.native.build import load
 from gst.devices.native.lower import lower
+from gst.devices.native.machine import machine
 from gst.devices.plan import Plan, positions_of_nodes, ranks
 from gst.programs import Program, Reference
 
 MAX_SCHEDULES = 256
-SPIN_US = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,23 @@ class Timeline:
     live_bytes: Int64[np.ndarray, " nodes"]
     own_bytes: Int64[np.ndarray, " nodes"]
     peak_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """A plan, ready to run.
+
+    Args:
+        schedule: the interpreter's form of it.
+        home: position of the device of each node of the program.
+        outputs: of the program that runs.
+        node_of: which node of that program computes each node, if groups are compiled into one; None if no two are.
+    """
+
+    schedule: Any
+    home: Int64[np.ndarray, " nodes"]
+    outputs: tuple[Any, ...]
+    node_of: Int64[np.ndarray, " nodes"] | None
 
 
 class NativeExecutor:
@@ -67,23 +85,24 @@ class NativeExecutor:
             raise ValueError("the compiled interpreter runs CPU devices of one memory, at most 64 cores, alone")
         self.memory_limit = memory_limit
         load()
-        self._lowered = lower(program)
+        self._lowered = lower(program, len(self.devices))
         self._machine: Any = None
-        self._schedules: OrderedDict[str, tuple[Any, Int64[np.ndarray, " nodes"]]] = OrderedDict()
-        self._last: Int64[np.ndarray, " nodes"] | None = None
+        self._schedules: OrderedDict[str, Scheduled] = OrderedDict()
+        self._last: Scheduled | None = None
 
     def __enter__(self) -> Self:
-        self._machine = _machine(self.devices)
+        self._machine = machine(self.devices)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        machine, self._machine = self._machine, None
-        machine.close()
+        closing, self._machine = self._machine, None
+        closing.close()
 
-    def compile(self, plan: Plan) -> Any:
-        """Work out a plan once; the most recent are remembered.
+    def compile(self, plan: Plan) -> Scheduled:
+        """Work out a plan once; the most recent are remembered. Groups that the plan fuses are compiled and measured
+        if this machine never saw their like, and run compiled if that is faster (see `gst.devices.fusion.fused`).
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
@@ -91,8 +110,15 @@ class NativeExecutor:
         key = plan.key
         if key not in self._schedules:
             home = positions_of_nodes(plan, self.program, self.devices)
-            made = torch.classes.gst.Schedule(self._lowered, home.tolist(), ranks(plan).tolist())
-            self._schedules[key] = made, home
+            program, lowered, node_of, homes = self.program, self._lowered, None, home
+            if plan.fusion is not None:
+                made = fused(program, plan, self.devices)
+                if made.num_groups:
+                    program, plan, node_of = made.program, made.plan, made.node_of
+                    lowered = lower(program, len(self.devices))
+                    homes = positions_of_nodes(plan, program, self.devices)
+            schedule = torch.classes.gst.Schedule(lowered, homes.tolist(), ranks(plan).tolist())
+            self._schedules[key] = Scheduled(schedule, home, program.outputs, node_of)
             if len(self._schedules) > MAX_SCHEDULES:
                 self._schedules.popitem(last=False)
         self._schedules.move_to_end(key)
@@ -114,22 +140,26 @@ class NativeExecutor:
         """
         if self._machine is None:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
-        schedule, self._last = self.compile(plan)
+        self._last = scheduled = self.compile(plan)
         given = [value.detach() for value in self.program.check_inputs(inputs)]
-        self._machine.run(schedule, given, self.memory_limit or 0)
-        if (node := self._machine.failed_node()) >= 0:
-            raise ExecutionError(node, self.devices[self._last[node]].name, self._machine.reason())
+        if scheduled.node_of is not None:
+            given = [_laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
+        self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
+        if (failed := self._machine.failed_node()) >= 0:
+            node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
+            raise ExecutionError(node, self.devices[scheduled.home[node]].name, self._machine.reason())
         result = self._machine.result
-        return [result(each.node) if isinstance(each, Reference) else each for each in self.program.outputs]
+        return [result(each.node) if isinstance(each, Reference) else each for each in scheduled.outputs]
 
     @property
     def last_timeline(self) -> Timeline:
-        """Of the last run."""
+        """Of the last run. Operations that ran as one have the times and bytes of that one."""
         assert self._last is not None, "nothing has run"
-        machine = self._machine
+        ran = self._machine
+        node_of = slice(None) if self._last.node_of is None else self._last.node_of
         return Timeline(
-            self._last, np.array(machine.begins()), np.array(machine.ends()),
-            np.array(machine.live()), np.array(machine.within()), machine.peak(),
+            self._last.home, np.array(ran.begins())[node_of], np.array(ran.ends())[node_of],
+            np.array(ran.live())[node_of], np.array(ran.within())[node_of], ran.peak(),
         )  # fmt: skip
 
 
@@ -140,21 +170,8 @@ def supports(devices: Sequence[Device]) -> bool:
     return in_one_memory and all(device.kind == "cpu" for device in devices) and len(cores) + len(devices) <= 64
 
 
-def _machine(devices: Sequence[Device]) -> Any:
-    """Threads for the devices. Cores are numbered 0, 1, ... for the interpreter; a device free to use any core has a
-    number of its own."""
-    machine = torch.classes.gst.Machine(SPIN_US)
-    number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
-    leaders: dict[int, list[Device]] = {}
-    bits: list[list[int]] = []
-    for device in devices:
-        bits.append([number[core] for core in device.cores] or [len(number) + len(leaders)])
-        leaders.setdefault(bits[-1][0], []).append(device)
-    worker: dict[int, int] = {}
-    for leader, led in leaders.items():
-        widest = max(led, key=lambda device: device.threads)
-        worker[leader] = machine.worker(list(widest.cores[:1]), list(widest.cores), widest.threads, leader)
-    for device, cores in zip(devices, bits, strict=True):
-        machine.device(cores, device.threads, worker[cores[0]])
-    machine.start()
-    return machine
+def _laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """`value` with the strides of `like`, for which groups are compiled: itself if it has them."""
+    if value.stride() == like.stride():
+        return value
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(value)

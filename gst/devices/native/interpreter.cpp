@@ -13,6 +13,10 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/custom_class.h>
+#if __has_include(<torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>)
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
+#define GST_RUNS_COMPILED_GROUPS
+#endif
 #ifdef __linux__
 #include <pthread.h>
 #include <sched.h>
@@ -29,6 +33,7 @@
 #include <queue>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 namespace {
@@ -53,13 +58,29 @@ struct Argument {
   Nodes from;       // the node that makes the value, or each item of the list (-1 = None)
 };
 
+// A group of operations that Inductor compiled ahead of time: tensors -> tensors. Several threads may call it at once.
+class Group {
+ public:
+#ifdef GST_RUNS_COMPILED_GROUPS
+  Group(const std::string& library, int64_t callers) : runner_(library, callers) {}
+  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& inputs) { return runner_.run(inputs); }
+
+ private:
+  torch::inductor::AOTIModelContainerRunnerCpu runner_;
+#else
+  Group(const std::string&, int64_t) { TORCH_CHECK(false, "this PyTorch has no runner of groups compiled ahead of time"); }
+  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>&) { return {}; }
+#endif
+};
+
 struct Operation {
-  std::optional<c10::OperatorHandle> handle;  // none: an input, a constant, or an item of a result
+  std::optional<c10::OperatorHandle> handle;  // none: an input, a constant, a compiled group, or an item of a result
+  std::shared_ptr<Group> group;               // compiled, of the values that it reads
   int64_t item = -1;                          // which one, of the first argument
   std::vector<Argument> arguments;
   Nodes producers, consumers;
   bool kept = false;  // returned by a run
-  bool computed() const { return handle.has_value() || item >= 0; }
+  bool computed() const { return handle.has_value() || group || item >= 0; }
 };
 
 class Program : public torch::CustomClassHolder {
@@ -68,6 +89,12 @@ class Program : public torch::CustomClassHolder {
 
   void call(int64_t node, std::string name, std::string overload) {
     operations.at(node).handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  }
+  // The library is loaded once for all nodes that name it; `callers`: how many threads may be in it at once.
+  void compiled(int64_t node, std::string library, int64_t callers) {
+    auto& group = groups_[library];
+    if (!group) group = std::make_shared<Group>(library, callers);
+    operations.at(node).group = group;
   }
   void item(int64_t node, int64_t from, int64_t which) {
     value(node, from);
@@ -94,6 +121,8 @@ class Program : public torch::CustomClassHolder {
   std::vector<std::pair<int64_t, at::Tensor>> constants;
 
  private:
+  std::unordered_map<std::string, std::shared_ptr<Group>> groups_;
+
   void connect(int64_t from, int64_t node) {
     if (from < 0) return;
     auto& producers = operations[node].producers;
@@ -394,6 +423,13 @@ class Machine : public torch::CustomClassHolder {
       const auto& all = values[operation.arguments[0].from[0]];
       values[node] = all.isTuple() ? all.toTupleRef().elements().at(operation.item)
                                    : IValue(all.toTensorList().get(operation.item));
+    } else if (operation.group) {
+      stack.clear();
+      std::vector<at::Tensor> inputs;
+      inputs.reserve(operation.arguments.size());
+      for (const auto& argument : operation.arguments) inputs.push_back(values[argument.from[0]].toTensor());
+      for (auto& output : (*operation.group)(inputs)) stack.emplace_back(std::move(output));
+      values[node] = collected(stack);
     } else {
       stack.clear();
       for (size_t i = 0; i < operation.arguments.size(); ++i) {
@@ -406,13 +442,19 @@ class Machine : public torch::CustomClassHolder {
           stack.push_back(gathered(argument.from, operation.handle->schema().arguments()[i].type()));
       }
       operation.handle->callBoxed(&stack);
-      values[node] = stack.size() == 1 ? std::move(stack[0]) : IValue(c10::ivalue::Tuple::create(std::move(stack)));
-      stack.clear();
+      values[node] = collected(stack);
     }
     for (auto from : operation.producers)
       if (operations[from].computed() && run_->uses[from].fetch_sub(1, std::memory_order_acq_rel) == 1)
         values[from] = IValue();
     if (!run_->uses[node].load(std::memory_order_relaxed)) values[node] = IValue();
+  }
+
+  // What is on the stack, which is empty afterwards: one value as it is, several as a tuple.
+  static IValue collected(std::vector<IValue>& stack) {
+    IValue value = stack.size() == 1 ? std::move(stack[0]) : IValue(c10::ivalue::Tuple::create(std::move(stack)));
+    stack.clear();
+    return value;
   }
 
   IValue gathered(const Nodes& from, c10::TypePtr type) {
@@ -455,6 +497,7 @@ TORCH_LIBRARY(gst, library) {
   library.class_<Program>("Program")
       .def(torch::init<int64_t>())
       .def("call", &Program::call)
+      .def("compiled", &Program::compiled)
       .def("item", &Program::item)
       .def("fixed", &Program::fixed)
       .def("value", &Program::value)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +23,36 @@ MEMORY_FORMATS = {
 }
 
 
-def lower(program: Program) -> Any:
+@dataclass(frozen=True)
+class CompiledGroup:
+    """What a node calls that stands for a group of operations: a library that Inductor compiled ahead of time.
+
+    Args:
+        library: the shared library.
+        num_operations: of the group, for people.
+    """
+
+    library: Path
+    num_operations: int
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """One tensor, or a list of several."""
+        with torch.no_grad():
+            outputs = self._run(list(inputs))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    @cached_property
+    def _run(self) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self.library), 1)
+        return runner.run
+
+
+def lower(program: Program, callers: int) -> Any:
     """The program as a `torch.classes.gst.Program`; operators are looked up by name, arguments put in schema order.
+
+    Args:
+        program: what is to run.
+        callers: how many threads may be in one compiled group at once.
 
     Raises:
         ValueError: an operation is no registered operator; the message names it.
@@ -31,6 +63,10 @@ def lower(program: Program) -> Any:
             lowered.constant(node, operation.constant)
         elif operation.kind == "operation" and operation.target is operator.getitem:
             lowered.item(node, operation.args[0].node, operation.args[1])
+        elif isinstance(operation.target, CompiledGroup):
+            lowered.compiled(node, str(operation.target.library), callers)
+            for argument in operation.args:
+                lowered.value(node, argument.node)
         elif operation.kind == "operation":
             _lower(lowered, node, operation)
     lowered.finish(sorted({each.node for each in program.outputs if isinstance(each, Reference)}))
