@@ -17,7 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: spinning threads would take the cores
+from gst.waiting import WAITING
+
+os.environ.update(WAITING)  # before torch is loaded
 
 import numpy as np
 

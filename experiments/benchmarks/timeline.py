@@ -14,7 +14,9 @@ import os
 from itertools import islice
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: spinning threads would take the cores
+from gst.waiting import WAITING
+
+os.environ.update(WAITING)  # before torch is loaded
 
 import matplotlib
 

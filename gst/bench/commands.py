@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gst.progress import Bars
+from gst.waiting import wait_briefly
 
 
 def add_benchmarks(bench: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -125,7 +125,7 @@ def _partition(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _executor(options: argparse.Namespace) -> dict[str, Any]:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
+    wait_briefly()
     from gst.bench.executor import bench
 
     with Bars() as bars:
@@ -133,7 +133,7 @@ def _executor(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _simulator(options: argparse.Namespace) -> dict[str, Any]:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     from gst.bench.simulator import bench
 
     with Bars() as bars:

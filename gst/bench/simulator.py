@@ -12,8 +12,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record, measure, select
-from gst.devices.calibration import calibrate
-from gst.devices.costs import measure_costs
+from gst.devices.calibration import fit, quickest_runs
+from gst.devices.costs import measure_costs, quickest
 from gst.devices.simulator import Contention, Simulator, peak_bytes
 from gst.placement.baselines import Task
 from gst.placement.random_plans import random_plans
@@ -31,12 +31,13 @@ def bench(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Measure random plans of each program, and simulate them with costs and contention measured before.
+    """Measure random plans of each program, and simulate them with costs and contention measured before and after.
 
     Args:
         names: of programs.
         num_plans: to judge by, over the first two cores and the set of both.
-        repetitions: of each plan, in turns; its runtime is the median.
+        repetitions: of each plan, in turns; its runtime is that of the quickest, since what else happens on a machine
+            only ever makes a run slower.
 
     Returns:
         machine, and for each of `workloads`: num_nodes, plans, spearman and mape of simulated against measured
@@ -56,15 +57,19 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
     program = traced(name)
     devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
     with NativeExecutor(program, devices) as executor:
-        costs = measure_costs(executor, repetitions=7)
-        task = Task(program, tuple(devices), costs.times_us)
+        moments = [measure_costs(executor)]
+        task = Task(program, tuple(devices), moments[0].times_us)
         plans = [plan for _, plan in islice(random_plans(task, seed), NUM_CALIBRATION + num_plans)]
         judged = plans[: len(plans) - NUM_CALIBRATION]
-        contention = calibrate(executor, costs, plans[len(judged) :])
         runs = {str(number): partial(executor.run, plan) for number, plan in enumerate(judged)}
         seen = measure(runs, repetitions, 1, LoadGate())
-        measured = np.array([seen[label].median_ms for label in runs])
+        measured = np.array([min(seen[label].samples_ms) for label in runs])
+        moments.append(measure_costs(executor))
+        learned = quickest_runs(executor, plans[len(judged) :])
         peaks = np.array([_peak(executor, plan) for plan in judged])
+        moments.append(measure_costs(executor))
+    costs = quickest(moments)
+    contention = fit(costs, learned)
     simulator = Simulator(costs, contention)
     simulated = simulator.makespans(judged) / 1e3
     ideal = Simulator(costs, IDEAL).makespans(judged) / 1e3

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gst.progress import Bars
+from gst.waiting import wait_briefly
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
 
 def _devices(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     from dataclasses import asdict
 
     from rich.console import Console

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gst.progress import Bars
+from gst.waiting import wait_briefly
 
 
 def add_demo(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -37,7 +37,7 @@ def add_demo(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 
 def _demo(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     from gst.placement.demo import demo
     from gst.report import headline
 

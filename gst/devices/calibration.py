@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.costs import Costs
 from gst.devices.native import NativeExecutor, Timeline
@@ -28,6 +28,11 @@ def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan], rep
         plans: a dozen will do; they should keep several devices busy.
         repetitions: runs of each, in turns.
     """
+    return fit(costs, quickest_runs(executor, plans, repetitions))
+
+
+def quickest_runs(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
+    """Run plans in turns; the quickest run of each."""
     quickest: dict[str, Timeline] = {}
     for _ in range(repetitions):
         for plan in plans:
@@ -35,7 +40,7 @@ def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan], rep
             seen, best = executor.last_timeline, quickest.get(plan.key)
             if best is None or seen.end_us.max() < best.end_us.max():
                 quickest[plan.key] = seen
-    return fit(costs, list(quickest.values()))
+    return list(quickest.values())
 
 
 def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention = UNKNOWN) -> Contention:
@@ -47,14 +52,14 @@ def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention =
     """
     from scipy.optimize import nnls
 
-    rows = np.concatenate([_rows(costs, run) for run in runs])
+    rows = np.concatenate([_rows(costs, run, start.helper_spin_us) for run in runs])
     scale = np.maximum(np.abs(rows[:, :-1]).max(0), 1e-12)
     known, excess = rows[:, :-1] / scale, rows[:, -1]
     weights, _ = nnls(known, excess)
     errors = excess - known @ weights
     usual_ones = np.abs(errors) <= np.quantile(np.abs(errors), 1 - TRIMMED)
     weights, _ = nnls(known[usual_ones], excess[usual_ones])
-    slowdown, memory_slowdown, remote = weights / scale
+    slowdown, memory_slowdown, remote, helper_us = weights / scale
     gaps = [_gaps(costs, run, start.spin_us) for run in runs]
     medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
     usual = (start.switch_us, start.hand_over_us, start.wake_us)
@@ -63,18 +68,20 @@ def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention =
     )
     return replace(
         start, slowdown=float(slowdown), memory_slowdown=float(memory_slowdown), remote_ns_per_byte=float(remote) * 1e3,
+        helper_us=float(helper_us),
         switch_us=same, hand_over_us=awake, wake_us=asleep,
     )  # fmt: skip
 
 
-def _rows(costs: Costs, run: Timeline | Simulation) -> Float64[np.ndarray, "operations 4"]:
+def _rows(costs: Costs, run: Timeline | Simulation, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:
     """For each operation: microseconds beside others, the same times the traffic of both, bytes read from another
-    thread, and by how much it took longer than alone."""
+    thread, whether its helpers slept, and by how much it took longer than alone."""
     nodes = np.flatnonzero(costs.computed)
     alone = costs.times_us[run.device[nodes], nodes]
     intensity = np.zeros(costs.num_nodes)
     intensity[nodes] = costs.traffic_bytes[nodes] / 1e4 / np.maximum(alone, 1e-3)
-    worker = Simulator(costs).worker[run.device]
+    simulator = Simulator(costs)
+    worker = simulator.worker[run.device]
     producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
     crossing = worker[producers] != worker[consumers]
     remote = np.bincount(
@@ -83,7 +90,24 @@ def _rows(costs: Costs, run: Timeline | Simulation) -> Float64[np.ndarray, "oper
     order = nodes[np.argsort(run.begin_us[nodes], kind="stable")]
     beside, traffic = _overlaps(order, run.begin_us, run.end_us, intensity)
     took = run.end_us[nodes] - run.begin_us[nodes]
-    return np.stack([beside[nodes], traffic[nodes], remote[nodes], took - alone], axis=1)
+    asleep = _helpers_asleep(order, run, worker, simulator.threads[run.device] > 1, helper_spin_us)
+    return np.stack([beside[nodes], traffic[nodes], remote[nodes], asleep[nodes], took - alone], axis=1)
+
+
+def _helpers_asleep(
+    order: Int64[np.ndarray, " operations"],
+    run: Timeline | Simulation,
+    worker: Int64[np.ndarray, " nodes"],
+    wide: Bool[np.ndarray, " nodes"],
+    helper_spin_us: float,
+) -> Float64[np.ndarray, " nodes"]:
+    """1 for each operation of several threads whose thread has run none for `helper_spin_us`."""
+    asleep = np.zeros(len(worker))
+    until: dict[int, float] = {}
+    for node in order[wide[order]].tolist():
+        asleep[node] = run.begin_us[node] - until.get(worker[node], -np.inf) > helper_spin_us
+        until[worker[node]] = run.end_us[node]
+    return asleep
 
 
 @compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5, cache: CostCac
 
     Args:
         executor: entered; its program and devices are measured.
-        repetitions: runs to take the median of, on each kind of device.
+        repetitions: runs on each kind of device, of which the quicker half counts.
         cache: of operations measured before. If it knows all of the program nothing is run, and operations that are
             alike have the same times; otherwise the program is measured, and the cache learns of it.
     """
@@ -100,9 +100,16 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5, cache: CostCac
     )  # fmt: skip
 
 
+def quickest(several: Sequence[Costs]) -> Costs:
+    """Of costs that were measured at several moments, those of the moment at which each device was quickest."""
+    rows = [min((each.times_us[device] for each in several), key=np.sum) for device in range(len(several[0].devices))]
+    return replace(several[0], times_us=np.stack(rows))
+
+
 def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
-    runs = alone(executor, device.name, repetitions)
-    times = np.median([each.end_us - each.begin_us for each in runs], axis=0)
+    """Medians of the quicker half of the runs: what else happens on a machine only ever makes a run slower."""
+    runs = sorted(alone(executor, device.name, repetitions), key=lambda each: each.end_us.max())
+    times = np.median([each.end_us - each.begin_us for each in runs[: (len(runs) + 1) // 2]], axis=0)
     return times, np.min([each.own_bytes for each in runs], axis=0)
 
 

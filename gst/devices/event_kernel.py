@@ -49,8 +49,8 @@ def pop(heap, size):
 @no_type_check
 def simulate(
     home, rank, indptr, consumers, pending, producer_indptr, producers, computed, times, traffic, num_bytes,
-    cores, worker, leader, latency, bandwidth,
-    slowdown, memory_slowdown, remote_us_per_byte, switch_us, hand_over_us, wake_us, spin_us,
+    cores, worker, leader, threads, latency, bandwidth,
+    slowdown, memory_slowdown, remote_us_per_byte, helper_us, switch_us, hand_over_us, wake_us, spin_us, helper_spin_us,
 ):  # fmt: skip
     """Begin and end of each node, in microseconds.
 
@@ -61,6 +61,7 @@ def simulate(
         pending: number of computed producers of each node.
         traffic: bytes that each node reads and writes, in units of 10 kB.
         cores: bits of the cores of each device; worker: the thread that runs it; leader: bit of each thread's own core.
+        threads: of one operation on each device.
         latency, bandwidth: from device to device, microseconds and bytes per microsecond.
     """
     nodes, devices = len(home), len(cores)
@@ -77,6 +78,7 @@ def simulate(
     left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
     idle_since = np.zeros(len(leader))
     covered = np.zeros(len(leader), np.bool_)
+    helped_until = np.full(len(leader), -np.inf)
     in_use = np.uint64(0)
     now, num_left, waker = 0.0, 0, -1
     for node in range(nodes):
@@ -113,6 +115,8 @@ def simulate(
                 begin[node] = now + delay
                 running[chosen] = node
                 left[chosen] = delay + times[chosen, node] + remote * remote_us_per_byte
+                if threads[chosen] > 1 and now - helped_until[thread] > helper_spin_us:
+                    left[chosen] += helper_us
                 intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
                 in_use |= cores[chosen]
                 covered[thread] = False
@@ -163,6 +167,8 @@ def simulate(
         in_use &= ~cores[first]
         waker = worker[first]
         idle_since[waker] = now
+        if threads[first] > 1:
+            helped_until[waker] = now
         num_left -= 1
         for position in range(indptr[node], indptr[node + 1]):
             consumer = consumers[position]

@@ -24,6 +24,7 @@ from gst.devices.discover import Device, select
 from gst.devices.load import LoadGate, read_busy
 from gst.devices.measure import Failure, Measurement, measure
 from gst.devices.plan import Plan
+from gst.waiting import WAITING
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
 
@@ -31,7 +32,7 @@ START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a 
 class IsolatedExecutor:
     """Runs plans of one program in a child process, which ends with this one. Use it as a context manager.
 
-    The child has OMP_WAIT_POLICY=PASSIVE, since spinning OpenMP threads would steal the cores of other devices. It is
+    In the child OpenMP's threads wait as `gst.waiting` says, since they would steal the cores of other devices. It is
     replaced by a fresh one whenever a plan crashed it, hung or raised. It ends with the thread that started it.
 
     Args:
@@ -119,7 +120,7 @@ class IsolatedExecutor:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         self._rest = b""
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "gst.devices.child"], env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+            [sys.executable, "-m", "gst.devices.child"], env={**os.environ, **WAITING},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
         )  # fmt: skip
         self.num_started += 1

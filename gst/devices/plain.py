@@ -19,6 +19,7 @@ import torch
 
 from gst.devices.executor import pytorch
 from gst.programs import resolve
+from gst.waiting import WAITING
 
 
 class PlainPyTorch:
@@ -33,7 +34,7 @@ class PlainPyTorch:
 
     def __enter__(self) -> Self:
         self._words = tempfile.TemporaryFile("w+")
-        environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+        environment = {key: value for key, value in os.environ.items() if key not in WAITING}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "gst.devices.plain", self.program_name], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,

@@ -25,19 +25,23 @@ class Contention:
         slowdown: share of its speed that an operation loses to each other one that runs.
         memory_slowdown: further share, times the traffic of both in units of 10 GB/s.
         remote_ns_per_byte: to read what another device's thread has written, from its caches.
+        helper_us: that an operation of several threads takes longer where its helpers have fallen asleep.
         switch_us: from the end of an operation to the start of the next on the same thread.
         hand_over_us: the same when another thread waits for it, awake.
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
         spin_us: how long threads look for work before they sleep.
+        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.waiting`.
     """
 
     slowdown: float = 0.0
     memory_slowdown: float = 0.0
     remote_ns_per_byte: float = 0.0
+    helper_us: float = 0.0
     switch_us: float = 0.3
     hand_over_us: float = 1.0
     wake_us: float = 30.0
     spin_us: float = 500.0
+    helper_spin_us: float = 25.0
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -73,6 +77,7 @@ class Simulator:
         cores: bits of the cores of each device.
         worker: number of the thread that runs each device.
         leader: bit of each thread's own core.
+        threads: of one operation on each device.
     """
 
     def __init__(self, costs: Costs, contention: Contention = Contention()) -> None:
@@ -81,6 +86,7 @@ class Simulator:
         self._positions = {device.name: position for position, device in enumerate(costs.devices)}
         self._arrays = _Arrays.of(costs)
         self.cores, self.worker, self.leader = _cores(costs)
+        self.threads = np.array([device.threads for device in costs.devices])
 
     def run(self, plan: Plan) -> Simulation:
         """Simulate one plan.
@@ -109,9 +115,9 @@ class Simulator:
         return simulate(
             home, rank, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers,
             self.costs.computed, self.costs.times_us, each.traffic, each.bytes, self.cores, self.worker,
-            self.leader, self.costs.latency_us, self.costs.bytes_per_us,
-            c.slowdown, c.memory_slowdown, c.remote_ns_per_byte / 1e3,
-            c.switch_us, c.hand_over_us, c.wake_us, c.spin_us,
+            self.leader, self.threads, self.costs.latency_us, self.costs.bytes_per_us,
+            c.slowdown, c.memory_slowdown, c.remote_ns_per_byte / 1e3, c.helper_us,
+            c.switch_us, c.hand_over_us, c.wake_us, c.spin_us, c.helper_spin_us,
         )  # fmt: skip
 
 

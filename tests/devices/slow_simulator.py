@@ -29,6 +29,7 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
     running: dict[int, list[float]] = {}  # device -> [node, microseconds left]
     idle_since = dict.fromkeys(thread, 0.0)
     covered = dict.fromkeys(thread, False)
+    helped_until = dict.fromkeys(thread, -math.inf)
     now, waker = 0.0, None
 
     def arrives(node: int) -> float:
@@ -66,6 +67,8 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
                 remote = sum(costs.output_bytes[p] for p in producers[node] if thread[home[p]] != mine)
                 begin[node] = now + delay
                 left = delay + costs.times_us[device, node] + remote * contention.remote_ns_per_byte / 1e3
+                if costs.devices[device].threads > 1 and now - helped_until[mine] > contention.helper_spin_us:
+                    left += contention.helper_us
                 running[device] = [node, left]
                 todo.remove(node)
                 covered[mine] = False
@@ -87,5 +90,7 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
             done.add(node)
             waker = thread[device]
             idle_since[waker] = then
+            if costs.devices[device].threads > 1:
+                helped_until[waker] = then
         now = then
     return begin, end

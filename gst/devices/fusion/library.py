@@ -162,7 +162,7 @@ def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple
                 runner.run(schedule, list(program.inputs), 0)
                 if runner.failed_node() >= 0:
                     raise ValueError(runner.reason())
-                outputs.append([runner.result(output.node) for output in each.outputs])
+                outputs.append(runner.results([output.node for output in each.outputs]))
                 row[column] = max(runner.ends()) - min(runner.begins()[len(inputs) :])
             _check(*outputs)
     finally:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from gst.allocator import keep_freed_memory
 from gst.devices.calls import ExecutionError
 from gst.devices.discover import Device, select
 from gst.devices.fusion import fused
@@ -85,12 +86,15 @@ class NativeExecutor:
             raise ValueError("the compiled interpreter runs CPU devices of one memory, at most 64 cores, alone")
         self.memory_limit = memory_limit
         load()
+        keep_freed_memory()  # else each run meets pages that the last one gave back, the more so where plans take turns
         self._lowered = lower(program, len(self.devices))
         self._machine: Any = None
         self._schedules: OrderedDict[str, Scheduled] = OrderedDict()
         self._last: Scheduled | None = None
 
     def __enter__(self) -> Self:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.waiting`
         self._machine = machine(self.devices)
         return self
 
@@ -99,6 +103,7 @@ class NativeExecutor:
     ) -> None:
         closing, self._machine = self._machine, None
         closing.close()
+        torch.set_num_threads(self._threads)
 
     def compile(self, plan: Plan) -> Scheduled:
         """Work out a plan once; the most recent are remembered. Groups that the plan fuses are compiled and measured
@@ -141,15 +146,15 @@ class NativeExecutor:
         if self._machine is None:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
         self._last = scheduled = self.compile(plan)
-        given = [value.detach() for value in self.program.check_inputs(inputs)]
+        given = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
         if scheduled.node_of is not None:
             given = [_laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
         if (failed := self._machine.failed_node()) >= 0:
             node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
             raise ExecutionError(node, self.devices[scheduled.home[node]].name, self._machine.reason())
-        result = self._machine.result
-        return [result(each.node) if isinstance(each, Reference) else each for each in scheduled.outputs]
+        made = iter(self._machine.results([each.node for each in scheduled.outputs if isinstance(each, Reference)]))
+        return [next(made) if isinstance(each, Reference) else each for each in scheduled.outputs]
 
     @property
     def last_timeline(self) -> Timeline:

@@ -7,9 +7,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/custom_class.h>
@@ -309,7 +311,11 @@ class Machine : public torch::CustomClassHolder {
   // Of the last run.
   int64_t failed_node() { return run_->failed_node; }
   std::string reason() { return run_->reason; }
-  IValue result(int64_t node) { return run_->values.at(node); }
+  std::vector<at::Tensor> results(const Nodes& nodes) {
+    std::vector<at::Tensor> tensors;
+    for (auto node : nodes) tensors.push_back(run_->values.at(node).toTensor());
+    return tensors;
+  }
   std::vector<double> begins() { return run_->begin; }
   std::vector<double> ends() { return run_->end; }
   Nodes live() { return run_->live; }
@@ -365,7 +371,8 @@ class Machine : public torch::CustomClassHolder {
     pin(worker.widest);
     at::get_num_threads();
     at::set_num_threads(worker.most_threads);
-    at::parallel_for(0, worker.most_threads, 1, [](int64_t, int64_t) {});
+    // By an operation of PyTorch: this file is compiled without OpenMP, so its own parallel loops would run on one thread.
+    at::empty({2 * worker.most_threads * at::internal::GRAIN_SIZE}, at::kFloat).fill_(1);
     pin(worker.pinned);
     int64_t threads = worker.most_threads;
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -514,7 +521,7 @@ TORCH_LIBRARY(gst, library) {
       .def("run", &Machine::run)
       .def("failed_node", &Machine::failed_node)
       .def("reason", &Machine::reason)
-      .def("result", &Machine::result)
+      .def("results", [](const c10::intrusive_ptr<Machine>& machine, Nodes nodes) { return machine->results(nodes); })
       .def("begins", &Machine::begins)
       .def("ends", &Machine::ends)
       .def("live", &Machine::live)
