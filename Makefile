@@ -24,6 +24,8 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	$(BIN)/gst bench memory --json experiments/results/memory.json
 	$(BIN)/gst bench table --json experiments/results/table.json
 	$(BIN)/gst bench partition --json experiments/results/partition.json
+	$(BIN)/gst bench executor --json experiments/results/executor.json
+	$(BIN)/gst bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
 	$(BIN)/python -m experiments.variants.compare
 	$(BIN)/python -m experiments.benchmarks.alexnet
 	for name in alexnet ablation reduction tile; do $(BIN)/python -m experiments.reproductions.tpugraphs_$$name || exit 1; done

@@ -68,7 +68,8 @@ def measure_program(
     with IsolatedExecutor(name, devices, memory_limit, time_limit_s) as isolated:
         if isolated.program_key != program.key:
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
-        header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": machine_record()}
+        machine = {key: value for key, value in machine_record().items() if key != "threads"}  # plans say how many
+        header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": machine}
         gate = LoadGate(patience_s=patience_s)
         measured = _begun(out, header, program, devices, isolated, gate, progress)
         task = Task(program, devices, measured.profiled.times_us)

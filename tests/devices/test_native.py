@@ -150,6 +150,9 @@ def test_a_memory_limit_ends_the_run_with_a_reason(program: Program) -> None:
         pytest.raises(ExecutionError, match=f"out of memory: .* limit {peak // 2}"),
     ):
         native.run(alone(program))
+    capped = [dataclasses.replace(device, memory_limit=peak // 2 + number) for number, device in enumerate(MOLDABLE)]
+    with NativeExecutor(program, capped) as native, pytest.raises(ExecutionError, match=f"limit {peak // 2}"):
+        native.run(alone(program))
     with NativeExecutor(program, MOLDABLE, memory_limit=2 * peak) as native:
         native.run(alone(program))
 

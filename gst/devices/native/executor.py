@@ -73,7 +73,8 @@ class NativeExecutor:
     Args:
         program: what plans place.
         devices: those plans may name.
-        memory_limit: bytes that intermediate values may take; a run that needs more fails. None = any.
+        memory_limit: bytes that intermediate values may take; a run that needs more fails. None = the least of the
+            devices' own limits, as they are one memory; any if they have none.
 
     Raises:
         ValueError: a device is no CPU device or has a memory of its own, or there is no C++ compiler.
@@ -84,7 +85,8 @@ class NativeExecutor:
         self.devices = tuple(select([device.name for device in devices], devices))
         if not supports(self.devices):
             raise ValueError("the compiled interpreter runs CPU devices of one memory, at most 64 cores, alone")
-        self.memory_limit = memory_limit
+        limits = [device.memory_limit for device in self.devices if device.memory_limit is not None]
+        self.memory_limit = min(limits, default=None) if memory_limit is None else memory_limit
         load()
         keep_freed_memory()  # else each run meets pages that the last one gave back, the more so where plans take turns
         self._lowered = lower(program, len(self.devices))
