@@ -41,7 +41,8 @@ def bench(
 
     Returns:
         machine, and for each of `workloads`: num_nodes, plans, spearman and mape of simulated against measured
-        runtimes, the same of an `ideal` simulator that knows of no contention and no hand-over, peak_error (mean) and
+        runtimes, the same of an `ideal` simulator that knows of no contention and no hand-over and of every other
+        repetition against the rest (`repeats`: what noise leaves), peak_error (mean) and
         peak_error_worst of the memory that simulated plans take, evaluations_per_second on one core, the learned
         contention, measured and simulated milliseconds of each plan, and whether the machine was quiet.
     """
@@ -63,7 +64,8 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
         judged = plans[: len(plans) - NUM_CALIBRATION]
         runs = {str(number): partial(executor.run, plan) for number, plan in enumerate(judged)}
         seen = measure(runs, repetitions, 1, LoadGate())
-        measured = np.array([min(seen[label].samples_ms) for label in runs])
+        samples = np.array([seen[label].samples_ms for label in runs])
+        measured = samples.min(1)
         moments.append(measure_costs(executor))
         learned = quickest_runs(executor, plans[len(judged) :])
         peaks = np.array([_peak(executor, plan) for plan in judged])
@@ -77,6 +79,7 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
     return {
         "num_nodes": program.num_nodes, "plans": len(judged),
         **_agreement(simulated, measured), "ideal": _agreement(ideal, measured),
+        "repeats": _agreement(samples[:, 1::2].min(1), samples[:, ::2].min(1)),
         "peak_error": float(peak_errors.mean()), "peak_error_worst": float(peak_errors.max()),
         "evaluations_per_second": _speed(simulator, judged),
         "contention": contention.to_dict(),

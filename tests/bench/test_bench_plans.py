@@ -1,0 +1,43 @@
+"""The benchmarks of the executor and the simulator, on a program of milliseconds: figures that can be read."""
+
+import numpy as np
+import pytest
+
+from gst.bench import executor, simulator
+from gst.devices import Measurement
+from gst.devices.discover import usable_cores
+from gst.devices.native import build
+
+TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
+
+
+def measurement(*samples: float) -> Measurement:
+    return Measurement("made", None, samples, float(np.median(samples)), 0.0, 0.0)
+
+
+def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> None:
+    below = np.random.default_rng(0).lognormal(0, 1, 40)
+    ratio, low, high = executor.ratio_interval(measurement(*1.5 * below), measurement(*below))
+    assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_executor_benchmark_tells_of_each_program() -> None:
+    result = executor.bench([TINY], repetitions=3)
+    row = result["workloads"][TINY]
+    assert 0 < row["overhead_low"] <= row["overhead"] <= row["overhead_high"]
+    assert all(row[key] > 0 for key in ("one_core_ms", "eager_ms", "all_cores_ms", "pytorch_ms"))
+    assert 0 < result["hand_over"]["same_us"] < 1000
+
+
+@pytest.mark.slow
+@needs_compiler
+@needs_two_cores
+def test_the_simulator_benchmark_tells_of_each_program() -> None:
+    row = simulator.bench([TINY], num_plans=6, repetitions=2)["workloads"][TINY]
+    assert row["plans"] == len(row["measured_ms"]) == len(row["simulated_ms"]) == 6
+    assert -1 <= row["spearman"] <= 1 and row["mape"] >= 0 and row["evaluations_per_second"] > 1000
+    assert row["peak_error"] <= row["peak_error_worst"] < 0.5
