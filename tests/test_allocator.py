@@ -18,7 +18,7 @@ def faults():
 
 assert "keep" not in sys.argv or keep_freed_memory()
 faults()
-print(faults())
+print(min(faults() for _ in range(5)))  # the system takes idle pages back when it likes
 """
 
 
