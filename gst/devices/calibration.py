@@ -52,7 +52,8 @@ def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention =
     """
     from scipy.optimize import nnls
 
-    rows = np.concatenate([_rows(costs, run, start.helper_spin_us) for run in runs])
+    simulator = Simulator(costs)
+    rows = np.concatenate([_rows(simulator, run, start.helper_spin_us) for run in runs])
     scale = np.maximum(np.abs(rows[:, :-1]).max(0), 1e-12)
     known, excess = rows[:, :-1] / scale, rows[:, -1]
     weights, _ = nnls(known, excess)
@@ -60,7 +61,7 @@ def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention =
     usual_ones = np.abs(errors) <= np.quantile(np.abs(errors), 1 - TRIMMED)
     weights, _ = nnls(known[usual_ones], excess[usual_ones])
     slowdown, memory_slowdown, remote, helper_us = weights / scale
-    gaps = [_gaps(costs, run, start.spin_us) for run in runs]
+    gaps = [_gaps(simulator, run, start.spin_us) for run in runs]
     medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
     usual = (start.switch_us, start.hand_over_us, start.wake_us)
     same, awake, asleep = (
@@ -73,14 +74,16 @@ def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention =
     )  # fmt: skip
 
 
-def _rows(costs: Costs, run: Timeline | Simulation, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:
+def _rows(
+    simulator: Simulator, run: Timeline | Simulation, helper_spin_us: float
+) -> Float64[np.ndarray, "operations 5"]:
     """For each operation: microseconds beside others, the same times the traffic of both, bytes read from another
     thread, whether its helpers slept, and by how much it took longer than alone."""
+    costs = simulator.costs
     nodes = np.flatnonzero(costs.computed)
     alone = costs.times_us[run.device[nodes], nodes]
     intensity = np.zeros(costs.num_nodes)
     intensity[nodes] = costs.traffic_bytes[nodes] / 1e4 / np.maximum(alone, 1e-3)
-    simulator = Simulator(costs)
     worker = simulator.worker[run.device]
     producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
     crossing = worker[producers] != worker[consumers]
@@ -139,9 +142,9 @@ class _Gaps:
     asleep: np.ndarray
 
 
-def _gaps(costs: Costs, run: Timeline | Simulation, spin_us: float) -> _Gaps:
+def _gaps(simulator: Simulator, run: Timeline | Simulation, spin_us: float) -> _Gaps:
     """An operation may start when its inputs are there and its cores are free; whichever came last wakes its thread."""
-    simulator = Simulator(costs)
+    costs = simulator.costs
     worker, cores, leader = simulator.worker[run.device], simulator.cores[run.device], simulator.leader
     latest = np.full(costs.num_nodes, -1)
     latest_end = np.zeros(costs.num_nodes)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices.measure import machine_record
+from gst.devices.remembered import machine_file, this_machine
 from gst.programs import Program, Reference
 
 SCHEMA = 1
@@ -30,11 +30,8 @@ class CostCache:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        machine = {key: value for key, value in machine_record().items() if key != "threads"}
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst" / "costs"
-        digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = (directory or home) / f"{digest}.json"
-        self._machine = machine
+        self.path = machine_file("costs", directory)
+        self._machine = this_machine()
         self._known = self._read()
 
     def times(
@@ -96,4 +93,3 @@ def _text(value: Any, program: Program) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(_text(each, program) for each in value)}]"
     return repr(value)
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,8 @@ from typing import Any
 
 from gst.devices.discover import Device
 from gst.devices.load import LoadMeter
-from gst.devices.measure import machine_record
 from gst.devices.probes import PROBES, OperationRates, Probe, copy_speed, hand_over_us, operation_rates, ping_pong
+from gst.devices.remembered import machine_file, this_machine
 
 SCHEMA = 1
 Progress = Callable[[str, int, int], None]
@@ -99,14 +98,12 @@ def measure_rates(
             copies[places] = copy_speed(source, destination, size, repetitions)
         links.append(Link(source.name, destination.name, hand_over_us(chain, source, destination), *copies[places]))
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Rates(_machine(), tuple(rates), tuple(links), round(meter.share(), 4), now)
+    return Rates(this_machine(), tuple(rates), tuple(links), round(meter.share(), 4), now)
 
 
 def rates_path(directory: Path | None = None) -> Path:
     """Where rates of this machine lie: `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) if no directory is given."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst" / "rates"
-    digest = hashlib.sha256(json.dumps(_machine(), sort_keys=True).encode()).hexdigest()[:16]
-    return (directory or home) / f"{digest}.json"
+    return machine_file("rates", directory)
 
 
 def save_rates(rates: Rates, directory: Path | None = None) -> Path:
@@ -130,14 +127,9 @@ def saved_rates(directory: Path | None = None) -> Rates | None:
         return None
     try:
         record = json.loads(path.read_text())
-        if record.pop("schema") != SCHEMA or record["machine"] != _machine():
+        if record.pop("schema") != SCHEMA or record["machine"] != this_machine():
             return None
         operations = tuple(OperationRates(**each) for each in record.pop("operations"))
         return Rates(operations=operations, links=tuple(Link(**each) for each in record.pop("links")), **record)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged rates of devices ({error}); run gst devices --measure") from error
-
-
-def _machine() -> dict[str, Any]:
-    """What rates depend on; the number of threads of this process is not part of it."""
-    return {key: value for key, value in machine_record().items() if key != "threads"}

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, read_measured, write_header
-from gst.devices import Device, LoadGate, Log, Plan, discover, machine_record, select
+from gst.devices import Device, LoadGate, Log, Plan, discover, select
 from gst.devices.isolated import IsolatedExecutor, measure_plans
+from gst.devices.remembered import this_machine
 from gst.placement.baselines import Task
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
@@ -68,8 +69,7 @@ def measure_program(
     with IsolatedExecutor(name, devices, memory_limit, time_limit_s) as isolated:
         if isolated.program_key != program.key:
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
-        machine = {key: value for key, value in machine_record().items() if key != "threads"}  # plans say how many
-        header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": machine}
+        header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
         gate = LoadGate(patience_s=patience_s)
         measured = _begun(out, header, program, devices, isolated, gate, progress)
         task = Task(program, devices, measured.profiled.times_us)

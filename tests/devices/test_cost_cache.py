@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.devices import NativeExecutor, cost_cache
+from gst.devices import NativeExecutor, remembered
 from gst.devices.cost_cache import CostCache, signatures
 from gst.devices.costs import measure_costs
 from gst.devices.native import build
@@ -43,7 +43,7 @@ def test_another_machine_starts_anew(program: Program, tmp_path: Path, monkeypat
     times, own = np.ones(program.num_nodes), np.ones(program.num_nodes, np.int64)
     CostCache(tmp_path).learn(program, 1, times, own)
     assert CostCache(tmp_path).times(program, 1) is not None and CostCache(tmp_path).times(program, 2) is None
-    monkeypatch.setattr(cost_cache, "machine_record", lambda: {"cpu": "another", "torch": "2.11"})
+    monkeypatch.setattr(remembered, "machine_record", lambda: {"cpu": "another", "torch": "2.11"})
     assert CostCache(tmp_path).times(program, 1) is None
 
 
