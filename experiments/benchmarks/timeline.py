@@ -14,6 +14,7 @@ import os
 from itertools import islice
 from pathlib import Path
 
+from gst.placement.task import Task
 from gst.waiting import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
@@ -30,7 +31,7 @@ from gst.devices.calibration import calibrate
 from gst.devices.costs import measure_costs
 from gst.devices.simulator import Simulation, Simulator
 from gst.devices.trace import KINDS, chrome_trace, kind_of, save_trace
-from gst.placement.baselines import Task, heft
+from gst.placement.baselines import heft
 from gst.placement.random_plans import random_plans
 from gst.programs import Program, traced
 
@@ -48,7 +49,7 @@ def both(
     """
     with NativeExecutor(program, devices) as executor:
         costs = measure_costs(executor)
-        task = Task(program, tuple(devices), costs.times_us)
+        task = Task.of_profile(program, devices, costs.times_us)
         plan = plan or heft(task)
         others = (other for _, other in random_plans(task, 0) if other.key != plan.key)
         contention = calibrate(executor, costs, list(islice(others, NUM_CALIBRATION)))

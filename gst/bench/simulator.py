@@ -15,8 +15,8 @@ from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record
 from gst.devices.calibration import fit, quickest_runs
 from gst.devices.costs import measure_costs, quickest
 from gst.devices.simulator import Contention, Simulator, peak_bytes
-from gst.placement.baselines import Task
 from gst.placement.random_plans import random_plans
+from gst.placement.task import Task
 from gst.programs import traced
 
 Progress = Callable[[str, int, int], None]
@@ -59,7 +59,7 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
     devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
     with NativeExecutor(program, devices) as executor:
         moments = [measure_costs(executor)]
-        task = Task(program, tuple(devices), moments[0].times_us)
+        task = Task.of_profile(program, devices, moments[0].times_us)
         plans = [plan for _, plan in islice(random_plans(task, seed), NUM_CALIBRATION + num_plans)]
         judged = plans[: len(plans) - NUM_CALIBRATION]
         runs = {str(number): partial(executor.run, plan) for number, plan in enumerate(judged)}

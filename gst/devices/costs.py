@@ -18,6 +18,9 @@ from gst.devices.native import NativeExecutor
 from gst.devices.profile import alone
 from gst.programs import Program, Reference
 
+COPY_US = 20.0  # of the smallest copy from memory to memory
+COPY_BYTES_PER_US = 5_000.0  # 5 GB/s
+
 
 @dataclass(frozen=True, eq=False)
 class Storages:
@@ -91,12 +94,21 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5, cache: CostCac
             if cache and not known:
                 cache.learn(program, device.threads, *by_threads[device.threads])
     times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
-    kept = np.zeros(program.num_nodes, bool)
-    kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
     return Costs(
-        devices, program.graph.edges, np.array([each.kind == "operation" for each in program.operations]), kept,
-        times, program.output_bytes, own, storages(program),
-        np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
+        devices, program.graph.edges, _computed(program), _kept(program), times, program.output_bytes, own,
+        storages(program), np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
+    )  # fmt: skip
+
+
+def profiled_costs(
+    program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]
+) -> Costs:
+    """Costs where nothing was measured but times: an operation takes no more memory than its result, and from memory
+    to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`."""
+    apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
+    return Costs(
+        tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
+        np.tile(program.output_bytes, (len(devices), 1)), storages(program), COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf),
     )  # fmt: skip
 
 
@@ -104,6 +116,16 @@ def quickest(several: Sequence[Costs]) -> Costs:
     """Of costs that were measured at several moments, those of the moment at which each device was quickest."""
     rows = [min((each.times_us[device] for each in several), key=np.sum) for device in range(len(several[0].devices))]
     return replace(several[0], times_us=np.stack(rows))
+
+
+def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:
+    return np.array([each.kind == "operation" for each in program.operations])
+
+
+def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
+    kept = np.zeros(program.num_nodes, bool)
+    kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
+    return kept
 
 
 def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:

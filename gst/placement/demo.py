@@ -27,10 +27,11 @@ from gst.devices import (
     select,
 )
 from gst.devices.child import profile_devices
-from gst.placement.baselines import Task, portfolio
+from gst.placement.baselines import portfolio
 from gst.placement.plan_files import save_plan
-from gst.placement.runtime import MeasuredRuntime
-from gst.placement.search import Progress, Search
+from gst.placement.runtime import MeasuredRuntime, Progress
+from gst.placement.search import Search
+from gst.placement.task import Task
 from gst.programs import Program, capture, outputs_differ, resolve
 from gst.report import render
 from gst.segments import segment
@@ -74,7 +75,7 @@ def demo(
         log.path.unlink(missing_ok=True)
     with executor(program, devices) as made:
         progress("profiling", 0, 1)
-        task = Task(program, tuple(devices), profile_devices(program, made))
+        task = Task.of_profile(program, devices, profile_devices(program, made))
         search = Search(task, MeasuredRuntime(made, gate=LoadGate()), log, budget, seed=seed, progress=progress)
         plans = {"searched": search.run(), **portfolio(task)}
         for plan in plans.values():

@@ -13,10 +13,10 @@ from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, r
 from gst.devices import Device, LoadGate, Log, Plan, discover, select
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.remembered import this_machine
-from gst.placement.baselines import Task
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
-from gst.placement.search import Progress
+from gst.placement.runtime import Progress
+from gst.placement.task import Task
 from gst.programs import Program, traced
 from gst.store import prepare
 
@@ -72,7 +72,7 @@ def measure_program(
         header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
         gate = LoadGate(patience_s=patience_s)
         measured = _begun(out, header, program, devices, isolated, gate, progress)
-        task = Task(program, devices, measured.profiled.times_us)
+        task = Task.of_profile(program, devices, measured.profiled.times_us)
         known = {plan.key for plan in measured.plans}
         wanted = {plan.key: (kind, plan) for kind, plan in [*given, *islice(random_plans(task, seed), num_random)]}
         left = [entry for key, entry in wanted.items() if key not in known]

@@ -13,8 +13,9 @@ from gst.assembly import assemble
 from gst.data.measured_plans import plans_graph
 from gst.devices import Plan
 from gst.nn import SAGE
-from gst.placement.baselines import Task, single
+from gst.placement.baselines import single
 from gst.placement.runtime import Runtime
+from gst.placement.task import Task
 from gst.segments import segment
 
 CLIP = 0.2  # of the probability ratio of one group (Schulman et al. 2017, equation 7)
@@ -35,7 +36,7 @@ class PlacementPolicy(nn.Module):
         self.task = task
         graph = plans_graph(task.profiled, [single(task, 0)])
         self._batch = assemble([segment(graph, graph.num_nodes)], [(0, 0)], torch.zeros(1, 1, dtype=torch.long))
-        self._group = torch.from_numpy(task.program.colocation)
+        self._group = torch.from_numpy(task.colocation)
         self._sizes = torch.bincount(self._group)
         self._generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from gst.devices import Plan
-from gst.placement.baselines import Task, crossover, mutate, portfolio, upward_rank
+from gst.placement.baselines import crossover, mutate, portfolio, upward_rank
+from gst.placement.task import Task
 
 TRIES = 50  # in a row that give nothing new, until there is nothing new
 MAX_PIECES = 32
@@ -56,11 +57,11 @@ def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
 
 def _groups(task: Task, generator: np.random.Generator) -> Plan:
     shares = generator.dirichlet(np.ones(len(task.devices)))
-    return task.plan_of_groups(generator.choice(len(task.devices), task.program.num_groups, p=shares))
+    return task.plan_of_groups(generator.choice(len(task.devices), task.num_groups, p=shares))
 
 
 def _pieces(task: Task, generator: np.random.Generator) -> Plan:
-    nodes = task.program.num_nodes
+    nodes = task.num_nodes
     count = _log_uniform(2, min(MAX_PIECES, nodes), generator)
     cuts = np.sort(generator.integers(1, nodes, count - 1)) if nodes > 1 else np.zeros(0, np.int64)
     piece = np.searchsorted(cuts, np.arange(nodes), side="right")

@@ -1,4 +1,4 @@
-"""How long a plan takes: one protocol, whether it is measured or predicted."""
+"""How long a plan takes: one protocol, whether it is measured, simulated or predicted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from gst.cost import CostModel
 from gst.data.measured_plans import Profiled, plans_graph
 from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
 from gst.devices.isolated import IsolatedExecutor, measure_plans
+from gst.devices.simulator import Simulation
+from gst.placement.task import Task
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, how much of it is done, and how much there is."""
 
 
 class Runtime(Protocol):
@@ -50,6 +55,73 @@ class MeasuredRuntime:
         keys = {label: plan.key for label, plan in zip(labels, plans, strict=True)}
         seen = measure(runs, self.repetitions, self.warmup, self.gate, plan_keys=keys)
         return [seen[label] for label in labels]
+
+
+class SimulatedRuntime:
+    """Simulates plans of a task; a plan that takes more of a memory than its limit fails.
+
+    Args:
+        task: what is placed where.
+        check_memory: whether limits count. To work out what a plan takes costs about as much as to simulate it.
+    """
+
+    def __init__(self, task: Task, check_memory: bool | None = None) -> None:
+        self.task = task
+        limited = any(limit is not None for limit in task.memories.values())
+        self.check_memory = limited if check_memory is None else check_memory
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return np.array([self._one(plan) for plan in plans], np.float64)
+
+    def excess(self, plan: Plan) -> float:
+        """How much of what it may take a plan takes too much, of the memory that is worst off: 0 = it fits."""
+        return self._excess(self.task.simulator.run(plan))
+
+    def _one(self, plan: Plan) -> float:
+        if not np.isfinite(self.task.times_us[plan.placement, np.arange(self.task.num_nodes)]).all():
+            return float("nan")
+        run = self.task.simulator.run(plan)
+        return float("nan") if self.check_memory and self._excess(run) > 0 else run.makespan_us / 1e3
+
+    def _excess(self, run: Simulation) -> float:
+        taken, limits = self.task.memory_use(run), self.task.memories
+        return max(0.0, *((taken[name] - limit) / limit for name, limit in limits.items() if limit is not None), 0.0)
+
+
+class Tracked:
+    """Any runtime, with a budget: counts what is asked, and remembers the best.
+
+    Args:
+        runtime: who answers.
+        budget: plans that may be asked about; further ones are not, and get NaN. Repeats count again.
+
+    Attributes:
+        best: the plan of least runtime so far; None before any ran.
+        best_ms: its runtime; infinite before any ran.
+        curve: (plans asked, best runtime in ms so far), an entry for each improvement.
+    """
+
+    def __init__(self, runtime: Runtime, budget: int) -> None:
+        self.runtime, self.budget, self.num_asked = runtime, budget, 0
+        self.best: Plan | None = None
+        self.best_ms = float("inf")
+        self.curve: list[tuple[int, float]] = []
+
+    @property
+    def left(self) -> int:
+        return self.budget - self.num_asked
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        asked = plans[: self.left]
+        answers = np.full(len(plans), np.nan)
+        if asked:
+            answers[: len(asked)] = self.runtime(asked)
+        for plan, took in zip(asked, answers, strict=False):
+            self.num_asked += 1
+            if took < self.best_ms:
+                self.best, self.best_ms = plan, float(took)
+                self.curve.append((self.num_asked, self.best_ms))
+        return answers
 
 
 class PredictedRuntime:

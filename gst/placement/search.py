@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,10 @@ from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.graph import Graph
-from gst.placement.baselines import Task, crossover, mutate, portfolio
+from gst.placement.baselines import crossover, mutate, portfolio
 from gst.placement.policy import PlacementPolicy, distinct
-from gst.placement.runtime import MeasuredRuntime, PredictedRuntime
-
-Progress = Callable[[str, int, int], None]
-"""Told what is going on, how much of it is done, and how much there is."""
+from gst.placement.runtime import MeasuredRuntime, PredictedRuntime, Progress
+from gst.placement.task import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ class Search:
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
         for record, trial in zip(records, self.trials, strict=True):
-            if record.get("program") != self.task.program.key or trial.plan.devices != self.task.names:
+            if record.get("program") != self.task.key or trial.plan.devices != self.task.names:
                 raise ValueError(
                     f"{self.log.path} holds plans of another program or other devices; search into another directory"
                 )
@@ -153,7 +151,7 @@ class Search:
         if len({trial.measurement.median_ms for trial in self._ran()}) < 2:
             return
         self.model = CostModel(
-            num_opcodes=int(self.task.program.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
+            num_opcodes=int(self.task.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
         )
         epochs = 120
         self.history = self.model.fit(
@@ -197,6 +195,6 @@ class Search:
             seen = self.runtime.measure([plan for plan, _, _ in few])
             for (plan, origin, predicted), measurement in zip(few, seen, strict=True):
                 trial = Trial(plan, origin, number, float(predicted), measurement)
-                self.log.append({"program": self.task.program.key, **trial.to_dict()})
+                self.log.append({"program": self.task.key, **trial.to_dict()})
                 self.trials.append(trial)
             self.progress("measuring", len(self.trials), self.budget)

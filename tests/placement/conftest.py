@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gst.devices import Device
-from gst.placement.baselines import Task
+from gst.placement.task import Task
 from gst.programs import WORKLOADS, capture
 
 
@@ -16,4 +16,4 @@ def task() -> Task:
     devices = tuple(Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2))
     computed = np.array([operation.kind == "operation" for operation in program.operations])
     times = np.random.default_rng(0).lognormal(3, 1, program.num_nodes) * computed
-    return Task(program, devices, np.stack([times, times]))
+    return Task.of_profile(program, devices, np.stack([times, times]))

@@ -1,0 +1,104 @@
+"""Machines that are not here: devices, links and the costs of a program on them, by the roofline model.
+
+What is said of plans on them is simulated, never measured.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gst.devices import Device
+from gst.devices.costs import Costs, profiled_costs
+from gst.placement.task import Task
+from gst.programs import Program
+from gst.programs.features import flops
+
+NAME = re.compile(r"(cores|gpus):(\d+)")
+VIEW_US = {"cpu": 0.3, "cuda": 0.0}  # a GPU does nothing for a view
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device by its data sheet.
+
+    Args:
+        kind: of the device.
+        gflops: what products of matrices and convolutions reach.
+        gb_per_s: of its memory.
+        launch_us: that the smallest operation takes.
+        memory_bytes: that a plan may take; None = all there is.
+    """
+
+    kind: str
+    gflops: float
+    gb_per_s: float
+    launch_us: float
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Chips, each with a memory of its own, and one kind of link between all of them.
+
+    Args:
+        chips: device i is called `cpu:i` or `cuda:i`.
+        link_us: of the smallest copy.
+        link_gb_per_s: of large copies.
+    """
+
+    chips: tuple[Chip, ...]
+    link_us: float
+    link_gb_per_s: float
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        names = [f"{chip.kind}:{number}" for number, chip in enumerate(self.chips)]
+        return tuple(
+            Device(name, chip.kind, (), 1, name, f"simulated: {chip.gflops:g} GFLOP/s", chip.memory_bytes)  # type: ignore[arg-type]
+            for name, chip in zip(names, self.chips, strict=True)
+        )
+
+    def costs(self, program: Program) -> Costs:
+        """An operation takes its launch, and the longer of its arithmetic and its traffic (Williams, Waterman and
+        Patterson, Roofline, CACM 52(4), 2009)."""
+        arithmetic, size = flops(program.operations), program.output_bytes.astype(np.float64)
+        read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
+        computed = np.array([each.kind == "operation" for each in program.operations])
+        view = np.array([each.is_view for each in program.operations])
+        rows = [
+            np.where(
+                view, VIEW_US[chip.kind],
+                chip.launch_us + np.maximum(arithmetic / chip.gflops / 1e3, (read + size) / chip.gb_per_s / 1e3),
+            ) * computed
+            for chip in self.chips
+        ]  # fmt: skip
+        found = profiled_costs(program, self.devices, np.stack(rows))
+        apart = found.latency_us > 0
+        return replace(
+            found, latency_us=self.link_us * apart, bytes_per_us=np.where(apart, self.link_gb_per_s * 1e3, np.inf)
+        )
+
+    def task(self, program: Program) -> Task:
+        return Task.of_program(program, self.costs(program))
+
+
+CORE = Chip("cpu", gflops=60.0, gb_per_s=10.0, launch_us=3.0)
+GPU = Chip("cuda", gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
+
+
+def machine(name: str) -> Machine:
+    """`cores:K`, K cores that copy at 5 GB/s: computing takes the time. `gpus:K`, K GPUs on a bus of 12 GB/s: moving
+    values takes the time.
+
+    Raises:
+        ValueError: no such machine.
+    """
+    found = NAME.fullmatch(name)
+    if not found or int(found[2]) < 1:
+        raise ValueError(f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4")
+    count = int(found[2])
+    return Machine((CORE,) * count, 20.0, 5.0) if found[1] == "cores" else Machine((GPU,) * count, 15.0, 12.0)
+

@@ -1,0 +1,137 @@
+"""What is to be placed: operations with their costs, on devices."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
+from gst.data.measured_plans import Profiled
+from gst.devices import Device, Plan
+from gst.devices.costs import Costs, profiled_costs
+from gst.devices.simulator import Contention, Simulation, Simulator, peak_bytes
+from gst.graph import Graph
+from gst.programs import Program
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Operations to be placed on devices. Nodes are in topological order: every edge leads to a greater number.
+
+    Args:
+        name: of the program, for people.
+        graph: of the program, without configurations: opcodes and features of node i of `costs`.
+        costs: of each operation on each device, what it hands over, and how fast.
+        colocation: number of the group of each node, 0 .. groups - 1; a group is placed as one.
+        resident_bytes: what each node takes of the memory of its device from beginning to end: parameters, inputs.
+        contention: what operations cost each other.
+        program: what is executed; None if it exists as costs only.
+    """
+
+    name: str
+    graph: Graph
+    costs: Costs
+    colocation: Int64[np.ndarray, " nodes"]
+    resident_bytes: Int64[np.ndarray, " nodes"]
+    contention: Contention = field(default_factory=Contention)
+    program: Program | None = None
+
+    @staticmethod
+    def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
+        """The task of placing a captured program; its inputs and constants are resident."""
+        contention = Contention() if contention is None else contention
+        return Task(
+            program.name, program.graph, costs, program.colocation, np.where(costs.computed, 0, program.output_bytes),
+            contention, program,
+        )  # fmt: skip
+
+    @staticmethod
+    def of_profile(program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]) -> Task:
+        """The same when nothing is known but the time of each operation alone."""
+        return Task.of_program(program, profiled_costs(program, devices, times_us))
+
+    @staticmethod
+    def of_cost_graph(published: CostGraph) -> Task:
+        """The task of placing a published cost graph. Features of a node are the logarithms of its time on the CPU, on
+        an accelerator (0 where it cannot run there), of its transfer and its size, and whether it can run there."""
+        able = np.isfinite(published.accelerator_ms)
+        columns = [published.cpu_ms, np.where(able, published.accelerator_ms, 0.0), published.transfer_ms]
+        features = np.stack([*map(np.log1p, [*columns, published.sizes]), able], axis=1).astype(np.float32)
+        return Task(
+            published.name, Graph(features, published.edges, name=published.name), published.costs(),
+            published.colocation, np.rint(published.sizes).astype(np.int64), NO_OVERHEAD,
+        )  # fmt: skip
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self.costs.devices
+
+    @property
+    def times_us(self) -> Float64[np.ndarray, "devices nodes"]:
+        """Of each operation alone on each device; infinite where it cannot run."""
+        return self.costs.times_us
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.costs.num_nodes
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.colocation.max()) + 1
+
+    @property
+    def profiled(self) -> Profiled:
+        return Profiled(self.graph, self.costs.output_bytes, self.devices, self.times_us)
+
+    @cached_property
+    def key(self) -> str:
+        """Of the program if there is one, otherwise of the costs; 16 hexadecimal digits."""
+        if self.program is not None:
+            return self.program.key
+        digest = hashlib.sha256(repr(self.names).encode())
+        for array in (self.costs.edges, self.times_us, self.costs.output_bytes, self.colocation):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def simulator(self) -> Simulator:
+        return Simulator(self.costs, self.contention)
+
+    @cached_property
+    def memories(self) -> dict[str, int | None]:
+        """The limit of each memory in bytes; None = all there is."""
+        limits: dict[str, int | None] = {}
+        for device in self.devices:
+            known = [limit for limit in (limits.get(device.memory), device.memory_limit) if limit is not None]
+            limits[device.memory] = min(known, default=None)
+        return limits
+
+    def plan(
+        self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None
+    ) -> Plan:
+        return Plan(self.names, placement.astype(np.int64), priority)
+
+    def plan_of_groups(
+        self, assignment: Int64[np.ndarray, " groups"], priority: Int64[np.ndarray, " nodes"] | None = None
+    ) -> Plan:
+        """The plan that puts every colocation group as a whole on the device assigned to it."""
+        return self.plan(assignment[self.colocation], priority)
+
+    def with_contention(self, contention: Contention) -> Task:
+        return replace(self, contention=contention)
+
+    def memory_use(self, simulation: Simulation) -> dict[str, int]:
+        """The most bytes that each memory holds at any moment of a simulated run, resident ones included."""
+        use = peak_bytes(self.costs, simulation)
+        home = np.array([list(use).index(device.memory) for device in self.devices])[simulation.device]
+        resident = np.bincount(home, self.resident_bytes.astype(np.float64), len(use)).astype(np.int64)
+        return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
