@@ -106,9 +106,10 @@ def profiled_costs(
     """Costs where nothing was measured but times: an operation takes no more memory than its result, and from memory
     to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`."""
     apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
+    own_bytes = np.tile(program.output_bytes, (len(devices), 1))
     return Costs(
         tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
-        np.tile(program.output_bytes, (len(devices), 1)), storages(program), COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf),
+        own_bytes, storages(program), COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf),
     )  # fmt: skip
 
 
