@@ -23,9 +23,9 @@ WIDTH, HEIGHT = 440, 320
 
 SHAPES = {
     "baseline": "M-4-4h8v8h-8z",
-    "policy": "M-4.6 0a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0-9.2 0z",
+    "method": "M-4.6 0a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0-9.2 0z",
     "mutation": "M0-5.5L5.2 4h-10.4z",
-    "random": "M0-5.8L5.8 0L0 5.8L-5.8 0z",
+    "uncertain": "M0-5.8L5.8 0L0 5.8L-5.8 0z",
 }
 CROSS = "M-4-4L4 4M-4 4L4-4"
 NUM_COLOURS = 7
@@ -63,7 +63,9 @@ def whole(value: Any) -> str:
 
 
 def span(low: Any, high: Any) -> str:
-    return f"{brief(low)}{DASH}{brief(high)}"
+    """An interval; a dash alone where either end is unknown."""
+    ends = number(low), number(high)
+    return DASH if any(map(math.isnan, ends)) else f"{brief(low)}{DASH}{brief(high)}"
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,8 @@ def text(x: float, y: float, words: Any, anchor: str = "middle", css: str = "lab
     return f'<text class="{css}" {where}>{escape(words)}</text>'
 
 
-def mark(origin: str, x: float, y: float, title: str = "", failed: bool = False) -> str:
-    """What an origin looks like: a colour and a shape, so that either is enough."""
-    kind = origin if origin in SHAPES else "policy"
+def mark(kind: str, x: float, y: float, title: str = "", failed: bool = False) -> str:
+    """What a plan of a kind, one of `SHAPES`, looks like: a colour and a shape, so that either is enough."""
     kind, shape = ("failed", CROSS) if failed else (kind, SHAPES[kind])
     inside = f"<title>{escape(title)}</title>" if title else ""
     return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{shape}">{inside}</path>'
@@ -146,23 +147,23 @@ def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
 
 
 def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
-    """Points (x, y, origin, title) on two equal axes with the diagonal where x = y."""
+    """Points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
     both = [value for point in points for value in point[:2]]
     x, y = Axis.fit(both, 58, WIDTH - 14), Axis.fit(both, HEIGHT - 50, 12)
     diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
-    dots = "".join(mark(origin, x(across), y(up), title) for across, up, origin, title in points)
+    dots = "".join(mark(kind, x(across), y(up), title) for across, up, kind, title in points)
     return drawing(label, frame(x, y, x_label, y_label) + diagonal + dots)
 
 
 def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, label: str) -> str:
-    """Steps (milliseconds or NaN, origin, title) as measured, and the best so far as a staircase."""
+    """Steps (milliseconds or NaN, kind, title) as measured, and the best so far as a staircase."""
     times = [time for time, _, _ in steps]
     y = Axis.fit([*times, reference], HEIGHT - 50, 24)
     x = Axis(0, max(len(steps) * 1.02, 2), 58, WIDTH - 14)
     dots, stairs, best = [], "", math.inf
-    for count, (time, origin, title) in enumerate(steps, 1):
+    for count, (time, kind, title) in enumerate(steps, 1):
         failed = math.isnan(time)
-        dots.append(mark(origin, x(count), y.end - 9 if failed else y(time), title, failed))
+        dots.append(mark(kind, x(count), y.end - 9 if failed else y(time), title, failed))
         if time < best:
             stairs += f"H{x(count)}V{y(time)}" if stairs else f"M{x(count)} {y(time)}"
             best = time
@@ -199,26 +200,3 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     out.append(f'<path class="axis" d="M{x.start} {bottom}H{x.end}"/>')
     out.append(text((x.start + x.end) / 2, bottom + 40, "milliseconds of one step"))
     return drawing(label, "".join(out), height=bottom + 48)
-
-
-def lines(steps: Sequence[float], series: Sequence[tuple[str, Sequence[float]]], y_label: str, label: str) -> str:
-    """One line for each (name, values) against training steps, broken where a value is missing."""
-    known = [step for step in steps if math.isfinite(step)] or [0.0]
-    x = Axis(min(known), max(*known, min(known) + 1), 58, WIDTH - 62)
-    y = Axis.fit((value for _, values in series for value in values), HEIGHT - 50, 12, zero=True)
-    out, taken = [frame(x, y, "training step", y_label)], -math.inf
-    top_first = sorted(enumerate(series), key=lambda entry: -np.nanmax([*entry[1][1][-1:], -1e300]))
-    for index, (name, values) in top_first:
-        path, pen, last = "", "M", None
-        for step, value in zip(steps, values, strict=True):
-            if math.isnan(step) or math.isnan(value):
-                pen = "M"
-                continue
-            last = (x(step), y(value))
-            path += f"{pen}{last[0]} {last[1]}"
-            pen = "L"
-        if last:
-            taken = max(last[1] + 4, taken + 15)
-            out.append(f'<path class="line c{index}{" dashed" * (index % 2)}" d="{path}"/>')
-            out.append(text(last[0] + 5, taken, name, "start", "note"))
-    return drawing(label, "".join(out))

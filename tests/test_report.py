@@ -1,4 +1,4 @@
-"""The page of `gst demo`: well formed, complete, safe with hostile text, and honest about who won."""
+"""The page of `gst place` and `gst demo`: well formed, complete, safe with hostile text, honest about who won."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-import numpy as np
 import pytest
+from made_records import make_record
 
-from gst import charts, drawing
+from gst import drawing
 from gst.report import headline, render
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -56,63 +56,6 @@ class Page(HTMLParser):
         return " ".join(self.words)
 
 
-def layered(num_nodes: int, seed: int = 0) -> dict[str, Any]:
-    """A random layered graph with two edges into each node, cut into stretches of 100 nodes."""
-    rng = np.random.default_rng(seed)
-    target = np.repeat(np.arange(8, num_nodes), 2)
-    source = np.maximum(target - rng.integers(1, 30, len(target)), 0)
-    segment = np.arange(num_nodes) // 100
-    return {
-        "edges": [source.tolist(), target.tolist()],
-        "segment": segment.tolist(),
-        "device": (segment % 2).tolist(),
-        "opcode": [f"aten.op{n % 17}" for n in range(num_nodes)],
-    }
-
-
-def make_record(num_nodes: int = 300) -> dict[str, Any]:
-    rng = np.random.default_rng(1)
-    kinds = ["baseline", "policy", "mutation", "random"]
-    measurements = [
-        {
-            "label": f"plan {i}",
-            "origin": kinds[i % 4],
-            "round": i // 4,
-            "median_ms": 50.0 - i,
-            "low_ms": 49.0 - i,
-            "high_ms": 51.5 - i,
-            "predicted_ms": None if i < 4 else 51.0 - i + rng.normal(),
-            "outcome": "ok",
-        }
-        for i in range(10)
-    ]
-    measurements[7] |= {"median_ms": None, "low_ms": None, "high_ms": None, "outcome": "failed"}
-    plan = lambda ms: {"median_ms": ms, "low_ms": ms - 1, "high_ms": ms + 1.2, "measurements": 31}  # noqa: E731
-    return {
-        "program": "rnnlm",
-        "num_nodes": num_nodes,
-        "num_edges": 2 * num_nodes - 16,
-        "machine": {"cpu": "Example CPU", "threads": 2},
-        "devices": [{"name": "cpu:0", "description": "core 0"}, {"name": "cpu:1", "description": "core 1"}],
-        "graph": layered(num_nodes),
-        "measurements": measurements,
-        "plans": {
-            "pytorch": plan(61.8),
-            "single:cpu:0": plan(70.3),
-            "chunks": plan(90.6),
-            "best": plan(41.2),
-        },
-        "best": "best",
-        "pytorch_ms": 61.8,
-        "cost_model": {"tau": 0.637, "num_measured": 10, "num_screened": 4321},
-        "table": [
-            {"step": s, "age_mean": s / 2, "age_max": s, "share_unknown": 1 / (1 + s)} for s in (0, 10, 20)
-        ],
-        "seconds": 92.4,
-        "command": "gst demo --program rnnlm",
-    }
-
-
 @pytest.fixture
 def record() -> dict[str, Any]:
     return make_record()
@@ -121,25 +64,24 @@ def record() -> dict[str, Any]:
 def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]) -> None:
     page = Page(render(record))
     expected = (
-        "41.2 ms",
-        "40.2\u201342.4",
-        "61.8 ms",
-        "1.50x",
-        "0.88x",
-        "0.68x",
-        "chunks",
-        "0.64",
-        "4,321",
-        "plan 9",
-        "Example CPU",
-        "core 1",
-        "gst demo --program rnnlm",
-        "failed",
-        "aten.op3",
-    )
+        "41.2 ms", "40.2\u201342.4", "61.8 ms", "1.50x", "0.88x", "0.68x", "chunks", "0.64", "4,321", "38.5 ms",
+        "37.1", "3.25", "go: no memory", "plan 9", "Example CPU", "core 1", "gst place rnnlm --out runs/rnnlm",
+        "failed", "aten.op3", "cpu:1: busy 50 %", "matrix product", "gst place · ", "Written by gst place.",
+    )  # fmt: skip
     assert [words for words in expected if words not in page.text] == []
     assert page.tags.count("h1") == 1 and page.tags.count("h2") == 6
     assert page.tags.count("circle") >= 300 + 4
+
+
+@pytest.mark.parametrize("runtime", ["simulated", "published"])
+def test_a_page_without_measurements_claims_none(runtime: str) -> None:
+    page = Page(render(make_record(runtime=runtime)))
+    for word in ("PyTorch", "real devices", "How it was measured", "95 %", "median"):
+        assert word not in page.text, word
+    for words in ("No plan was run", "0 plans measured", "gst place · ", "70.3", "3.25", "82.6 %"):
+        assert words in page.text, words
+    assert page.tags.count("h2") == 4
+    assert ("latency objective that was published" in page.text) == (runtime == "published")
 
 
 def test_every_chart_has_a_name_and_numbers_beneath(record: dict[str, Any]) -> None:
@@ -160,10 +102,39 @@ def test_every_chart_has_a_name_and_numbers_beneath(record: dict[str, Any]) -> N
     ],
 )
 def test_the_headline_is_honest(record: dict[str, Any], base: float, found: float, says: str) -> None:
-    for name, time in (("pytorch", base), ("best", found)):
+    for name, time in (("pytorch", base), ("ours", found)):
         record["plans"][name] |= {"median_ms": time, "low_ms": time - 1, "high_ms": time + 1}
     assert headline(record).startswith("Best plan 41.2 ms (40.2\u201342.2) on 2 devices; plain PyTorch ")
     assert headline(record).endswith(says)
+
+
+def test_the_headline_needs_no_drawings(record: dict[str, Any]) -> None:
+    """`gst place` prints it of its result, whose devices are names."""
+    del record["graph"]
+    assert headline(record | {"devices": ["cpu:0", "cpu:1"]}).startswith("Best plan 41.2 ms (40.2\u201342.4); plain ")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "bound", "says"),
+    [
+        ("simulated", 38.5, "Best plan 41.2 ms (simulated), lower bound 38.5 ms, so at most 7.01 % from the optimum"),
+        ("published", 41.2, "Best plan 41.2 ms (by the published latency), lower bound 41.2 ms, so at most 0 % from"),
+        ("simulated", 45.0, "Best plan 41.2 ms (simulated), lower bound 45.0 ms, which it undercuts; best baseline"),
+        ("simulated", None, "Best plan 41.2 ms (simulated); best baseline 70.3 ms. Nothing was measured"),
+    ],
+)
+def test_the_headline_of_costs(runtime: str, bound: float | None, says: str) -> None:
+    words = headline(make_record(runtime=runtime) | {"lower_bound": bound})
+    assert words.startswith(says) and words.endswith("; best baseline 70.3 ms. Nothing was measured")
+
+
+def test_the_page_says_what_the_search_was_worth(record: dict[str, Any]) -> None:
+    worth = "The best baseline, single:cpu:0, takes 70.3 ms (69.3\u201371.5), 1.71 times as long."
+    assert worth in Page(render(record)).text
+    record["plans"]["chunks"] |= {"median_ms": 41.9, "low_ms": 41.0, "high_ms": 43.0}
+    assert "do not settle that the search gained anything" in render(record)
+    record["best"] = "chunks"
+    assert "is the baseline chunks: no search method improved on it" in render(record)
 
 
 def test_a_search_that_ends_at_plain_pytorch_says_so(record: dict[str, Any]) -> None:
@@ -173,7 +144,7 @@ def test_a_search_that_ends_at_plain_pytorch_says_so(record: dict[str, Any]) -> 
 
 def hostile(value: Any) -> Any:
     if isinstance(value, str):
-        return value if value in ("ok", "failed", "pytorch") else value + HOSTILE
+        return value if value in KEPT else value + HOSTILE
     if isinstance(value, dict):
         return {(key if key in KEYS else hostile(key)): hostile(entry) for key, entry in value.items()}
     return [hostile(entry) for entry in value] if isinstance(value, list) else value
@@ -185,16 +156,30 @@ def _keys(value: Any) -> set[str]:
     return set().union(*map(_keys, value)) if isinstance(value, list) else set()
 
 
-KEYS = _keys(make_record()) - {"cpu", "threads", "single:cpu:0", "chunks", "best"} | {"best"}
+KEPT = {"ok", "failed", "pytorch", "measured", "simulated", "ours", "go", "annealing"}
+KEYS = _keys(make_record()) | _keys(make_record(runtime="simulated")) - {"cpu", "threads", "single:cpu:0", "chunks"}
 
 
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
 @pytest.mark.parametrize("num_nodes", [300, 5_200])
-def test_hostile_text_stays_text(num_nodes: int) -> None:
-    record = make_record(num_nodes)
+def test_hostile_text_stays_text(num_nodes: int, runtime: str) -> None:
+    record = make_record(num_nodes, runtime)
     clean, page = Page(render(record)), Page(render(hostile(record)))
     assert set(page.tags) == set(clean.tags) and page.tags.count("script") == 1 and "img" not in page.tags
     assert "alert('x')" in page.text
     assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+WRONG: list[Any] = [None, 7, "words", [], {}, [None, 7, "words", []], {"words": 7}, [["a", "b"]]]
+
+
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
+@pytest.mark.parametrize("part", ["plans", "measurements", "devices", "timeline", "curves", "machine", "cost_model"])
+def test_parts_of_another_type_become_sentences_too(part: str, runtime: str) -> None:
+    for wrong in WRONG:
+        Page(render(make_record(runtime=runtime) | {part: wrong}))
+    for inner in WRONG:
+        Page(render(make_record(runtime=runtime) | {part: {"annealing": inner, "kinds": inner, "bars": inner}}))
 
 
 def test_the_page_loads_nothing(record: dict[str, Any]) -> None:
@@ -216,14 +201,16 @@ def test_missing_pieces_become_sentences(record: dict[str, Any], missing: str | 
         "plans": "No plan was measured again",
         "measurements": "The search measured no plan",
         "graph": "no graph to draw",
-        "table": "without an embedding table",
+        "timeline": "no timeline",
+        "curves": "No account was kept",
         "devices": "No devices were recorded",
     }.items():
         assert (sentence in page.text) == (missing in (None, key)), key
     Page(render({name: value for name, value in record.items() if value is not None}))
 
 
-def test_not_a_number_never_reaches_the_page(record: dict[str, Any]) -> None:
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
+def test_not_a_number_never_reaches_the_page(runtime: str) -> None:
     def spoil(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: entry if key == "graph" else spoil(entry) for key, entry in value.items()}
@@ -231,52 +218,32 @@ def test_not_a_number_never_reaches_the_page(record: dict[str, Any]) -> None:
             return [spoil(entry) for entry in value]
         return math.nan if isinstance(value, float) else value
 
+    record = make_record(runtime=runtime)
     page = render(spoil(copy.deepcopy(record))).lower()
     for word in ("nan", "none ms", '"inf'):
         assert word not in page.replace("role=", "").split("</style>")[1].split("<script>")[0], word
-    partly = copy.deepcopy(record)
-    partly["measurements"][5]["median_ms"] = math.inf
-    partly["plans"]["chunks"] |= {"low_ms": None, "high_ms": math.nan}
-    partly["table"][2]["age_mean"] = None
-    partly["cost_model"]["tau"] = None
-    page = render(partly)
+
+
+def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
+    record["measurements"][5]["median_ms"] = math.inf
+    record["plans"]["chunks"] |= {"low_ms": None, "high_ms": math.nan, "simulated_ms": None}
+    record["timeline"]["bars"] += [[0, math.nan, 3.0, 1], [0, 5.0, 4.0, 1], [10**400, 0, 1, 1], [1, 2.0, 3.0, 99], []]
+    record["curves"]["ours"] += [[1000, None], [None, 3.0], [0, 1.0]]
+    record["cost_model"]["tau"] = None
+    page = render(record)
     drawn = Page(page).text + " ".join(page.split("<script>")[0].split("<svg")[1:])
     assert "was not computed" in drawn and not re.search(r"\b(nan|inf|None)\b", drawn)
+    assert "cpu:1: busy 50 %" in drawn and "cpu:0 150 150 50.0 %" in drawn
 
 
 @pytest.mark.parametrize("num_nodes", [3_000, 5_000, 5_001, 60_000])
 def test_the_page_stays_small(num_nodes: int) -> None:
     page = render(make_record(num_nodes))
     assert len(page.encode()) < 1_000_000
+    lanes = page.split('id="timeline"')[1].split("</section>")[0]
+    assert len(lanes.encode()) < 300_000
     dots = page.count("<circle")
     assert dots > num_nodes if num_nodes <= drawing.MAX_NODES else dots < 2_500
-
-
-def test_depths_by_hand() -> None:
-    # 0 -> 1 -> 2 -> 4 and 3 -> 4: the source 3 stands next to its reader; 5 <-> 6 is a cycle, 7 is alone.
-    edges = np.array([[0, 1, 2, 3, 5, 6], [1, 2, 4, 4, 6, 5]])
-    assert drawing.depths(edges, 8).tolist() == [0, 1, 2, 2, 3, 4, 4, 0]
-
-
-def test_nodes_never_share_a_place() -> None:
-    graph = layered(900)
-    column, lane = drawing.places(np.array(graph["edges"]), 900)
-    assert lane.min() >= 0 and lane.max() <= drawing.MAX_LANES - 1
-    for place in np.unique(column):
-        assert (np.diff(np.sort(lane[column == place])) > 0.99).all()
-
-
-def test_joined_segments_differ_in_colour() -> None:
-    ring = np.arange(40)
-    edges = np.stack([np.r_[ring, ring], np.r_[ring + 1, ring + charts.NUM_COLOURS] % 40])
-    colour = drawing.colours(edges, 40)
-    assert (colour[edges[0]] != colour[edges[1]]).all()
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert charts.Axis(0.0, 10.0, 0, 100).ticks() == [0, 2, 4, 6, 8, 10]
-    log = charts.Axis.fit([1.0, 90.0], 0, 100)
-    assert log.log and log.ticks() == [1, 2, 5, 10, 20, 50, 100]
 
 
 def test_a_saved_record_renders_to_the_same_page(record: dict[str, Any]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 
 from gst.devices import (
     Device,
     LoadGate,
-    Measurement,
     NativeExecutor,
     PlainPyTorch,
     Plan,
@@ -67,7 +67,7 @@ def _one(name: str, repetitions: int) -> dict[str, Any]:
         runs |= {device: partial(executor.run, plan) for device, plan in alone.items()}
         seen = measure(runs, repetitions, 3, LoadGate())
     torch.set_num_threads(threads)
-    ratio, low, high = ratio_interval(seen[devices[0].name], seen["eager"])
+    ratio, low, high = ratio_interval(*(np.array(seen[each].samples_ms) for each in (devices[0].name, "eager")))
     return {
         "num_nodes": program.num_nodes,
         "one_core_ms": seen[devices[0].name].median_ms, "eager_ms": seen["eager"].median_ms,
@@ -83,9 +83,11 @@ def one_and_all() -> list[Device]:
     return select(["cpu:0", *([f"cpu:0-{len(cpus) - 1}"] if len(cpus) > 1 else [])], cpus)
 
 
-def ratio_interval(above: Measurement, below: Measurement, seed: int = 0) -> tuple[float, float, float]:
+def ratio_interval(
+    above: Float64[np.ndarray, " rounds"], below: Float64[np.ndarray, " rounds"], seed: int = 0
+) -> tuple[float, float, float]:
     """Median of `above` over median of `below`, and its bootstrap 95 % interval; rounds are drawn as pairs."""
-    pairs = np.array([above.samples_ms, below.samples_ms])
+    pairs = np.array([above, below])
     drawn = np.random.default_rng(seed).integers(0, pairs.shape[1], (RESAMPLES, pairs.shape[1]))
     ratios = np.median(pairs[0][drawn], axis=1) / np.median(pairs[1][drawn], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])

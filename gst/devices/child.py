@@ -2,7 +2,8 @@
 
     python -m gst.devices.child    # standard input: settings, then requests; standard output: answers; JSON lines
 
-Requests are `{"profile": repetitions}`, and `{"compile": plan}`, `{"check": plan}` and `{"time": plan}`.
+Requests are `{"profile": repetitions}`, `{"timelines": {"plans": [plan, ...], "repetitions": n}}`, and
+`{"compile": plan}`, `{"check": plan}` and `{"time": plan}`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from gst.devices.calibration import quickest_runs
 from gst.devices.calls import ExecutionError
+from gst.devices.costs import measure_costs
 from gst.devices.discover import Device
 from gst.devices.execution import AnyExecutor, executor
 from gst.devices.executor import eager
@@ -77,8 +80,10 @@ def _answer(made: AnyExecutor, request: dict[str, Any], limit: int | None, want:
     """What a request asks for; `failed` with a reason, and `ends` if this process is not to be trusted any more."""
     try:
         if "profile" in request:
-            return {"times_us": profile_devices(made.program, made).round(3).tolist()}
+            return _profile(made, request["profile"])
         ((what, record),) = request.items()
+        if what == "timelines":
+            return _timelines(made, [Plan.from_dict(each) for each in record["plans"]], record["repetitions"])
         plan = Plan.from_dict(record)
         made.compile(plan)
         if what == "compile":
@@ -95,6 +100,22 @@ def _answer(made: AnyExecutor, request: dict[str, Any], limit: int | None, want:
         return {"refused": str(error)}
     except Exception as error:
         return {"failed": _reason(f"{type(error).__name__}: {error}"), "ends": True}
+
+
+def _profile(made: AnyExecutor, repetitions: int) -> dict[str, Any]:
+    """Microseconds of each operation on each device, and the bytes it takes while it runs, where they are counted."""
+    if not isinstance(made, NativeExecutor):
+        return {"times_us": profile_devices(made.program, made).round(3).tolist(), "own_bytes": None}
+    costs = measure_costs(made, repetitions)
+    return {"times_us": costs.times_us.round(3).tolist(), "own_bytes": costs.own_bytes.tolist()}
+
+
+def _timelines(made: AnyExecutor, plans: Sequence[Plan], repetitions: int) -> dict[str, Any]:
+    """Of the quickest run of each plan, when each operation began and ended; none where nobody writes that down."""
+    if not isinstance(made, NativeExecutor):
+        return {"runs": []}
+    runs = quickest_runs(made, plans, repetitions)
+    return {"runs": [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in runs]}
 
 
 def _reason(words: str) -> str:

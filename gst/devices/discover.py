@@ -101,6 +101,13 @@ def core_sets(devices: Sequence[Device]) -> list[Device]:
     return select([f"cpu:{first}-{first + size - 1}" for first, size in [*starts, (0, len(cpus))]], cpus)
 
 
+def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
+    """Devices of this machine by name, or all of them and the sets of its cores; with a limit of their memory."""
+    found = discover()
+    chosen = [*found, *core_sets(found)] if names is None else select(names, found)
+    return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
 

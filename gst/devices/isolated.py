@@ -11,19 +11,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float64
 
+from gst.devices.costs import Costs, profiled_costs
 from gst.devices.discover import Device, select
 from gst.devices.load import LoadGate, read_busy
-from gst.devices.measure import Failure, Measurement, measure
+from gst.devices.locks import held
+from gst.devices.measure import Failure, Measurement, measure, timed
 from gst.devices.plan import Plan
+from gst.devices.simulator import Simulation
+from gst.programs import Program
 from gst.waiting import WAITING
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
@@ -71,12 +76,41 @@ class IsolatedExecutor:
         Raises:
             ValueError: the program does not run on a device alone.
         """
+        return np.array(self._profile(repetitions)["times_us"], np.float64)
+
+    def costs(self, program: Program, repetitions: int = 5) -> Costs:
+        """The same with all else that a simulation needs to know of `program`, which is the one that this runs.
+
+        Raises:
+            ValueError: as `profile`.
+        """
+        seen = self._profile(repetitions)
+        found = profiled_costs(program, self.devices, np.array(seen["times_us"], np.float64))
+        known = seen["own_bytes"] is not None
+        return replace(found, own_bytes=np.array(seen["own_bytes"], np.int64)) if known else found
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Simulation]:
+        """When each operation began and ended in the quickest run of each plan, of runs in turns. Empty where the
+        executor does not write that down.
+
+        Raises:
+            Failure: a plan fails.
+        """
+        request = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
+        with held(self.devices):
+            runs = self._ask({"timelines": request}, START_LIMIT_S)["runs"]
+        return [
+            Simulation(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+            for device, begin, end in runs
+        ]
+
+    def _profile(self, repetitions: int) -> dict[str, Any]:
         try:
-            answer = self._ask({"profile": repetitions}, START_LIMIT_S)
+            with held(self.devices):
+                return self._ask({"profile": repetitions}, START_LIMIT_S)
         except Failure as failure:
             names = ", ".join(device.name for device in self.devices)
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
-        return np.array(answer["times_us"], np.float64)
 
     def check(self, plan: Plan) -> None:
         """Run a plan once and compare its outputs with those of the program run in order.
@@ -208,9 +242,14 @@ class IsolatedExecutor:
 
 
 def measure_plans(
-    isolated: IsolatedExecutor, plans: Sequence[Plan], repetitions: int = 5, warmup: int = 1,
+    isolated: IsolatedExecutor,
+    plans: Sequence[Plan],
+    repetitions: int = 5,
+    warmup: int = 1,
     gate: LoadGate | None = None,
-) -> list[Measurement]:  # fmt: skip
+    beside: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measurement]:
     """Time plans in turns, as `gst.devices.measure` does, each after a run whose outputs are compared.
 
     A plan that fails in any of its runs is 'failed', and the others go on; those that then meet a fresh child are run
@@ -218,7 +257,8 @@ def measure_plans(
 
     Args:
         isolated: entered.
-        repetitions, warmup, gate: see `gst.devices.measure`.
+        repetitions, warmup, gate, progress: see `gst.devices.measure`.
+        beside: what else takes turns with them, by label; their measurements follow those of the plans.
 
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
@@ -226,10 +266,16 @@ def measure_plans(
     turns = [_Turn(isolated, plan) for plan in plans]
     runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
     keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
-    seen = measure(runs, repetitions, warmup, gate, plan_keys=keys, time_of=lambda run: run(), read=isolated.read_busy)
+    others = {label: partial(timed, function) for label, function in beside.items()}
+    with held(isolated.devices):
+        seen = measure(
+            {**runs, **others}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
+            read=isolated.read_busy,
+        )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost
-    return [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
+    measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
+    return measured + [seen[label] for label in others]
 
 
 class _Turn:

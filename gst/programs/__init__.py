@@ -3,6 +3,7 @@
 from gst.programs.cache import trace_path, traced
 from gst.programs.capture import capture, capture_module
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
+from gst.programs.modules import as_module
 from gst.programs.naming import resolve
 from gst.programs.program import Operation, Program, Reference, outputs_differ
 from gst.programs.step import Step, TrainingStep, inference_step, training_step
@@ -10,6 +11,6 @@ from gst.programs.workloads import WORKLOADS
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
-    "capture", "capture_module", "inference_step", "outputs_differ", "resolve", "trace_path", "traced",
+    "as_module", "capture", "capture_module", "inference_step", "outputs_differ", "resolve", "trace_path", "traced",
     "training_step",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from gst.bench import executor, simulator
-from gst.devices import Measurement
 from gst.devices.discover import usable_cores
 from gst.devices.native import build
 
@@ -13,13 +12,9 @@ needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ com
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
 
-def measurement(*samples: float) -> Measurement:
-    return Measurement("made", None, samples, float(np.median(samples)), 0.0, 0.0)
-
-
 def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> None:
     below = np.random.default_rng(0).lognormal(0, 1, 40)
-    ratio, low, high = executor.ratio_interval(measurement(*1.5 * below), measurement(*below))
+    ratio, low, high = executor.ratio_interval(1.5 * below, below)
     assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
 
 

@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from gst.devices.discover import Device
 from gst.devices.fusion.legality import Group
@@ -24,7 +23,7 @@ from gst.devices.fusion.structure import layout
 from gst.devices.native.build import cache_directory, load
 from gst.devices.native.lower import CompiledGroup, lower
 from gst.devices.native.machine import machine
-from gst.programs import Program, Reference, outputs_differ
+from gst.programs import Program, as_module, outputs_differ
 
 LIBRARY, RECORD = "group.so", "record.json"
 REPETITIONS, WARMUP = 30, 3
@@ -115,29 +114,10 @@ def _home(key: str) -> Path:
 
 def _compile(program: Program, library: Path, threads: int) -> None:
     """Ahead of time, by AOTInductor; Inductor is described by Ansel et al., PyTorch 2, ASPLOS 2024."""
-    graph, values = fx.Graph(), {}
-    for node, operation in enumerate(program.operations):
-        if operation.kind == "input":
-            values[node] = graph.placeholder(operation.name)
-        else:
-            assert operation.target is not None
-            args, kwargs = _with(operation.args, values), _with(operation.kwargs, values)
-            values[node] = graph.call_function(operation.target, args, kwargs)
-    graph.output(tuple(values[each.node] for each in program.outputs))
-    module = fx.GraphModule(torch.nn.Module(), graph)
     options = {"cpp.threads": threads, "compile_threads": 1, "aot_inductor.output_path": str(library)}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch._inductor.aot_compile(module, program.inputs, options=options)
-
-
-def _with(template: Any, values: dict[int, fx.Node]) -> Any:
-    """A template of arguments with nodes of the graph for references."""
-    if isinstance(template, Reference):
-        return values[template.node]
-    if isinstance(template, dict):
-        return {key: _with(each, values) for key, each in template.items()}
-    return type(template)(_with(each, values) for each in template) if isinstance(template, list | tuple) else template
+        torch._inductor.aot_compile(as_module(program), program.inputs, options=options)
 
 
 def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple[float, float]:
