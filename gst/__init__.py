@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gst.batch import SegmentBatch
     from gst.estimator import GraphSegmentTraining
     from gst.graph import Graph
+    from gst.placement.placed import place
     from gst.segments import SegmentedGraph, segment
     from gst.store import open_store, prepare
 
@@ -24,6 +25,7 @@ _HOMES = {
     "SegmentBatch": "gst.batch",
     "SegmentedGraph": "gst.segments",
     "open_store": "gst.store",
+    "place": "gst.placement.placed",
     "prepare": "gst.store",
     "segment": "gst.segments",
 }
@@ -35,6 +37,7 @@ __all__ = [
     "SegmentBatch",
     "SegmentedGraph",
     "open_store",
+    "place",
     "prepare",
     "segment",
 ]

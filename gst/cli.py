@@ -14,8 +14,8 @@ from typing import Any
 from gst.bench.commands import add_benchmarks
 from gst.commands.data import add_data
 from gst.commands.devices import add_devices
-from gst.commands.machine import add_demo
 from gst.commands.measure import add_measure
+from gst.commands.place import add_place
 from gst.commands.programs import add_trace
 from gst.commands.training import add_rank
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in TRAINING:
         commands.add_parser(name, help=_TRAINING_HELP[name], add_help=False)
-    add_demo(commands, _command)
+    add_place(commands, _command)
     add_measure(commands, _command)
     add_data(commands, _command)
     add_rank(commands, _command)

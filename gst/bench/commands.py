@@ -54,6 +54,12 @@ def add_benchmarks(bench: Any, command: Callable[..., argparse.ArgumentParser]) 
     partition.add_argument("--nodes", type=int, default=1_000_000, help="of each graph (default: %(default)s)")
     partition.add_argument("--parts", type=int, default=200, help="(default: %(default)s)")
     partition.add_argument("--seed", type=int, default=0, help="of graphs and partitioners (default: %(default)s)")
+    rescore = command(
+        bench, "rescore", _rescore, "scoring local moves of a giant plan again", "gst bench rescore --json rescore.json"
+    )
+    rescore.add_argument("--nodes", type=int, default=80_000, help="of the program (default: %(default)s)")
+    rescore.add_argument("--moves", type=int, default=30, help="to score (default: %(default)s)")
+    rescore.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     executor = command(
         bench,
         "executor",
@@ -69,7 +75,26 @@ def add_benchmarks(bench: Any, command: Callable[..., argparse.ArgumentParser]) 
         "gst bench simulator --json simulator.json\ngst bench simulator --programs rnnlm --plans 30",
     )
     simulator.add_argument("--plans", type=int, default=100, help="of each program (default: %(default)s)")
-    for one in (executor, simulator):
+    placement = command(
+        bench,
+        "placement",
+        _placement,
+        "what searches find, measured beside plain PyTorch, torch.compile, one device and the baselines",
+        "gst bench placement --json placement.json\ngst bench placement --programs rnnlm --budget 30 --seeds 1",
+    )
+    for name, default, what in (
+        ("budget", 50, "measurements of each search"),
+        ("evaluations", 5_000, "simulated plans of each method"),
+        ("seeds", 3, "searches of each kind"),
+        ("repetitions", 25, "of each plan at the end"),
+    ):
+        placement.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    placement.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
+    placement.add_argument(
+        "--out", type=Path, default=Path("runs/bench/placement"),
+        help="where searches write what they measure, and go on from (default: %(default)s)",
+    )  # fmt: skip
+    for one in (executor, simulator, placement):
         one.add_argument("--programs", help="names separated by commas (default: every bundled one)")
 
 
@@ -124,6 +149,13 @@ def _partition(options: argparse.Namespace) -> dict[str, Any]:
         return _told(run_partition(options.nodes, options.parts, options.seed, bars.show), options)
 
 
+def _rescore(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.rescore import run as run_rescore
+
+    with Bars() as bars:
+        return _told(run_rescore(options.nodes, options.moves, options.seed, bars.show), options)
+
+
 def _executor(options: argparse.Namespace) -> dict[str, Any]:
     wait_briefly()
     from gst.bench.executor import bench
@@ -139,6 +171,18 @@ def _simulator(options: argparse.Namespace) -> dict[str, Any]:
     with Bars() as bars:
         result = bench(_programs(options), options.plans, progress=bars.show)
     return _rows(result, options, "spearman", "mape", "peak_error_worst", "evaluations_per_second")
+
+
+def _placement(options: argparse.Namespace) -> dict[str, Any]:
+    wait_briefly()
+    from gst.bench.placement import bench
+
+    with Bars() as bars:
+        result = bench(
+            _programs(options), options.out, options.budget, options.evaluations, options.seeds, options.repetitions,
+            not options.without_compile, bars.show,
+        )  # fmt: skip
+    return _rows(result, options, "one_device_ms", "heft_ms", "best_ms", "moldable_ms", "pytorch_ms", "over_pytorch")
 
 
 def _programs(options: argparse.Namespace) -> list[str]:

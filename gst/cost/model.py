@@ -60,7 +60,7 @@ class CostModel:
         }  # fmt: skip
         self.mean, self.deviation = 0.0, 1.0
         self.calibration: Calibration | None = None
-        self._members = [Member(self.settings, seed + i * SEEDS_APART) for i in range(members)]
+        self.members = [Member(self.settings, seed + i * SEEDS_APART) for i in range(members)]
 
     def fit(
         self, graphs: Sequence[Graph], epochs: int = 120, configs_per_step: int = 8, learning_rate: float = 1e-2,
@@ -96,19 +96,19 @@ class CostModel:
             for graph, log, known in zip(graphs, logs, kept, strict=True) if known.any()
         ]  # fmt: skip
         epoch_numbers = count()
-        members = [member.twin() for member in self._members]
+        members = [member.twin() for member in self.members]
         histories = [
             member.learn(
                 lessons, epochs, configs_per_step, learning_rate, lambda loss: progress(next(epoch_numbers), loss)
             )
             for member in members
         ]
-        before = self._members, self.mean, self.deviation
-        self._members, self.mean, self.deviation = members, mean, deviation
+        before = self.members, self.mean, self.deviation
+        self.members, self.mean, self.deviation = members, mean, deviation
         try:
             self.calibration = self._calibrated(graphs, logs, kept) if len(members) > 1 else None
         except BaseException:
-            self._members, self.mean, self.deviation = before
+            self.members, self.mean, self.deviation = before
             raise
         return [
             {key: float(np.mean([each[key] for each in epoch])) for key in epoch[0]}
@@ -139,7 +139,7 @@ class CostModel:
         torch.save(
             {
                 "schema": SCHEMA, "settings": self.settings, "mean": self.mean, "deviation": self.deviation,
-                "members": [member.state_dict() for member in self._members],
+                "members": [member.state_dict() for member in self.members],
                 "ratios": None if calibration is None else torch.from_numpy(calibration.ratios),
                 "offset": None if calibration is None else calibration.offset,
             },
@@ -163,7 +163,7 @@ class CostModel:
         try:
             model = CostModel(**content["settings"])
             model.mean, model.deviation = content["mean"], content["deviation"]
-            for member, state in zip(model._members, content["members"], strict=True):
+            for member, state in zip(model.members, content["members"], strict=True):
                 member.load_state_dict(state)
             if content["ratios"] is not None:
                 model.calibration = Calibration(content["ratios"].numpy(), content["offset"])
@@ -180,7 +180,7 @@ class CostModel:
     def _logs(self, graph: Graph) -> tuple[Runtimes, Runtimes]:
         """Mean and standard deviation over the members of the logarithm of each runtime."""
         cut = segment(graph, self.settings["max_nodes"])
-        scores = np.stack([member.scores(cut).double().numpy() for member in self._members])
+        scores = np.stack([member.scores(cut).double().numpy() for member in self.members])
         return scores.mean(0) * self.deviation + self.mean, scores.std(0) * self.deviation
 
     def _calibrated(self, graphs: Sequence[Graph], logs: Sequence[Runtimes], kept: Sequence[np.ndarray]) -> Calibration:

@@ -98,7 +98,7 @@ def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
     program = Program.load(Path(name)) if saved else traced(name)
     if not compiled:
         return partial(eager, program)
-    from torch._inductor import config  # type: ignore[attr-defined]
+    from torch._inductor import config
 
     config.compile_threads = 1
     module = torch.compile(as_module(program))

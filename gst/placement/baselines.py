@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
-from gst.data.measured_plans import core_use
 from gst.devices import Plan, overlap
-from gst.devices.costs import COPY_BYTES_PER_US
+from gst.placement.favourite_child import sct
+from gst.placement.fitting import Assignment, Rooms, fitted, quickest, repaired
+from gst.placement.layers import layers, neighbours
+from gst.placement.list_schedules import Arrays, etf, heft, longest_first, moldable, priority_of, upward_rank
+from gst.placement.moves import crossover, mutate
 from gst.placement.task import Task
+from gst.placement.units import Units, colocated, memory_of, peers, smallest_units, units_of
 from partitioners import partition
 
-HAND_OVER_US = 20.0  # waking another worker
+__all__ = [
+    "chunks", "crossover", "etf", "expert", "heft", "metis", "moldable", "mutate", "neighbours", "portfolio", "sct",
+    "single", "topo", "upward_rank",
+]  # fmt: skip
+
+WHOLE = 10**8  # sum of the integer weights that METIS is given
 
 
 def portfolio(task: Task) -> dict[str, Plan]:
-    """Every baseline by name."""
-    plans = {f"single:{name}": single(task, device) for device, name in enumerate(task.names)}
+    """Every baseline by name. Each device alone is always there, whether it can run everything or not; another method
+    is left out where it finds no plan that keeps the limits of the memories (in simulation)."""
+    plans: dict[str, Plan | None] = {f"single:{name}": single(task, device) for device, name in enumerate(task.names)}
     if len(task.devices) > 1:
-        plans |= {"chunks": chunks(task), "metis": metis(task), "heft": heft(task)}
+        plans |= {
+            "chunks": chunks(task), "expert": expert(task), "metis": metis(task), "topo": topo(task),
+            "heft": heft(task), "etf": etf(task), "sct": sct(task),
+        }  # fmt: skip
         if overlap(task.devices):
-            plans["heft:narrow"] = heft(task, narrow=True)
-    return plans
+            plans |= {"heft:narrow": heft(task, narrow=True), "moldable": moldable(task)}
+    return {name: plan for name, plan in plans.items() if plan is not None}
 
 
 def single(task: Task, device: int) -> Plan:
@@ -31,92 +44,87 @@ def single(task: Task, device: int) -> Plan:
     return task.plan(np.full(task.num_nodes, device))
 
 
-def chunks(task: Task) -> Plan:
-    """Program order cut into as many pieces as there are devices, of equal profiled time."""
-    middle = np.cumsum(task.times_us[0]) - task.times_us[0] / 2
-    share = middle / max(task.times_us[0].sum(), 1e-9)
-    return task.plan(np.minimum((share * len(task.devices)).astype(np.int64), len(task.devices) - 1))
+def chunks(task: Task) -> Plan | None:
+    """Program order cut into a piece for each of the `peers`, of equal profiled time as far as memories have room."""
+    parts = smallest_units(task)
+    return fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
 
 
-def metis(task: Task, seed: int = 0) -> Plan:
-    """METIS over the operations: few values cross, each device gets as many operations."""
-    return task.plan(partition(task.costs.edges, task.num_nodes, len(task.devices), "metis", seed))
+def expert(task: Task) -> Plan | None:
+    """As a person places by hand: layers (see `layers`) with their backward pass and their updates, consecutive ones on
+    the same of the `peers`, in shares of equal profiled time as far as memories have room."""
+    parts = units_of(task, layers(task))
+    return fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
 
 
-def heft(task: Task, narrow: bool = False) -> Plan:
-    """Heterogeneous Earliest Finish Time (Topcuoglu et al. 2002): the operation with the longest way still to go is
-    placed next, where it would finish first. A device of several cores is free when all of them are.
+def topo(task: Task) -> Plan | None:
+    """m-TOPO of Baechi (Jeon et al., SoCC 2020): in program order each of the `peers` takes what comes until it holds
+    its share of all bytes and as much again as the largest operation."""
+    parts = smallest_units(task)
+    size = task.resident_bytes + task.costs.own_bytes.min(0) * task.costs.computed
+    return fitted(task, parts, partial(_in_turn, task, parts, np.bincount(parts.of, size, parts.count), True))
+
+
+def metis(task: Task, seed: int = 0) -> Plan | None:
+    """METIS (Karypis and Kumar, 1998) over colocation groups weighted by profiled time and edges weighted by the time
+    of handing their value over, into 2 parts up to one for each of the `peers`; where a memory is too full groups move
+    to others. Of these, in program order and by upward rank, the plan that simulates fastest."""
+    parts, devices = colocated(task), peers(task)
+    priority = priority_of(longest_first(task))
+    plans: list[Plan | None] = []
+    for count in range(min(2, len(devices)), min(len(devices), parts.count) + 1):
+        found = devices[weighted_metis(task, parts, count, seed)]
+        for order in (None, priority):
+            plans.append(fitted(task, parts, partial(_repaired_plan, task, parts, found, order)))
+    return quickest(task, plans)
+
+
+def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assignment:
+    """Part of each unit: equal profiled time, little time of handing values over."""
+    pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
+    ends, transfer = parts.of[pairs], Arrays.of(task).transfer_us[pairs[0]]
+    crossing = ends[0] != ends[1]
+    shares = (each / max(each.sum(), 1e-9) for each in (_times_us(task, parts), transfer[crossing]))
+    node_weights, edge_weights = (np.maximum(1, np.rint(WHOLE * each)).astype(np.int64) for each in shares)
+    return partition(
+        ends[:, crossing], parts.count, num_parts, "metis", seed, node_weights=node_weights, edge_weights=edge_weights
+    )  # fmt: skip
+
+
+def _times_us(task: Task, parts: Units) -> Float64[np.ndarray, " units"]:
+    """Time of each unit on the first of the peers that can run it, otherwise on its fastest device."""
+    times = parts.times_us[peers(task)[0]]
+    return np.where(np.isfinite(times), times, parts.times_us.min(0))
+
+
+def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], full: bool, room: Rooms) -> Plan | None:
+    """Units in the order of their numbers to one peer after the other, each of which takes its share of the weight, as
+    far as its memory has room; what is left then is `repaired`.
 
     Args:
-        narrow: use the devices of fewest threads alone. Otherwise nearly everything goes to the widest device, which
-            is the fastest for each operation by itself.
+        full: a share may be exceeded by the heaviest unit, and the last peers may be left with little; otherwise
+            devices share out evenly what the ones before have left.
     """
-    times, use = task.times_us, core_use(task.devices)
-    threads = np.array([device.threads for device in task.devices])
-    forbidden = np.where(narrow & (threads > threads.min()), np.inf, 0.0)
-    producers, _ = neighbours(task)
-    transfer, mean = transfers_us(task), times.mean(0)
-    free = np.zeros(use.shape[1])
-    finish = np.zeros(task.num_nodes)
-    placement = np.zeros(task.num_nodes, np.int64)
-    shared = np.array([[a.memory == b.memory for b in task.devices] for a in task.devices])
-    for node in np.argsort(-upward_rank(task), kind="stable"):
-        ready = np.zeros(len(task.devices))
-        for p in producers[node]:
-            cost = np.where(shared[placement[p]], HAND_OVER_US, transfer[p])
-            cost[placement[p]] = 0.0
-            ready = np.maximum(ready, finish[p] + (cost if mean[p] else 0.0))
-        done = np.maximum(np.where(use, free, 0.0).max(1), ready) + times[:, node] + forbidden
-        placement[node] = device = int(done.argmin())
-        finish[node] = done[device]
-        if times[device, node]:
-            free[use[device]] = done[device]
-    return task.plan(placement)
+    devices, memory, left = peers(task), memory_of(task), room.copy()
+    assignment = np.full(parts.count, devices[-1])
+    first = 0
+    for number, device in enumerate(devices):
+        rest = weights[first:]
+        if full:
+            allowed = np.cumsum(rest) <= weights.sum() / len(devices) + weights.max()
+        else:
+            allowed = np.cumsum(rest) - rest / 2 <= rest.sum() / (len(devices) - number)
+        allowed &= np.cumsum(parts.load_bytes[first:]) <= left[memory[device]]
+        end = first + int(np.logical_and.accumulate(allowed).sum())
+        assignment[first:end] = device
+        left[memory[device]] -= parts.load_bytes[first:end].sum()
+        first = end
+    return _repaired_plan(task, parts, assignment, None, room)
 
 
-def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
-    """Microseconds from the start of each operation to the end of the program along its longest way, with mean times
-    and half the transfers (Topcuoglu et al. 2002, equation 8)."""
-    mean = task.times_us.mean(0)
-    _, consumers = neighbours(task)
-    transfer = transfers_us(task)
-    rank = np.zeros(task.num_nodes)
-    for node in range(task.num_nodes - 1, -1, -1):
-        rank[node] = mean[node] + max((transfer[node] / 2 + rank[c] for c in consumers[node]), default=0.0)
-    return rank
-
-
-def transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
-    """To hand the value of each node to another memory."""
-    return HAND_OVER_US + task.costs.output_bytes / COPY_BYTES_PER_US
-
-
-def neighbours(task: Task) -> tuple[list[list[int]], list[list[int]]]:
-    """Producers and consumers of every node."""
-    producers: list[list[int]] = [[] for _ in range(task.num_nodes)]
-    consumers: list[list[int]] = [[] for _ in range(task.num_nodes)]
-    for producer, consumer in task.costs.edges.T.tolist():
-        producers[consumer].append(producer)
-        consumers[producer].append(consumer)
-    return producers, consumers
-
-
-def mutate(task: Task, plan: Plan, generator: np.random.Generator) -> Plan:
-    """A neighbour of `plan`: a stretch of the program, or a few groups, go to another device."""
-    placement, colocation = plan.placement.copy(), task.colocation
-    device = int(generator.integers(len(task.devices)))
-    if generator.random() < 0.5:
-        length = int(np.exp(generator.uniform(0, np.log(len(placement) / 2))))
-        start = int(generator.integers(len(placement) - length + 1))
-        placement[start : start + length] = device
-    else:
-        chosen = generator.integers(task.num_groups, size=int(generator.integers(1, 9)))
-        placement[np.isin(colocation, chosen)] = device
-    return task.plan(placement)
-
-
-def crossover(task: Task, plans: Sequence[Plan], generator: np.random.Generator) -> Plan:
-    """The beginning of one plan and the end of another."""
-    first, second = generator.choice(len(plans), 2)
-    cut = int(generator.integers(task.num_nodes))
-    return task.plan(np.concatenate([plans[first].placement[:cut], plans[second].placement[cut:]]))
+def _repaired_plan(
+    task: Task, parts: Units, assignment: Assignment,
+    priority: Int64[np.ndarray, " nodes"] | None, room: Rooms,
+) -> Plan | None:  # fmt: skip
+    found = repaired(task, parts, assignment, room)
+    return None if found is None else task.plan(found[parts.of], priority)

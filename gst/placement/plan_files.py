@@ -8,10 +8,11 @@ from pathlib import Path
 
 from gst.devices import Device, Plan
 from gst.devices.plan import positions_of_nodes
+from gst.placement.task import Task
 from gst.programs import Program
 
 
-def save_plan(plan: Plan, program: Program, path: Path) -> None:
+def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
     """Write `path` at once or not at all; `Plan.load` reads it too."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"program": program.key, **plan.to_dict()}))

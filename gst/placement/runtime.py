@@ -99,6 +99,7 @@ class Tracked:
         best: the plan of least runtime so far; None before any ran.
         best_ms: its runtime; infinite before any ran.
         curve: (plans asked, best runtime in ms so far), an entry for each improvement.
+        improvements: the plan of each entry of the curve.
     """
 
     def __init__(self, runtime: Runtime, budget: int) -> None:
@@ -106,6 +107,7 @@ class Tracked:
         self.best: Plan | None = None
         self.best_ms = float("inf")
         self.curve: list[tuple[int, float]] = []
+        self.improvements: list[Plan] = []
 
     @property
     def left(self) -> int:
@@ -121,6 +123,7 @@ class Tracked:
             if took < self.best_ms:
                 self.best, self.best_ms = plan, float(took)
                 self.curve.append((self.num_asked, self.best_ms))
+                self.improvements.append(plan)
         return answers
 
 

@@ -1,22 +1,28 @@
-"""The loop: measure, learn the cost model, propose, screen, measure the promising, and at the end measure afresh."""
+"""The loop: measure, learn what the simulator gets wrong, propose, screen, measure the promising and the uncertain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gst.cost import CostModel
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.graph import Graph
-from gst.placement.baselines import crossover, mutate, portfolio
-from gst.placement.policy import PlacementPolicy, distinct
-from gst.placement.runtime import MeasuredRuntime, PredictedRuntime, Progress
+from gst.placement.annealing import anneal
+from gst.placement.baselines import crossover, mutate
+from gst.placement.planning import restrict
+from gst.placement.runtime import MeasuredRuntime, Progress, SimulatedRuntime, Tracked
+from gst.placement.screening import ScreenedRuntime
 from gst.placement.task import Task
+
+AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
+NUM_TOP = 5  # the fastest plans so far, from which others are made
+NUM_MUTATED = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +30,9 @@ class Trial:
     """A plan that was measured during the search.
 
     Args:
-        origin: `baseline`, `mutation`, `policy` or `random`.
-        round: 0 before there was a cost model.
-        predicted_ms: what the cost model said before the plan was measured; NaN in round 0.
+        origin: the baseline or method that proposed it, `mutation`, or `uncertain`.
+        round: 0 before anything was learned.
+        predicted_ms: what was expected before it was measured.
     """
 
     plan: Plan
@@ -36,9 +42,9 @@ class Trial:
     measurement: Measurement
 
     def to_dict(self) -> dict[str, Any]:
-        predicted = None if np.isnan(self.predicted_ms) else self.predicted_ms
         return {
-            "origin": self.origin, "round": self.round, "predicted_ms": predicted,
+            "origin": self.origin, "round": self.round,
+            "predicted_ms": None if np.isnan(self.predicted_ms) else self.predicted_ms,
             "measurement": self.measurement.to_dict(), "plan": self.plan.to_dict(),
         }  # fmt: skip
 
@@ -51,6 +57,14 @@ class Trial:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A plan that might be measured, and who proposes it."""
+
+    plan: Plan
+    origin: str
+
+
 @dataclass(eq=False)
 class Search:
     """A search for the fastest plan of a task. Every measurement is on disk before the next begins; a search that is
@@ -60,8 +74,11 @@ class Search:
         task: what is placed where.
         runtime: measures.
         log: where trials are appended; trials of it are taken over.
-        budget: plans to measure, baselines included.
-        rounds: how often the cost model is learned anew.
+        starts: plans by name, baselines above all, the first that are measured.
+        budget: plans to measure, `starts` included.
+        evaluations: simulated plans for each proposal of annealing.
+        tasks: what is decided, see `gst.placement.planning.restrict`.
+        rounds: how often what was measured is learned from.
         seed: of everything that is drawn.
         progress: told what is going on.
     """
@@ -69,18 +86,22 @@ class Search:
     task: Task
     runtime: MeasuredRuntime
     log: Log
-    budget: int = 40
-    rounds: int = 3
+    starts: Mapping[str, Plan]
+    budget: int = 50
+    evaluations: int = 2_000
+    tasks: Sequence[str] = ("placement", "schedule")
+    rounds: int = 4
     seed: int = 0
     progress: Progress = lambda what, done, total: None
-    model: CostModel | None = None
-    history: list[dict[str, float]] = field(default_factory=list)
     num_screened: int = 0
+    seconds: float = 0.0
+    trials: list[Trial] = field(init=False)
 
     def __post_init__(self) -> None:
         records = self.log.read()
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
+        self.screen = ScreenedRuntime(self.task)
         for record, trial in zip(records, self.trials, strict=True):
             if record.get("program") != self.task.key or trial.plan.devices != self.task.names:
                 raise ValueError(
@@ -88,15 +109,21 @@ class Search:
                 )
 
     def run(self) -> Plan:
-        """Spend the budget; returns the plan with the lowest median during the search."""
-        self._first_round()
+        """Spend the budget; returns the plan with the lowest median during the search.
+
+        Raises:
+            ValueError: no plan ran.
+        """
+        started = time.perf_counter()
+        self._measure(self._first(), 0)
         for number in range(1, self.rounds + 1):
             left = self.budget - len(self.trials)
-            if left <= 0:
+            if left <= 0 or len(self.task.devices) < 2:
                 break
-            self._learn()
-            self._measure(self._candidates(-(-left // (self.rounds + 1 - number))), number)
-        self._learn()
+            self.progress("learning", number - 1, self.rounds)
+            self.screen.learn([t.plan for t in self._ran()], np.array([t.measurement.median_ms for t in self._ran()]))
+            self._measure(self._candidates(-(-left // (self.rounds + 1 - number)), number), number)
+        self.seconds += time.perf_counter() - started
         return self.best().plan
 
     def best(self) -> Trial:
@@ -119,82 +146,80 @@ class Search:
         said = np.array([pair for pair in pairs if not np.isnan(pair[0])])
         return kendall_tau(said[:, 0], said[:, 1]) if len(said) > 1 else float("nan")
 
-    def dataset(self) -> Graph:
-        """All plans that ran and their runtimes in ns."""
+    def dataset(self) -> Graph | None:
+        """All plans that ran and their runtimes in ns; None if none did."""
         good = self._ran()
         runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
-        return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes)
+        return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes) if good else None
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The trials as the report draws them."""
+        keys = ("median_ms", "low_ms", "high_ms", "outcome")
+        return [
+            {
+                "label": trial.plan.key[:8], "origin": trial.origin, "round": trial.round,
+                "predicted_ms": None if np.isnan(trial.predicted_ms) else trial.predicted_ms,
+                **{key: trial.measurement.to_dict()[key] for key in keys},
+            }
+            for trial in self.trials
+        ]  # fmt: skip
 
     def _ran(self) -> list[Trial]:
         """The trials whose plan ran to the end, in the order measured."""
         return [trial for trial in self.trials if trial.measurement.outcome == "ok"]
 
-    def _first_round(self) -> None:
-        """The baselines, then neighbours and mixtures of them until a third of the budget is spent."""
+    def _first(self) -> list[Proposal]:
+        """`starts`, the fastest in simulation first, as far as half of the budget goes, the portfolio or not."""
         known = {trial.plan.key for trial in self.trials}
-        baselines = distinct(list(portfolio(self.task).values()))
-        if self.budget < len(baselines):
-            raise ValueError(f"a budget of {self.budget} plans does not cover the {len(baselines)} baselines; raise it")
-        self._measure([(plan, "baseline", np.nan) for plan in baselines if plan.key not in known], 0)
-        known |= {plan.key for plan in baselines}
-        wanted = self.budget // 3 - len(self.trials) if len(self.task.devices) > 1 else 0
-        tried = distinct([self._neighbour(baselines) for _ in range(8 * max(wanted, 0))])
-        mixed = [plan for plan in tried if plan.key not in known][: max(wanted, 0)]
-        self._measure([(plan, "mutation", np.nan) for plan in mixed], 0)
+        plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
+        expected = dict(zip(plans, SimulatedRuntime(self.task)([each.plan for each in plans.values()]), strict=True))
+        in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
+        wanted = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in known]
+        return wanted[: self.budget - len(self.trials)]
+
+    def _candidates(self, count: int, number: int) -> list[Proposal]:
+        """Plans nobody measured: the best of what annealing finds and of mutations, one in six an uncertain one."""
+        known = {trial.plan.key for trial in self.trials}
+        pool = {each.plan.key: each for each in self._proposed(number) if each.plan.key not in known}
+        self.num_screened += len(pool)
+        keys = list(pool)
+        if not keys:
+            return []
+        said, factor = self.screen.with_spread([pool[key].plan for key in keys])
+        order = np.argsort(np.where(np.isnan(said), np.inf, said), kind="stable").tolist()
+        num_uncertain = count // 6
+        chosen = order[: count - num_uncertain]
+        promising = order[count - num_uncertain : max(len(order) // 2, count)]
+        uncertain = sorted(promising, key=lambda i: -factor[i])[:num_uncertain]
+        return [pool[keys[i]] for i in chosen] + [Proposal(pool[keys[i]].plan, "uncertain") for i in uncertain]
+
+    def _proposed(self, number: int) -> list[Proposal]:
+        ranked = sorted(self._ran(), key=lambda trial: trial.measurement.median_ms)
+        top = [trial.plan for trial in ranked[:NUM_TOP]]
+        proposed = []
+        for turn, start in enumerate([top[:1], top]):
+            self.progress("annealing", turn, 2)
+            tracked = Tracked(SimulatedRuntime(self.task), self.evaluations)
+            anneal(self.task, tracked, seed=self.seed + 2 * number + turn, start=start)
+            self.num_screened += tracked.num_asked
+            proposed += [Proposal(restrict(plan, self.tasks), "annealing") for plan in tracked.improvements[-32:]]
+        sources = top + [each.plan for each in proposed[-NUM_TOP:]]
+        mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
+        return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
         if self._generator.random() < 0.3:
             return crossover(self.task, plans, self._generator)
         return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
-    def _learn(self) -> None:
-        if len({trial.measurement.median_ms for trial in self._ran()}) < 2:
-            return
-        self.model = CostModel(
-            num_opcodes=int(self.task.graph.opcodes.max()) + 1, log_config=False, seed=self.seed
-        )
-        epochs = 120
-        self.history = self.model.fit(
-            [self.dataset()],
-            epochs,
-            progress=lambda epoch, loss: self.progress("learning", epoch + 1, epochs),
-        )
-
-    def _candidates(self, count: int) -> list[tuple[Plan, str, float]]:
-        """Plans nobody measured: the best predicted of the policy's and of mutations, and one in six at random."""
-        if self.model is None or len(self.task.devices) < 2:
-            return []
-        predicted = PredictedRuntime(self.model, self.task.profiled)
-        known = {trial.plan.key for trial in self.trials}
-        ranked = sorted(self._ran(), key=lambda trial: trial.measurement.median_ms)
-        top = [trial.plan for trial in ranked[:5]]
-
-        self.progress("policy", 0, 2)
-        policy = PlacementPolicy(self.task, seed=int(self._generator.integers(2**31)))
-        policy.imitate(top[0])
-        drawn, said = policy.learn(predicted)
-        pool = {plan.key: (plan, "policy", value) for plan, value in zip(drawn, said, strict=True)}
-        self.progress("policy", 1, 2)
-        mutated = distinct([self._neighbour(top) for _ in range(256)])
-        pool |= {plan.key: (plan, "mutation", value) for plan, value in zip(mutated, predicted(mutated), strict=True)}
-        self.num_screened += len(drawn) + len(mutated)
-        self.progress("policy", 2, 2)
-        fresh = [entry for key, entry in pool.items() if key not in known]
-        by_origin = [sorted((e for e in fresh if e[1] == o), key=lambda e: e[2]) for o in ("policy", "mutation")]
-        num_random = count // 6
-        half = (count - num_random) // 2
-        chosen = [*by_origin[0][:half], *by_origin[1][: count - num_random - half]]
-        rest = [(plan, "random", value) for plan, _, value in by_origin[1][len(by_origin[1]) // 4 :]]
-        picks = self._generator.permutation(len(rest))[: count - len(chosen)]
-        return chosen + [rest[i] for i in picks]
-
-    def _measure(self, candidates: Sequence[tuple[Plan, str, float]], number: int, at_once: int = 4) -> None:
+    def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
         """Measure a few plans at a time, in turns, and write down each."""
-        for start in range(0, len(candidates), at_once):
-            few = candidates[start : start + at_once]
-            seen = self.runtime.measure([plan for plan, _, _ in few])
-            for (plan, origin, predicted), measurement in zip(few, seen, strict=True):
-                trial = Trial(plan, origin, number, float(predicted), measurement)
+        for start in range(0, len(candidates), AT_ONCE):
+            few = candidates[start : start + AT_ONCE]
+            predicted = self.screen([each.plan for each in few])
+            seen = self.runtime.measure([each.plan for each in few])
+            for each, said, measurement in zip(few, predicted, seen, strict=True):
+                trial = Trial(each.plan, each.origin, number, float(said), measurement)
                 self.log.append({"program": self.task.key, **trial.to_dict()})
                 self.trials.append(trial)
             self.progress("measuring", len(self.trials), self.budget)

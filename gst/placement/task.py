@@ -43,12 +43,12 @@ class Task:
 
     @staticmethod
     def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
-        """The task of placing a captured program; its inputs and constants are resident."""
-        contention = Contention() if contention is None else contention
-        return Task(
-            program.name, program.graph, costs, program.colocation, np.where(costs.computed, 0, program.output_bytes),
-            contention, program,
-        )  # fmt: skip
+        """The task of placing a captured program. Its inputs and constants are resident where there are several
+        memories; with one they lie there under every plan, so that they count for nothing."""
+        several = len({device.memory for device in costs.devices}) > 1
+        resident_bytes = np.where(costs.computed | (not several), 0, program.output_bytes)
+        known = Contention() if contention is None else contention
+        return Task(program.name, program.graph, costs, program.colocation, resident_bytes, known, program)
 
     @staticmethod
     def of_profile(program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]) -> Task:
@@ -126,12 +126,26 @@ class Task:
         """The plan that puts every colocation group as a whole on the device assigned to it."""
         return self.plan(assignment[self.colocation], priority)
 
+    def on(self, names: Sequence[str]) -> Task:
+        """The same task on some of its devices."""
+        chosen, costs = [self.names.index(name) for name in names], self.costs
+        links = np.ix_(chosen, chosen)
+        fewer = replace(
+            costs, devices=tuple(self.devices[each] for each in chosen), times_us=costs.times_us[chosen],
+            own_bytes=costs.own_bytes[chosen], latency_us=costs.latency_us[links],
+            bytes_per_us=costs.bytes_per_us[links],
+        )  # fmt: skip
+        return replace(self, costs=fewer)
+
     def with_contention(self, contention: Contention) -> Task:
         return replace(self, contention=contention)
 
     def memory_use(self, simulation: Simulation) -> dict[str, int]:
-        """The most bytes that each memory holds at any moment of a simulated run, resident ones included."""
+        """The most bytes that each memory holds at any moment of a simulated run, resident ones included. Of costs
+        without a program resident ones are all there are: published sizes are of nodes with their values."""
         use = peak_bytes(self.costs, simulation)
+        if self.program is None:
+            use = dict.fromkeys(use, 0)
         home = np.array([list(use).index(device.memory) for device in self.devices])[simulation.device]
         resident = np.bincount(home, self.resident_bytes.astype(np.float64), len(use)).astype(np.int64)
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}

@@ -2,60 +2,228 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
+from random_tasks import apart, core_sets, made_up, random_edges, random_task
 
-from gst.devices import Plan
-from gst.placement.baselines import HAND_OVER_US, Task, chunks, crossover, heft, mutate, portfolio, single
+from gst.data.cost_graphs import read_cost_graph
+from gst.devices import Device
+from gst.placement.baselines import Task, chunks, crossover, expert, heft, metis, mutate, portfolio, single, topo
+from gst.placement.layers import layers
+from gst.placement.machines import CORE, GPU, Machine, machine
+from gst.placement.runtime import SimulatedRuntime
+from gst.placement.units import colocated, held_bytes, smallest_units
+
+PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"
+ALWAYS = {"chunks", "expert", "metis", "topo", "heft", "etf", "sct"}
 
 
-def makespan(task: Task, plan: Plan) -> float:
-    """Slow twin of a run, microseconds: program order on each device, a hand-over where a value crosses."""
-    finish = np.zeros(task.program.num_nodes)
-    free = np.zeros(len(task.devices))
-    for node, operation in enumerate(task.program.operations):
-        device = plan.placement[node]
-        ready = max(
-            (finish[p] + HAND_OVER_US * (plan.placement[p] != device) for p in operation.producers), default=0.0
-        )
-        finish[node] = max(ready, free[device] if task.times_us[device, node] else 0.0) + task.times_us[device, node]
-        if task.times_us[device, node]:
-            free[device] = finish[node]
-    return float(finish.max())
+def on(task: Task, devices: Sequence[Device], rows: np.ndarray) -> Task:
+    return Task.of_profile(task.program, devices, rows)
+
+
+def limited(task: Task, share: float) -> Task:
+    """Every memory may hold this share of what one would hold of everything."""
+    limit = int(share * held_bytes(task).sum())
+    devices = tuple(replace(device, memory_limit=limit) for device in task.devices)
+    return replace(task, costs=replace(task.costs, devices=devices))
+
+
+@pytest.fixture(scope="module")
+def gpus(task: Task) -> Task:
+    return machine("gpus:4").task(task.program)
 
 
 def test_the_portfolio_always_holds_every_baseline(task: Task) -> None:
-    assert set(portfolio(task)) == {"single:cpu:0", "single:cpu:1", "chunks", "metis", "heft"}
-    alone = replace(task, devices=task.devices[:1], times_us=task.times_us[:1])
-    assert set(portfolio(alone)) == {"single:cpu:0"}
-    for plan in portfolio(task).values():
-        assert plan.placement.shape == (task.program.num_nodes,) and plan.devices == ("cpu:0", "cpu:1")
+    assert set(portfolio(task)) == {"single:cpu:0", "single:cpu:1"} | ALWAYS
+    assert set(portfolio(on(task, task.devices[:1], task.times_us[:1]))) == {"single:cpu:0"}
+    sets = on(task, core_sets(), np.vstack([task.times_us, task.times_us[:1] / 1.5]))
+    assert set(portfolio(sets)) >= ALWAYS | {"heft:narrow", "moldable", "single:cpu:0-1"}
+
+
+def test_every_plan_can_be_simulated_and_the_same_is_found_again(gpus: Task) -> None:
+    first, second = portfolio(gpus), portfolio(gpus)
+    assert [plan.key for plan in first.values()] == [plan.key for plan in second.values()]
+    assert np.isfinite(SimulatedRuntime(gpus)(list(first.values()))).all()
+    assert all(plan.devices == gpus.names for plan in first.values())
 
 
 def test_chunks_follow_program_order_and_share_the_time(task: Task) -> None:
     placement = chunks(task).placement
-    assert (np.diff(placement) >= 0).all()
+    assert (np.diff(placement[task.costs.computed]) >= 0).all()
     share = task.times_us[0][placement == 0].sum() / task.times_us[0].sum()
     assert abs(share - 0.5) <= task.times_us[0].max() / task.times_us[0].sum()
 
 
-def test_heft_beats_one_device_and_chunks_under_its_own_assumptions(task: Task) -> None:
-    assert makespan(task, heft(task)) < 0.9 * makespan(task, single(task, 0))
-    assert makespan(task, heft(task)) < makespan(task, chunks(task))
+def test_inputs_go_where_they_are_first_read(gpus: Task) -> None:
+    producers, consumers = gpus.costs.edges
+    of = smallest_units(gpus).of
+    for node in np.flatnonzero(~gpus.costs.computed):
+        readers = consumers[producers == node]
+        if len(readers):
+            assert of[node] == of[readers.min()]
+    assert len(np.unique(of[gpus.costs.computed])) == gpus.costs.computed.sum()
 
 
-def test_heft_leaves_a_slow_device_alone(task: Task) -> None:
-    lame = replace(task, times_us=np.stack([task.times_us[0], 1e6 * (task.times_us[0] > 0)]))
-    placement = heft(lame).placement
-    assert (placement[task.times_us[0] > 0] == 0).all()
+def test_a_layer_holds_what_reads_its_parameters_and_renews_them(task: Task) -> None:
+    layer, home, program = layers(task), task.program.parameter_home, task.program
+    for parameter in np.unique(home[home >= 0]):
+        assert len(set(layer[home == parameter])) == 1
+    assert 3 <= layer.max() + 1 <= 8  # embedding, two cells, words
+    in_order = [layer[home == parameter][0] for parameter in np.unique(home[home >= 0])]
+    assert in_order == sorted(in_order)
+    for node, operation in enumerate(program.operations):
+        parameters = {int(home[each]) for each in operation.producers} - {-1}
+        if home[node] < 0 and len(parameters) == 1:
+            assert layer[node] == layer[parameters.pop()]
+
+
+def test_the_expert_puts_consecutive_layers_on_consecutive_devices(gpus: Task) -> None:
+    layer, placement = layers(gpus), expert(gpus).placement
+    device = [set(placement[layer == each]) for each in range(layer.max() + 1)]
+    assert all(len(each) == 1 for each in device)
+    assert (np.diff([each.pop() for each in device]) >= 0).all() and len(set(placement)) > 1
+
+
+def test_metis_repeats_by_seed_and_keeps_groups_whole(gpus: Task) -> None:
+    assert metis(gpus, 3).key == metis(gpus, 3).key
+    placement = metis(gpus).placement
+    assert all(len(set(placement[gpus.colocation == group])) == 1 for group in range(gpus.num_groups))
+
+
+def test_metis_cuts_less_than_chunks_where_moving_is_dear() -> None:
+    """Two chains that alternate in program order, joined at the end."""
+    edges = np.stack([np.arange(38), np.arange(2, 40)])
+    task = made_up(np.hstack([edges, [[38], [39]]]), np.full((2, 40), 5.0), apart(2), np.full(40, 50_000))
+    assert task.simulator.run(metis(task)).makespan_us < 0.7 * task.simulator.run(chunks(task)).makespan_us
+
+
+def test_topo_fills_one_device_after_the_other() -> None:
+    size = np.full(30, 10)
+    task = made_up(random_edges(np.random.default_rng(0), 30, 1.0), np.ones((3, 30)), apart(3), resident_bytes=size)
+    assert np.bincount(topo(task).placement, minlength=3).tolist() == [11, 11, 8]
+
+
+def test_heft_beats_one_device_and_chunks(task: Task) -> None:
+    plans = [heft(task), single(task, 0), chunks(task)]
+    ours, alone, cut = task.simulator.makespans(plans)
+    assert ours < 0.9 * alone and ours < cut
+
+
+def test_a_slow_device_is_left_alone(task: Task) -> None:
+    computed = task.costs.computed
+    lame = on(task, task.devices, np.stack([task.times_us[0], 1e6 * computed]))
+    for name, plan in portfolio(lame).items():
+        assert name == "single:cpu:1" or (plan.placement[computed] == 0).all(), name
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_where_one_device_cannot_hold_everything_all_other_plans_fit(gpus: Task, share: float) -> None:
+    short = limited(gpus, share)
+    runtime, plans = SimulatedRuntime(short), portfolio(short)
+    missing = ALWAYS - set(plans)
+    assert len(missing) <= 2, missing
+    for name, plan in plans.items():
+        assert name.startswith("single") != (runtime.excess(plan) == 0), name
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_a_small_accelerator_beside_a_slow_core_holds_what_it_can(task: Task, share: float) -> None:
+    both = Machine((GPU, CORE), 1.0, 12.0).task(task.program)
+    peak = both.memory_use(both.simulator.run(single(both, 0)))["cuda:0"]
+    capped = (replace(both.devices[0], memory_limit=int(share * peak)), both.devices[1])
+    short = replace(both, costs=replace(both.costs, devices=capped))
+    runtime, plans = SimulatedRuntime(short), portfolio(short)
+    assert set(plans) >= ALWAYS
+    runtimes = {name: float(runtime([plan])[0]) for name, plan in plans.items()}
+    assert np.isnan(runtimes.pop("single:cuda:0")) and not np.isnan(list(runtimes.values())).any()
+    assert min(runtimes.values()) < 0.99 * runtimes["single:cpu:1"]
+
+
+def test_where_nothing_fits_only_single_devices_are_left(gpus: Task) -> None:
+    assert set(portfolio(limited(gpus, 0.02))) == {f"single:cuda:{number}" for number in range(4)}
+
+
+def test_what_is_held_adds_up_to_the_peak_of_program_order(gpus: Task) -> None:
+    use = gpus.memory_use(gpus.simulator.run(single(gpus, 0)))
+    assert 0.8 * use["cuda:0"] <= held_bytes(gpus).sum() <= use["cuda:0"]
+
+
+def test_published_costs_keep_groups_whole_and_accelerators_within_their_memory() -> None:
+    task = Task.of_cost_graph(read_cost_graph(PUBLISHED))
+    task = replace(task, colocation=np.arange(task.num_nodes) // 3)
+    runtime, plans = SimulatedRuntime(task), portfolio(task)
+    assert set(plans) >= ALWAYS - {"sct"}
+    for name in ALWAYS & set(plans):
+        assert runtime.excess(plans[name]) == 0
+        for group in range(task.num_groups):
+            assert len(set(plans[name].placement[task.colocation == group])) == 1
+    best = min(runtime([plans[name]])[0] for name in ALWAYS & set(plans))
+    assert best < 0.5 * runtime([plans["single:cpu:0"]])[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_operations_go_where_they_can_run(seed: int) -> None:
+    task = random_task(seed)
+    for name, plan in portfolio(task).items():
+        if not name.startswith("single"):
+            assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all(), name
+
+
+def test_units_are_numbered_in_program_order() -> None:
+    for task in (random_task(0), random_task(1)):
+        of = colocated(task).of
+        first = [np.flatnonzero(of == unit)[0] for unit in range(of.max() + 1)]
+        assert first == sorted(first)
 
 
 def test_neighbours_differ_and_mixtures_come_from_their_parents(task: Task) -> None:
     generator = np.random.default_rng(0)
     plan = heft(task)
     assert len({mutate(task, plan, generator).key for _ in range(50)}) > 30
+    assert (mutate(task, plan, generator).priority == plan.priority).all()
     parents = [single(task, 0), plan]
     for _ in range(20):
         child = crossover(task, parents, generator).placement
         assert all((child[i] == parents[0].placement[i]) or (child[i] == plan.placement[i]) for i in range(len(child)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_moves_keep_groups_whole_where_they_must_and_operations_where_they_can_run(seed: int) -> None:
+    task, generator = random_task(seed), np.random.default_rng(seed)
+    plans = [heft(task), metis(task)]
+    for _ in range(100):
+        plans.append(mutate(task, plans[-1], generator))
+        plans.append(crossover(task, plans, generator))
+    assert len({plan.key for plan in plans}) > 50
+    for plan in plans:
+        assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all()
+        for group in range(task.num_groups):
+            assert len(set(plan.placement[task.colocation == group])) == 1
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+@pytest.mark.parametrize("devices", [apart(1), apart(3), core_sets(4)])
+def test_a_single_group_and_no_edges_are_placed_and_moved(nodes: int, devices: tuple[Device, ...]) -> None:
+    times, group = np.full((len(devices), nodes), 2.0), np.zeros(nodes, np.int64)
+    task, generator = made_up(np.zeros((2, 0), np.int64), times, devices, colocation=group), np.random.default_rng(0)
+    plans = list(portfolio(task).values())
+    assert (task.simulator.makespans(plans) == 2.0 * nodes).all()
+    moved = {mutate(task, plans[0], generator).placement[0] for _ in range(100)}
+    assert moved == set(range(len(devices)))
+
+
+@pytest.mark.slow
+def test_moves_of_80_000_operations_take_less_than_five_milliseconds() -> None:
+    times = np.ones((4, 80_000))
+    task = made_up(random_edges(np.random.default_rng(0), 80_000, 1.0), times, apart(4))
+    generator, plan = np.random.default_rng(0), single(task, 0)
+    begin = time.process_time()
+    for _ in range(100):
+        plan = crossover(task, [plan, mutate(task, plan, generator)], generator)
+    assert (time.process_time() - begin) / 200 < 0.005

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from gst.devices import Device, Plan
-from gst.placement.baselines import HAND_OVER_US, Task, heft, portfolio, single, upward_rank
+from gst.placement.baselines import heft, portfolio, single, upward_rank
 from gst.placement.random_plans import random_plans
+from gst.placement.task import Task
+
+HAND_OVER_US = 20.0
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +20,8 @@ def moldable(task: Task) -> Task:
     """Two cores, each alone or both together, which makes every operation 1.6 times as fast."""
     one, other = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
     both = Device("cpu:0-1", "cpu", (0, 1), 2, "host", "test")
-    return replace(task, devices=(one, other, both), times_us=np.vstack([task.times_us, task.times_us[:1] / 1.6]))
+    times = np.vstack([task.times_us, task.times_us[:1] / 1.6])
+    return Task.of_profile(task.program, (one, other, both), times)
 
 
 def drawn(task: Task, count: int, seed: int = 0) -> list[tuple[str, Plan]]:
@@ -61,7 +64,7 @@ def test_groups_stay_together(moldable: Task) -> None:
 
 
 def test_one_device_has_plans_that_differ_in_priorities_alone(task: Task) -> None:
-    alone = replace(task, devices=task.devices[:1], times_us=task.times_us[:1])
+    alone = Task.of_profile(task.program, task.devices[:1], task.times_us[:1])
     plans = drawn(alone, 20)
     assert len({plan.key for _, plan in plans}) == 20
     assert all((plan.placement == 0).all() for _, plan in plans)
@@ -85,6 +88,7 @@ def test_heft_knows_that_the_wide_device_takes_both_cores(moldable: Task) -> Non
     one, _, both = (makespan(moldable, single(moldable, device)) for device in range(3))
     assert makespan(moldable, plans["heft"]) < 1.01 * both, "with the wide device as a third core it would be slower"
     assert set(plans["heft:narrow"].placement) == {0, 1} and makespan(moldable, plans["heft:narrow"]) < 0.8 * one
-    no_gain = replace(moldable, times_us=np.vstack([moldable.times_us[:2], moldable.times_us[:1] * 1.01]))
+    times = np.vstack([moldable.times_us[:2], moldable.times_us[:1] * 1.01])
+    no_gain = Task.of_profile(moldable.program, moldable.devices, times)
     computed = moldable.times_us[0] > 0
     assert (heft(no_gain).placement[computed] != 2).mean() > 0.9, "two cores for no gain are left alone"

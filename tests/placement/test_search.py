@@ -1,4 +1,4 @@
-"""The loop on real devices, small: budgets, logs, resuming, and never worse than the baselines."""
+"""The loop on real devices, small: budgets, logs, resuming, and never worse than where it started."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.cost import CostModel
 from gst.devices import Executor, Log, Plan
 from gst.devices.isolated import IsolatedExecutor
-from gst.placement.baselines import Task, portfolio
+from gst.placement.baselines import portfolio
 from gst.placement.runtime import MeasuredRuntime
 from gst.placement.search import Search
+from gst.placement.task import Task
+from gst.placement.workers import Workers
 from gst.programs import TrainingStep
 from gst.programs.workloads import rnnlm
 from gst.store import open_store
@@ -25,22 +26,36 @@ def small() -> TrainingStep:
     return rnnlm(layers=2, hidden=16, steps=3, batch=4, vocabulary=30)
 
 
+def begun(task: Task, executor: Executor, log: Path, budget: int) -> Search:
+    runtime = MeasuredRuntime(executor, repetitions=3)
+    return Search(task, runtime, Log(log), portfolio(task), budget, evaluations=60, rounds=2)
+
+
 def searched(task: Task, log: Path, budget: int) -> Search:
+    assert task.program is not None
     with Executor(task.program, task.devices) as executor:
-        search = Search(task, MeasuredRuntime(executor, repetitions=3), Log(log), budget, rounds=2)
+        search = begun(task, executor, log, budget)
         search.run()
     return search
 
 
 def test_the_budget_is_kept_and_the_baselines_are_in_it(task: Task, tmp_path: Path) -> None:
-    search = searched(task, tmp_path / "log.jsonl", 14)
-    assert len(search.trials) == 14 == len(Log(tmp_path / "log.jsonl").read())
+    baselines = {plan.key for plan in portfolio(task).values()}
+    budget = 2 * len(baselines) + 4
+    search = searched(task, tmp_path / "log.jsonl", budget)
+    assert len(search.trials) == budget == len(Log(tmp_path / "log.jsonl").read())
     keys = {trial.plan.key for trial in search.trials}
-    assert len(keys) == 14 and {plan.key for plan in portfolio(task).values()} <= keys
+    assert len(keys) == budget and baselines <= keys
     best = search.best()
     assert all(best.measurement.median_ms <= trial.measurement.median_ms for trial in search.trials)
-    assert {trial.origin for trial in search.trials} >= {"baseline", "policy", "mutation"}
-    assert all(np.isnan(trial.predicted_ms) == (trial.round == 0) for trial in search.trials)
+    later = {trial.origin for trial in search.trials if trial.round > 0}
+    assert later and later <= {"annealing", "mutation", "uncertain"}
+    assert all(trial.predicted_ms > 0 for trial in search.trials) and search.num_screened > 100
+
+
+def test_a_small_budget_measures_what_is_best_in_simulation(task: Task, tmp_path: Path) -> None:
+    search = searched(task, tmp_path / "log.jsonl", 3)
+    assert len(search.trials) == 3 and np.isfinite(search.best().measurement.median_ms)
 
 
 def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Path) -> None:
@@ -52,32 +67,22 @@ def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Pa
     assert [trial.plan.key for trial in second.trials[:8]] == [trial.plan.key for trial in first.trials]
     assert second.trials[3].measurement == first.trials[3].measurement
     assert len(second.trials) == 12 == len(Log(log).read())
-
-
-def test_a_search_killed_among_its_first_plans_repeats_none(task: Task, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    searched(task, log, 18)
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:6]))
-    assert len({trial.plan.key for trial in searched(task, log, 18).trials}) == 18
-
-
-def test_a_budget_below_the_baselines_is_refused(task: Task, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="budget of 3"):
-        searched(task, tmp_path / "log.jsonl", 3)
+    assert len({trial.plan.key for trial in second.trials}) == 12
 
 
 def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    searched(task, log, 6)
+    searched(task, log, 2)
     record = json.loads(log.read_text().splitlines()[0])
-    assert record["program"] == task.program.key
+    assert record["program"] == task.key and task.program is not None
     record["program"] = "0123456789abcdef"
     log.write_text(json.dumps(record) + "\n")
     with Executor(task.program, task.devices) as executor, pytest.raises(ValueError, match="another program"):
-        Search(task, MeasuredRuntime(executor), Log(log), 6)
+        begun(task, executor, log, 6)
 
 
 def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: Path) -> None:
+    assert task.program is not None
     task.program.save(tmp_path / "program")
     plans = list(portfolio(task).values())[:2]
     with IsolatedExecutor(tmp_path / "program", task.devices) as isolated:
@@ -86,27 +91,37 @@ def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: P
         assert (runtime(plans) > 0).all()
 
 
+def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) -> None:
+    assert task.program is not None
+    task.program.save(tmp_path / "program")
+    plans = list(portfolio(task).values())
+    with Workers(lambda: IsolatedExecutor(tmp_path / "program", task.devices), count=2, repetitions=2) as workers:
+        answers = [workers.submit([plan]) for plan in plans[:4]]
+        assert [answer.result(120)[0].plan_key for answer in answers] == [plan.key for plan in plans[:4]]
+        foreign = workers.submit([Plan(("tpu:0",), np.zeros(task.num_nodes, np.int64))])
+        with pytest.raises(ValueError, match="tpu:0"):
+            foreign.result(120)
+        assert workers.measure(plans[:1])[0].outcome == "ok"  # the worker goes on
+
+
 @pytest.mark.slow
 def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    assert main(["demo", "--program", "test_search:small", "--budget", "12", "--json", "demo.json"]) == 0
+    arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing,ours", "--patience", "0"]
+    arguments += ["--json", "demo.json"]
+    assert main(["demo", "--program", "test_search:small", *arguments]) == 0
     result = json.loads(Path("demo.json").read_text())
     assert result.keys() >= {"program", "num_nodes", "devices", "plans", "best", "pytorch_ms", "cost_model", "command"}
-    assert {"pytorch", "searched"} <= result["plans"].keys()
+    assert {"pytorch", "ours"} <= result["plans"].keys()
     assert result["plans"][result["best"]]["median_ms"] == min(
-        plan["median_ms"] for name, plan in result["plans"].items() if name != "pytorch"
+        plan["median_ms"] for name, plan in result["plans"].items() if name != "pytorch" and plan["feasible"]
     )
-    for plan in result["plans"].values():
-        assert plan["low_ms"] <= plan["median_ms"] <= plan["high_ms"] and plan["measurements"] >= 20
-    assert result["cost_model"]["num_measured"] <= 12
+    assert result["cost_model"]["num_measured"] <= 14
     out = Path("runs/demo")
     assert len(Plan.load(out / "plan.json").placement) == result["num_nodes"]
     assert len(Log(out / "measurements.jsonl").read()) == result["cost_model"]["num_measured"]
     assert "</html>" in (out / "report.html").read_text()
     stores = [path.parent for path in (out / "dataset").glob("*/meta.json")]
-    graphs = [open_store(directory)[0] for directory in stores]
-    assert graphs[0].num_nodes == result["num_nodes"]
-    if len(result["devices"]) > 1:
-        assert CostModel.load(out / "cost_model.pt").settings["channels"] > 0
+    assert open_store(stores[0])[0].num_nodes == result["num_nodes"]

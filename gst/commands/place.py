@@ -1,0 +1,121 @@
+"""`gst place` and `gst demo`: what they take, do and print."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gst.progress import Bars
+from gst.waiting import wait_briefly
+
+USUAL = "annealing,colocrl,hdp,go,ours"
+
+
+def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add both; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    place = command(
+        commands,
+        "place",
+        _place,
+        "find the fastest plan of a program on devices: baselines, annealing, learned policies, real measurements",
+        "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
+        "gst place inception --machine gpus:4 --out runs/place/inception-gpus     # simulated\n"
+        "gst place --graph bert24_inference.json --out runs/place/bert24 --json runs/bert24.json\n"
+        "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine",
+    )
+    place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION")
+    place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
+    _add_common(place, 50)
+    place.add_argument(
+        "--runtime", choices=("measured", "simulated"), default="measured",
+        help="what plans are judged by at the end (default: %(default)s)",
+    )  # fmt: skip
+    place.add_argument(
+        "--machine", metavar="NAME", help="simulate a machine that is not here: cores:K or gpus:K, such as gpus:4"
+    )
+    place.add_argument(
+        "--tasks", default="placement,schedule",
+        help="what is decided, of placement,schedule,fusion (default: %(default)s)",
+    )  # fmt: skip
+    place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
+    place.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
+    demo = command(
+        commands,
+        "demo",
+        _demo,
+        "the whole loop on the devices found: capture, measure, learn, place, report",
+        "gst demo\ngst demo --program inception --json runs/demo.json",
+    )
+    demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
+    _add_common(demo, 40)
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
+
+
+def _add_common(command: argparse.ArgumentParser, budget: int) -> None:
+    command.add_argument(
+        "--devices", help="names separated by commas, see gst devices (default: all of them and sets of cores)"
+    )
+    command.add_argument(
+        "--methods", default=USUAL,
+        help="beside the baselines, of annealing,cross_entropy,evolution,colocrl,hdp,go,ours (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--budget", type=int, default=budget, metavar="N",
+        help="plans to measure during the search; 0 = baselines alone (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--evaluations", type=int, default=2_000, metavar="N",
+        help="simulated plans that each method may ask about (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
+    command.add_argument(
+        "--patience", type=float, default=20.0, metavar="S",
+        help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
+    )  # fmt: skip
+    command.add_argument("--resume", action="store_true", help="go on with what is in --out")
+
+
+def _demo(options: argparse.Namespace) -> dict[str, Any]:
+    options.graph = options.machine = options.memory_limit = None
+    options.runtime, options.tasks = "measured", "placement,schedule"
+    return _place(options)
+
+
+def _place(options: argparse.Namespace) -> dict[str, Any]:
+    # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
+    wait_briefly()
+    from gst.placement.commanded import Request, place_as_asked
+    from gst.report import headline
+
+    request = Request(
+        program=options.program, graph=options.graph,
+        devices=options.devices.split(",") if options.devices else None, machine=options.machine,
+        runtime=options.runtime, memory_limit=options.memory_limit, budget=options.budget,
+        evaluations=options.evaluations, methods=_names(options.methods), tasks=_names(options.tasks),
+        seed=options.seed, patience_s=options.patience, out=options.out, resume=options.resume, command=options.command,
+    )  # fmt: skip
+    with Bars() as bars:
+        result = place_as_asked(request, bars.show)
+    _print_plans(result)
+    print(headline(result))
+    print(f"Look at {options.out / 'report.html'}")
+    return result
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _print_plans(result: dict[str, Any]) -> None:
+    plans = result["plans"]
+    width = max(len(name) for name in plans)
+    key = "median_ms" if result["runtime"] == "measured" else "latency"
+    ran = {name: plan for name, plan in plans.items() if plan["feasible"]}
+    print(f"{'plan':<{width}}  {'median ms  95 % interval' if key == 'median_ms' else result['runtime'] + ' ms'}")
+    for name, plan in sorted(ran.items(), key=lambda item: item[1][key]):
+        interval = f"  {plan['low_ms']:.2f} .. {plan['high_ms']:.2f}" if key == "median_ms" else ""
+        print(f"{name:<{width}}  {plan[key]:9.2f}{interval}")
+    for name in plans.keys() - ran.keys():
+        print(f"{name:<{width}}  {plans[name].get('reason') or 'does not fit, or found no plan that does'}")

@@ -1,0 +1,289 @@
+"""Runtimes of many configurations of one program that differ in few places: what did not change is not encoded again.
+
+The readout of a cost model decomposes over segments (`gst.pooling`), and `CostModel` cuts programs without context
+nodes, so what it says of a segment depends on the configuration of the segment's own nodes alone. Embeddings are
+therefore kept in an `EmbeddingTable` under the segment and the content of its configuration, as Graph Segment Training
+(Cao et al. 2023) keeps them under the segment and the number of the configuration. Here no row is ever stale: the
+weights stand still between two calls of `fit`, after which everything is forgotten, and equal content has equal rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import nn
+
+from embedding_cache import EmbeddingTable
+from gst.assembly import assemble
+from gst.cost.member import CONFIGS_AT_ONCE
+from gst.cost.model import CostModel, Runtimes
+from gst.encoding import embed_segments
+from gst.graph import Graph
+from gst.segments import SegmentedGraph, segment
+
+PAIRS_AT_ONCE = 1 << 12  # (segment, configuration) pairs whose features are held in memory
+ROWS_AT_ONCE = 1 << 18  # (node, configuration) pairs encoded together
+
+Block = Float32[np.ndarray, "configurable channels"]
+"""What a configuration says of the configurable nodes of one segment."""
+
+Content = tuple[int, bytes]
+"""A segment and a digest of its block."""
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A configuration, by what it does not share with the base of a `Rescorer`.
+
+    Args:
+        nodes: configurable nodes, each at most once.
+        rows: what the configuration says of each of them.
+    """
+
+    nodes: Int64[np.ndarray, " changed"]
+    rows: Float32[np.ndarray, "changed channels"]
+
+
+class Rescorer:
+    """Says of configurations what `CostModel.predict` says of them (to rounding), and encodes only what it never saw.
+
+        rescorer = Rescorer(model, graph)              # the first configuration of the graph is the base
+        rescorer.predict([Change(nodes, rows), ...])   # each is the base with some rows changed
+        rescorer.rebase(change)                        # a move is accepted: the base is another one now
+
+    Args:
+        model: fitted. When it is fitted again, everything is encoded again.
+        graph: of the program, with at least one configuration.
+        capacity: most embeddings of segments kept; the least recently used go first, and are encoded again when they
+            are needed.
+
+    Attributes:
+        num_encoded: (segment, content) pairs encoded so far, those of bases included.
+        num_reused: (segment, configuration) pairs scored so far without encoding.
+
+    Raises:
+        ValueError: the capacity is below 1, or the model has learned nothing yet.
+    """
+
+    def __init__(self, model: CostModel, graph: Graph, capacity: int = 1 << 16) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}; there must be room for the embedding of one segment")
+        base = replace(
+            graph, config_features=graph.config_features[:1], targets=graph.targets[:1], counts=graph.counts[:1],
+            spreads=graph.spreads[:1],
+        )  # fmt: skip
+        cut = segment(base, model.settings["max_nodes"])
+        assert len(cut.config_columns) == len(graph.config_nodes), "without context no node stands in two segments"
+        self.model, self.capacity = model, capacity
+        self.num_encoded, self.num_reused = 0, 0
+        self._bounds = cut.config_ptr
+        self._weights = cut.owned_counts / cut.num_nodes
+        self._pieces = [_piece(cut, number) for number in range(cut.num_segments)]
+        self._base = np.ascontiguousarray(cut.config_features[0], np.float32)
+        first_rows = np.repeat(cut.row_ptr[:-1], np.diff(cut.config_ptr))
+        self._column = np.full(cut.num_nodes, -1)
+        self._column[cut.node_ids[first_rows + cut.config_rows]] = cut.config_columns
+        self._begin()
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._pieces)
+
+    def predict(self, changes: Sequence[Change]) -> Runtimes:
+        """As `CostModel.predict` of these configurations."""
+        return np.exp(self.logs(changes)[0])
+
+    def predict_with_spread(self, changes: Sequence[Change], coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
+        """As `CostModel.predict_with_spread` of these configurations, with its errors."""
+        if self.model.settings["members"] == 1:
+            raise ValueError("one network cannot disagree; make the model with CostModel(members=3) or more")
+        logs, spreads = self.logs(changes)
+        assert self.model.calibration is not None, "what predicts was fitted"
+        return np.exp(logs), np.exp(self.model.calibration.half_width(spreads, coverage))
+
+    def logs(self, changes: Sequence[Change]) -> tuple[Runtimes, Runtimes]:
+        """Mean and standard deviation over the members of the logarithm of each runtime.
+
+        Raises:
+            ValueError: a change names a node that is not configurable, or its rows do not fit.
+        """
+        if self._members is not self.model.members:
+            self._begin()
+        encoded = self.num_encoded
+        pooled = np.tile(self._pooled, (len(changes), 1))
+        waiting: list[tuple[int, int, np.ndarray]] = []
+        for number, change in enumerate(changes):
+            waiting += [(number, place, block) for place, block in self._blocks(change)]
+            if len(waiting) >= PAIRS_AT_ONCE:
+                self._add_differences(pooled, waiting)
+                waiting = []
+        self._add_differences(pooled, waiting)
+        self.num_reused += len(changes) * self.num_segments - (self.num_encoded - encoded)
+        return self._read_out(pooled)
+
+    def rebase(self, change: Change) -> None:
+        """Make a configuration the base of all further ones."""
+        blocks = dict(self._blocks(change))
+        for place, block in blocks.items():
+            self._base[self._bounds[place] : self._bounds[place + 1]] = block
+        if self._members is not self.model.members:
+            self._begin()
+        else:
+            self._take_base(blocks)
+
+    # The base ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Forget all embeddings, and encode the base."""
+        self._members = self.model.members
+        encoders = [member.encoder for member in self._members]
+        if any(nn.parameter.is_lazy(parameter) for each in encoders for parameter in each.parameters()):
+            raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
+        width = len(self._members) * self.model.settings["channels"]
+        self._table = EmbeddingTable(self.capacity, width)
+        self._slots: OrderedDict[Content, int] = OrderedDict()  # least recently used first
+        self._base_rows = np.zeros((self.num_segments, width), np.float32)
+        everything = zip(self._bounds[:-1], self._bounds[1:], strict=True)
+        self._take_base({place: self._base[low:high] for place, (low, high) in enumerate(everything)})
+
+    def _take_base(self, blocks: Mapping[int, np.ndarray]) -> None:
+        """Segments of the base are what `blocks` says."""
+        distinct = {(place, _digest(block)): block for place, block in blocks.items()}
+        if distinct:
+            self._base_rows[list(blocks)] = self._rows(distinct)
+        self._pooled = self._weights @ self._base_rows.astype(np.float64)
+
+    # Configurations ------------------------------------------------------------------------------------------------
+
+    def _blocks(self, change: Change) -> Iterator[tuple[int, Block]]:
+        """The segments that a change reaches, and their blocks under it."""
+        columns = self._column[change.nodes]
+        if (columns < 0).any():
+            node = int(change.nodes[int((columns < 0).argmax())])
+            raise ValueError(f"a change names node {node}, which is not configurable; name configurable nodes only")
+        if change.rows.shape != (len(columns), self._base.shape[1]):
+            raise ValueError(
+                f"a change of {len(columns)} nodes has rows of shape {change.rows.shape}; "
+                f"want {(len(columns), self._base.shape[1])}"
+            )
+        order = np.argsort(columns, kind="stable")
+        columns, rows = columns[order], change.rows[order]
+        starts = np.searchsorted(columns, self._bounds)
+        for place in np.flatnonzero(np.diff(starts)).tolist():
+            low, high = self._bounds[place : place + 2]
+            mine = slice(starts[place], starts[place + 1])
+            block = self._base[low:high].copy()
+            block[columns[mine] - low] = rows[mine]
+            yield place, block
+
+    def _add_differences(
+        self, pooled: Float64[np.ndarray, "configs width"], waiting: Sequence[tuple[int, int, np.ndarray]]
+    ) -> None:
+        """Add to `pooled` what (configuration, segment, block) change of the base."""
+        if not waiting:
+            return
+        contents = [(place, _digest(block)) for _, place, block in waiting]
+        distinct = {content: block for content, (_, _, block) in zip(contents, waiting, strict=True)}
+        position = {content: number for number, content in enumerate(distinct)}
+        rows = self._rows(distinct)[[position[content] for content in contents]]
+        places = [place for _, place, _ in waiting]
+        differences = rows.astype(np.float64) - self._base_rows[places]
+        np.add.at(pooled, [number for number, _, _ in waiting], differences * self._weights[places, None])
+
+    def _read_out(self, pooled: Float64[np.ndarray, "configs width"]) -> tuple[Runtimes, Runtimes]:
+        parts = torch.from_numpy(pooled).float().split(self.model.settings["channels"], dim=1)
+        with torch.no_grad():
+            said = [member.head(part[None])[0] for member, part in zip(self._members, parts, strict=True)]
+        scores = torch.stack(said).double().numpy()
+        return scores.mean(0) * self.model.deviation + self.model.mean, scores.std(0) * self.model.deviation
+
+    # Embeddings ----------------------------------------------------------------------------------------------------
+
+    def _rows(self, blocks: Mapping[Content, np.ndarray]) -> Float32[np.ndarray, "contents width"]:
+        """The embeddings of contents, those of all members side by side: from the table, or encoded now."""
+        contents = list(blocks)
+        found = np.array([content in self._slots for content in contents])
+        rows = np.empty((len(contents), self._table.channels), np.float32)
+        if found.any():
+            known = [content for content, here in zip(contents, found, strict=True) if here]
+            for content in known:
+                self._slots.move_to_end(content)
+            rows[found] = self._table.pull(torch.tensor([self._slots[content] for content in known]))[0].numpy()
+        if not found.all():
+            new = [content for content, here in zip(contents, found, strict=True) if not here]
+            rows[~found] = self._encode([(place, blocks[place, digest]) for place, digest in new])
+            self._remember(new, rows[~found])
+        return rows
+
+    def _remember(self, contents: Sequence[Content], rows: Float32[np.ndarray, "contents width"]) -> None:
+        """The last of them, where there is not room for all."""
+        slots = []
+        for content in contents[-self.capacity :]:
+            full = len(self._slots) == self.capacity
+            slots.append(self._slots.popitem(last=False)[1] if full else len(self._slots))
+            self._slots[content] = slots[-1]
+        self._table.push(torch.tensor(slots), torch.from_numpy(rows[-self.capacity :]), step=0)
+
+    def _encode(self, blocks: Sequence[tuple[int, np.ndarray]]) -> Float32[np.ndarray, "contents width"]:
+        """Embeddings of (segment, block) pairs. Segments with equally many blocks are encoded together, each as a
+        graph of its own that has its blocks as configurations."""
+        of_segment: dict[int, list[int]] = defaultdict(list)
+        for number, (place, _) in enumerate(blocks):
+            of_segment[place].append(number)
+        by_size: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        for place, numbers in of_segment.items():
+            for start in range(0, len(numbers), CONFIGS_AT_ONCE):
+                part = numbers[start : start + CONFIGS_AT_ONCE]
+                by_size[len(part)].append((place, part))
+        rows = np.empty((len(blocks), self._table.channels), np.float32)
+        for size, lots in by_size.items():
+            together = max(1, ROWS_AT_ONCE // (size * self.model.settings["max_nodes"]))
+            for start in range(0, len(lots), together):
+                few = lots[start : start + together]
+                graphs = [_under(self._pieces[place], [blocks[number][1] for number in part]) for place, part in few]
+                rows[[number for _, part in few for number in part]] = self._embed(graphs, size)
+        self.num_encoded += len(blocks)
+        return rows
+
+    @torch.no_grad()
+    def _embed(self, graphs: Sequence[SegmentedGraph], num_configs: int) -> Float32[np.ndarray, "contents width"]:
+        """All members see one batch, of which it is found out once which states are equal."""
+        configs = torch.arange(num_configs).repeat(len(graphs), 1)
+        batch = assemble(graphs, [(number, 0) for number in range(len(graphs))], configs)
+        embedded = [embed_segments(member.encoder, batch, "batch", "mean") for member in self._members]
+        return torch.cat(embedded, dim=2).flatten(0, 1).numpy()
+
+
+def _digest(block: Block) -> bytes:
+    return blake2b(block.tobytes(), digest_size=16).digest()
+
+
+def _piece(cut: SegmentedGraph, number: int) -> SegmentedGraph:
+    """One segment as a graph of its own."""
+    pointers = (cut.row_ptr, cut.edge_ptr, cut.config_ptr)
+    rows, edges, uses = (slice(*each[number : number + 2].tolist()) for each in pointers)
+    row_ptr, edge_ptr, config_ptr = (np.array([0, part.stop - part.start]) for part in (rows, edges, uses))
+    return SegmentedGraph(
+        name=f"{cut.name}/{number}", num_nodes=int(cut.owned_counts[number]), edge_cut=0.0,
+        owned_counts=cut.owned_counts[number : number + 1], row_ptr=row_ptr, edge_ptr=edge_ptr, config_ptr=config_ptr,
+        node_ids=cut.node_ids[rows], node_features=cut.node_features[rows], opcodes=cut.opcodes[rows],
+        edges=cut.edges[:, edges], config_rows=cut.config_rows[uses],
+        config_columns=cut.config_columns[uses] - uses.start,
+        config_features=np.zeros((1, uses.stop - uses.start, 0), np.float32), targets=np.full(1, np.nan),
+        counts=np.ones(1, np.int64), spreads=np.zeros(1),
+    )  # fmt: skip
+
+
+def _under(piece: SegmentedGraph, blocks: Sequence[np.ndarray]) -> SegmentedGraph:
+    """The same segment with `blocks` as configurations."""
+    count = len(blocks)
+    return replace(
+        piece, config_features=np.stack(blocks), targets=np.full(count, np.nan), counts=np.ones(count, np.int64),
+        spreads=np.zeros(count),
+    )  # fmt: skip

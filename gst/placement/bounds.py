@@ -1,0 +1,100 @@
+"""What no plan can beat."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, csr_array, hstack
+from scipy.sparse.csgraph import connected_components
+
+from gst.placement.list_kernels import longest_ways
+from gst.placement.list_schedules import Arrays
+from gst.placement.task import Task
+
+MOST_VARIABLES = 100_000  # of the linear program
+STEPS = 64  # of the thresholds of heads and tails
+
+
+def lower_bound_us(task: Task) -> float:
+    """Microseconds that every plan takes at least, whatever its order and however cheap transfers are.
+
+    The greater of two bounds:
+
+    - the critical path, each operation on its fastest device;
+    - for operations that start after a head h at the earliest and after which at least a tail t is to come, h + their
+      work + t, for `STEPS` x `STEPS` choices of h and t, among them none of either (on one machine this is a bound of
+      Carlier, The one-machine sequencing problem, EJOR 11, 1982).
+
+    Devices that share cores are one resource, of which an operation takes time x cores, and devices that are alike are
+    one resource too. An operation's work is the least that it costs on any of them, at prices at which all cores
+    together cost 1 a microsecond. Every such price is sound. With several resources the prices are those at which all
+    operations cost most: the dual of the linear program that takes operations apart at will.
+    """
+    arrays = Arrays.of(task)
+    least = task.times_us.min(0)
+    tail = longest_ways(least, np.zeros_like(least), arrays.indptr, arrays.consumers) - least
+    head = _heads(least, arrays)
+    return float(max((head + least + tail).max(), _windows(head, tail, _work(*_resources(task, arrays)))))
+
+
+def _heads(least: Float64[np.ndarray, " nodes"], arrays: Arrays) -> Float64[np.ndarray, " nodes"]:
+    """The longest way to the start of each node: that to the end, of the program backwards."""
+    starts = np.concatenate([[0], np.cumsum(arrays.pending[::-1])])
+    readers = np.ascontiguousarray((len(least) - 1 - arrays.producers)[::-1])
+    return longest_ways(np.ascontiguousarray(least[::-1]), np.zeros_like(least), starts, readers)[::-1] - least
+
+
+def _resources(
+    task: Task, arrays: Arrays
+) -> tuple[Float64[np.ndarray, "resources nodes"], Float64[np.ndarray, " resources"]]:
+    """What each operation takes of each resource, core microseconds, and how many cores each has."""
+    use = arrays.use
+    shared = connected_components(csr_array(use.astype(np.int64) @ use.T), directed=False)[1]
+    members = [shared == number for number in range(shared.max() + 1)]
+    area = np.stack([(task.times_us[some] * use[some].sum(1)[:, None]).min(0) for some in members])
+    cores = np.array([use[some].any(0).sum() for some in members], np.float64)
+    alike, which = np.unique(area, axis=0, return_inverse=True)
+    return alike, np.bincount(which.reshape(-1), cores)
+
+
+def _work(
+    area: Float64[np.ndarray, "resources nodes"], capacity: Float64[np.ndarray, " resources"]
+) -> Float64[np.ndarray, " nodes"]:
+    """Of each node, at the best prices, or at equal ones where the linear program would be too large."""
+    even = np.full(len(capacity), 1 / capacity.sum())
+    found = [even] if len(area) == 1 or area.size > MOST_VARIABLES else [even, _prices(area, capacity)]
+    costs = [np.where(np.isfinite(area), np.nan_to_num(area, posinf=0.0) * p[:, None], np.inf).min(0) for p in found]
+    return max(costs, key=np.sum)
+
+
+def _prices(
+    area: Float64[np.ndarray, "resources nodes"], capacity: Float64[np.ndarray, " resources"]
+) -> Float64[np.ndarray, " resources"]:
+    """The dual of: least T such that shares of each node add up to 1, and no resource is used for more than T."""
+    resources, nodes = area.shape
+    kind, node = np.nonzero(np.isfinite(area))
+    taken, column = area[kind, node], np.arange(len(kind))
+    unit = max(taken.mean(), 1e-9)
+    within = hstack(
+        [coo_array((taken / unit, (kind, column)), shape=(resources, len(kind))), coo_array(-capacity[:, None])]
+    )
+    whole = hstack([coo_array((np.ones(len(kind)), (node, column)), shape=(nodes, len(kind))), coo_array((nodes, 1))])
+    objective = np.zeros(len(kind) + 1)
+    objective[-1] = 1.0
+    found = linprog(objective, within.tocsr(), np.zeros(resources), whole.tocsr(), np.ones(nodes), method="highs")
+    assert found.status == 0, found.message
+    prices = np.maximum(-found.ineqlin.marginals, 0.0)
+    return prices / max(float(prices @ capacity), 1e-30)
+
+
+def _windows(
+    head: Float64[np.ndarray, " nodes"], tail: Float64[np.ndarray, " nodes"], work: Float64[np.ndarray, " nodes"]
+) -> float:
+    """The greatest h + t + work of the nodes with head >= h and tail >= t."""
+    heads, tails = (np.unique(np.quantile(each, np.linspace(0, 1, STEPS))) for each in (head, tail))
+    rows = np.searchsorted(heads, head, side="right") - 1
+    columns = np.searchsorted(tails, tail, side="right") - 1
+    cells = np.bincount(rows * len(tails) + columns, work, len(heads) * len(tails)).reshape(len(heads), len(tails))
+    beyond = cells[::-1, ::-1].cumsum(0).cumsum(1)[::-1, ::-1]
+    return float(np.where(beyond > 0, heads[:, None] + beyond + tails, 0.0).max())

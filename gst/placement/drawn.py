@@ -1,0 +1,82 @@
+"""What a plan looks like: for the report, and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from gst.data.measured_plans import core_use
+from gst.devices import Plan
+from gst.devices.trace import KINDS, kind_of
+from gst.placement.task import Task
+from gst.segments import segment
+
+NUM_NAMED = 3
+
+
+def drawn(task: Task, plan: Plan) -> dict[str, Any]:
+    """The graph coloured by segment and device, and the plan's simulated timeline, for `gst.report.render`."""
+    graph = task.graph
+    cut = segment(graph, max_nodes=max(64, task.num_nodes // 12))
+    part = np.empty(graph.num_nodes, np.int64)
+    part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
+    run = task.simulator.run(plan)
+    nodes = np.flatnonzero(task.costs.computed & (run.end_us > run.begin_us))
+    kinds = _kinds(task)
+    return {
+        "num_edges": graph.num_edges,
+        "devices": [{"name": device.name, "description": device.description} for device in task.devices],
+        "graph": {
+            "edges": graph.edges.tolist(), "segment": part.tolist(), "device": plan.placement.tolist(),
+            "opcode": _opcodes(task),
+        },
+        "timeline": {
+            "kinds": list(KINDS), "bars": [
+                [int(run.device[n]), run.begin_us[n] / 1e3, run.end_us[n] / 1e3, KINDS.index(kinds[n])] for n in nodes
+            ],
+        },
+    }  # fmt: skip
+
+
+def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
+    """Where the time goes under a plan, and why it is no faster, in a few lines. Times of operations are simulated."""
+    run = task.simulator.run(plan)
+    span = max(run.makespan_us, 1e-9)
+    took = (run.end_us - run.begin_us) * task.costs.computed
+    use = core_use(task.devices)
+    lines = [f"{task.name}: {task.num_nodes:,} operations, best plan {result['best']}, {_outcome(result)}"]
+    for position, device in enumerate(task.devices):
+        mine = (plan.placement == position) & task.costs.computed
+        kinds = Counter(np.array(_opcodes(task), object)[mine].tolist()).most_common(NUM_NAMED)
+        what = ", ".join(f"{name} {count:,}" for name, count in kinds) or "nothing"
+        lines.append(f"  {device.name}: {mine.sum():,} operations, busy {took[mine].sum() / span:.0%} ({what})")
+    shares = [took[use[plan.placement, core]].sum() / span for core in range(use.shape[1])]
+    lines.append(f"cores are in use for {', '.join(f'{share:.0%}' for share in shares)} of the simulated run")
+    producers, consumers = task.costs.edges
+    crossing = plan.placement[producers] != plan.placement[consumers]
+    size = task.costs.output_bytes[np.unique(producers[crossing])].sum() / 2**20
+    lines.append(f"{crossing.sum():,} of {len(crossing):,} edges join two devices ({size:.1f} MiB of values)")
+    bound = result["lower_bound"]
+    ratio = result["objective"] / bound
+    lines.append(f"no plan can take less than {bound:.2f} ms by these costs; this one takes {ratio:.2f} times that")
+    return "\n".join(lines)
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    words = f"{result['objective']:.2f} ms {result['runtime']}"
+    plain = result.get("pytorch_ms")
+    return words if not plain else f"{words}, plain PyTorch {plain:.2f} ms ({plain / result['objective']:.2f}x)"
+
+
+def _opcodes(task: Task) -> list[str]:
+    if task.program is None:
+        return ["operator"] * task.num_nodes
+    return [operation.name.rsplit("_", 1)[0] for operation in task.program.operations]
+
+
+def _kinds(task: Task) -> list[str]:
+    if task.program is None:
+        return ["other"] * task.num_nodes
+    return [kind_of(operation) for operation in task.program.operations]

@@ -1,0 +1,205 @@
+"""List schedules: operations are placed one after the other, each where it does best beside those placed before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from gst.devices import Plan
+from gst.placement.fitting import Rooms, fitted, kept, quickest
+from gst.placement.list_kernels import earliest_first, in_order, longest_ways
+from gst.placement.task import Task
+from gst.placement.units import Units, both_units, memory_of, smallest_units
+from gst.placement.width_kernel import with_widths
+
+SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
+
+Order = Int64[np.ndarray, " nodes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A task as the kernels read it; edges between computed nodes only.
+
+    Args:
+        indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` likewise.
+        use: which device takes which core.
+        own_core: of each thread of the simulator.
+        fixed_us: from device to device, until the smallest value is there and its reader's thread has seen it.
+        us_per_byte: from device to device.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    num_bytes: Float64[np.ndarray, " nodes"]
+    use: Bool[np.ndarray, "devices cores"]
+    own_core: Int64[np.ndarray, " threads"]
+    fixed_us: Float64[np.ndarray, "devices devices"]
+    us_per_byte: Float64[np.ndarray, "devices devices"]
+
+    @staticmethod
+    def of(task: Task) -> Arrays:
+        costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
+        edges = costs.edges[:, costs.computed[costs.edges[0]]]
+        forward, backward = (edges[:, np.argsort(edges[end], kind="stable")] for end in (0, 1))
+        starts = [np.concatenate([[0], np.cumsum(np.bincount(edges[end], minlength=nodes))]) for end in (0, 1)]
+        bits = (simulator.cores[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1) == 1
+        elsewhere = simulator.worker[:, None] != simulator.worker
+        return Arrays(
+            starts[0], np.ascontiguousarray(forward[1]), starts[1], np.ascontiguousarray(backward[0]),
+            costs.output_bytes.astype(np.float64),
+            np.ascontiguousarray(bits[:, bits.any(0)]), np.log2(simulator.leader).astype(np.int64),
+            costs.latency_us + task.contention.hand_over_us * elsewhere,
+            1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
+        )  # fmt: skip
+
+    @property
+    def pending(self) -> Int64[np.ndarray, " nodes"]:
+        """Number of computed producers of each node."""
+        return np.diff(self.producer_indptr)
+
+    @property
+    def transfer_us(self) -> Float64[np.ndarray, " nodes"]:
+        """To hand over the value of each node, averaged over all pairs of devices, equal ones included."""
+        return self.fixed_us.mean() + self.us_per_byte.mean() * self.num_bytes
+
+
+def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
+    """Microseconds from the start of each operation to the end of the program along its longest way, with mean times
+    over the devices that can run it, and mean transfers (Topcuoglu et al. 2002, equation 8)."""
+    able = np.isfinite(task.times_us)
+    mean = np.where(able, task.times_us, 0.0).sum(0) / np.maximum(able.sum(0), 1)
+    arrays = Arrays.of(task)
+    return longest_ways(mean, arrays.transfer_us, arrays.indptr, arrays.consumers)
+
+
+def longest_first(task: Task) -> Order:
+    """Nodes by upward rank, the greatest first; program order among equals."""
+    return np.argsort(-upward_rank(task), kind="stable")
+
+
+def priority_of(order: Order) -> Order:
+    """The first of the order gets the greatest number, the last 0."""
+    priority = np.empty(len(order), np.int64)
+    priority[order] = np.arange(len(order))[::-1]
+    return priority
+
+
+def heft(task: Task, narrow: bool = False) -> Plan | None:
+    """Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002): the operation of the
+    longest way still to go is placed next, where it would finish first, after what is there; gaps are left to the run,
+    which fills them by itself. A device of several cores is free when all of them are. Priorities are upward ranks.
+
+    Programs are placed twice, by operations and by colocation groups; the plan that simulates faster is returned.
+
+    Args:
+        narrow: use the devices of fewest threads alone. Otherwise nearly everything goes to the widest device, which
+            is the fastest for each operation by itself.
+
+    Returns:
+        None if no plan was found that keeps the limits of the memories.
+    """
+    threads = np.array([device.threads for device in task.devices])
+    allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
+    each, order = Arrays.of(task), longest_first(task)
+    makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in both_units(task)]
+    return quickest(task, [fitted(task, *maker) for maker in makers])
+
+
+def _heft(
+    task: Task, each: Arrays, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
+) -> Plan | None:
+    placement = in_order(
+        order, each.producer_indptr, each.producers, task.costs.computed, task.times_us, each.num_bytes,
+        each.fixed_us, each.us_per_byte, each.use,
+        parts.of, np.where(allowed[:, None], parts.times_us, np.inf), parts.load_bytes, memory_of(task), room,
+    )  # fmt: skip
+    return task.plan(placement, priority_of(order)) if (placement >= 0).all() else None
+
+
+def etf(task: Task, favourite: Order | None = None) -> Plan | None:
+    """Earliest time first (Hwang, Chow, Anger and Lee, SIAM J. Computing 18(2), 1989) within the limits of the
+    memories, the m-ETF of Baechi (Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020):
+    of all ready operations and devices the pair is next that can start earliest; of equal starts the operation of
+    greatest upward rank. Where devices differ in speed, the time counts as well that the operation's fastest device
+    would save. Priorities are the turns.
+
+    Programs are placed twice, by operations and by colocation groups; the plan that simulates faster is returned.
+
+    Args:
+        favourite: child of each node for which its device is kept free, or -1 (see `gst.placement.favourite_child`).
+
+    Returns:
+        None if no plan was found that keeps the limits of the memories.
+    """
+    children = np.full(task.num_nodes, -1) if favourite is None else favourite
+    each, order = Arrays.of(task), longest_first(task)
+    makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in both_units(task)]
+    return quickest(task, [fitted(task, *maker) for maker in makers])
+
+
+def _etf(task: Task, each: Arrays, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
+    placement, turn = earliest_first(
+        order, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers, task.costs.computed,
+        task.times_us, each.num_bytes, each.fixed_us, each.us_per_byte, each.use,
+        parts.of, parts.times_us, parts.load_bytes, memory_of(task), room, favourite,
+    )  # fmt: skip
+    return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
+
+
+def moldable(task: Task) -> Plan | None:
+    """For devices that share cores: an operation may go to several cores where that takes little more core time (time x
+    cores) than one does; how much is tried out in simulation (`SLACKS`), each time with upward rank and with program
+    order for who goes first, by `etf` and by events, there also with all cores for what is alone. To allot cores first
+    and to schedule a list then is due to Turek, Wolf and Yu (SPAA 1992).
+
+    Never slower in simulation than `heft`, `heft` on single cores, or any device alone.
+
+    Returns:
+        None if no plan was found that keeps the limits of the memories.
+    """
+    each, parts = Arrays.of(task), smallest_units(task)
+    plans = [heft(task), heft(task, narrow=True)]
+    for device in np.flatnonzero(np.isfinite(task.times_us).all(1)):
+        plans.append(kept(task, task.plan(np.full(task.num_nodes, device))))
+    none = np.full(task.num_nodes, -1)
+    for slack, order in product(SLACKS, (longest_first(task), np.arange(task.num_nodes))):
+        worthwhile = _worthwhile(each, parts, slack)
+        some = replace(parts, times_us=np.where(worthwhile, parts.times_us, np.inf))
+        by_etf = fitted(task, parts, partial(_etf, task, each, some, order, none))
+        if by_etf is not None:
+            plans += [by_etf, kept(task, task.plan(by_etf.placement, priority_of(order)))]
+        for crowd in (0.0, 1.0):
+            plans.append(fitted(task, parts, partial(_with_widths, task, each, parts, order, worthwhile, crowd)))
+    return quickest(task, plans)
+
+
+def _worthwhile(each: Arrays, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
+    """The narrowest devices that can run a unit, and those where its core time is at most 1 + `slack` times as much."""
+    width = each.use.sum(1)[:, None]
+    core_time = parts.times_us * width
+    able = np.isfinite(parts.times_us)
+    narrow = width == np.where(able, width, width.max()).min(0)
+    there = np.where(narrow, core_time, np.inf).min(0)
+    return able & (narrow | (core_time <= (1 + slack) * there))
+
+
+def _with_widths(
+    task: Task, each: Arrays, parts: Units, order: Order, worthwhile: Bool[np.ndarray, "devices units"], crowd: float,
+    room: Rooms,
+) -> Plan | None:  # fmt: skip
+    costs, costly, simulator = task.costs, task.contention, task.simulator
+    helped = (simulator.threads > 1)[:, None] * costly.helper_us * costs.computed
+    placement, turn = with_widths(
+        order, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers, costs.computed,
+        costs.times_us + helped, each.num_bytes, costs.latency_us, each.us_per_byte, each.use, simulator.worker,
+        each.own_core, costly.switch_us, costly.hand_over_us, costly.wake_us, costly.spin_us, worthwhile, crowd,
+        parts.of, parts.times_us, parts.load_bytes, memory_of(task), room,
+    )  # fmt: skip
+    return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None

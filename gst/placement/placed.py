@@ -1,0 +1,157 @@
+"""`gst.place`: a plan for somebody's own model, in one call, and what one does with it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gst.devices import AnyExecutor, Device, Plan, executor
+from gst.devices.discover import usable_devices
+from gst.placement.drawn import explanation
+from gst.placement.place import Settings, place_measured
+from gst.placement.runtime import Progress
+from gst.placement.task import Task
+from gst.programs import Program, Step, capture, inference_step
+from gst.progress import Bars
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """The fastest plan found for a model or a step.
+
+    Args:
+        program: what was captured.
+        devices: where it was placed.
+        plan: device, priority and fusion group of every operation.
+        task: costs of the program on the devices.
+        result: what was measured; `plans` holds every plan with its median and interval, see the README.
+        parameters: for a model, its parameters and buffers by name, as they are whenever it runs; empty for a step.
+    """
+
+    program: Program
+    devices: tuple[Device, ...]
+    plan: Plan
+    task: Task
+    result: dict[str, Any]
+    parameters: Mapping[str, Tensor]
+
+    def module(self) -> PlacedModule:
+        """A module that is called as the model was, or with what the step takes, and runs as planned."""
+        return PlacedModule(self)
+
+    def explain(self) -> str:
+        """Where the time goes under the plan, and why it is no faster, in a few lines."""
+        return explanation(self.task, self.plan, self.result)
+
+    def device_map(self) -> dict[str, str]:
+        """Device of each module that holds parameters, as Accelerate's `dispatch_model` takes it.
+
+        Raises:
+            ValueError: it is no model with parameters, or parameters of one module are on several devices, so that a
+                map of modules is not enough.
+        """
+        homes: dict[str, set[str]] = {}
+        by_name = {device.name: device for device in self.devices}
+        for number, name in enumerate(self.parameters):
+            users = np.flatnonzero(self.program.parameter_home == number)
+            places = {by_name[self.plan.devices[place]] for place in self.plan.placement[users].tolist()}
+            homes.setdefault(name.rpartition(".")[0], set()).update(str(place.torch_device) for place in places)
+        if not homes:
+            raise ValueError("a device map is of modules; this plan is of a step, or the model has no parameters")
+        for module, found in homes.items():
+            if len(found) > 1:
+                raise ValueError(
+                    f"parameters of {module or 'the model'} are on {', '.join(sorted(found))}; run the plan by module()"
+                )
+        return {module: found.pop() for module, found in homes.items()}
+
+
+class PlacedModule(nn.Module):
+    """Runs a placed model. Its threads start with the first call, and end with `close` or with this object."""
+
+    def __init__(self, placed: Placed) -> None:
+        super().__init__()
+        self._placed = placed
+        self._executor: AnyExecutor | None = None
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the model, or the step, returns for `inputs`.
+
+        Raises:
+            ValueError: shapes or dtypes are not those of the example inputs.
+        """
+        placed = self._placed
+        if self._executor is None:
+            self._executor = executor(placed.program, placed.devices).__enter__()
+        state = {name: value.detach() for name, value in placed.parameters.items()}
+        given = (state, *inputs) if placed.parameters else inputs
+        return placed.program.unflatten(self._executor.run(placed.plan, pytree.tree_leaves(given)))
+
+    def close(self) -> None:
+        """End its threads; the next call starts others."""
+        running, self._executor = self._executor, None
+        if running is not None:
+            running.__exit__(None, None, None)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def place(
+    model: nn.Module | Step,
+    example_inputs: Sequence[Any] | Any = (),
+    devices: Sequence[str] | None = None,
+    budget: int = 50,
+    out: Path | str | None = None,
+    memory_limit: int | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Placed:
+    """The fastest plan found for a model or a training step on devices of this machine.
+
+        placed = gst.place(model, (x,), devices=["cpu:0", "cpu:1", "cpu:0-1"])
+        print(placed.explain())
+        y = placed.module()(x)
+
+    Args:
+        model: whose inference is placed (`model.eval()` first, if dropout is to be off), or a `Step`
+            (`gst.programs.training_step` makes one), which brings its own inputs.
+        example_inputs: what the model is called with; one tensor, or several in a sequence.
+        devices: names, see `gst devices`; all of this machine and the sets of cores if None.
+        budget: plans that may be measured; 0 = baselines alone.
+        out: directory for what is measured, from which the same call goes on; a temporary one if None.
+        memory_limit: bytes that the values of a run may take on each device.
+        settings: further settings; `budget` counts.
+        progress: told what is going on; a bar on the terminal if None.
+
+    Raises:
+        ValueError: it cannot be captured or does not run, there is no such device, or no plan fits the memory.
+    """
+    step, parameters = _step(model, example_inputs)
+    program = capture(step)
+    chosen = usable_devices(devices, memory_limit)
+    settings = replace(settings or Settings(methods=("annealing", "ours")), budget=budget)
+    with tempfile.TemporaryDirectory() as temporary, Bars() as bars:
+        directory = Path(temporary) if out is None else Path(out)
+        saved = directory / "program"
+        if not saved.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            program.save(saved)
+        elif Program.load(saved).key != program.key:
+            raise ValueError(f"{saved} holds another program; give another out")
+        found = place_measured(program, saved, chosen, directory, settings, progress or bars.show)
+    return Placed(program, tuple(chosen), found.plan, found.task, found.result, parameters)
+
+
+def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:
+    if isinstance(model, Step):
+        return model, {}
+    given = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    return inference_step(model, given), dict(model.named_parameters()) | dict(model.named_buffers())

@@ -1,0 +1,154 @@
+"""Every baseline and every method asked for a plan of one task, each with the same budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.devices import Log, Plan
+from gst.placement.annealing import anneal
+from gst.placement.baselines import portfolio
+from gst.placement.policies.colocrl import colocrl
+from gst.placement.policies.go import go
+from gst.placement.policies.hdp import hdp
+from gst.placement.policies.ours import ours
+from gst.placement.population import cross_entropy, evolve
+from gst.placement.runtime import Progress, Runtime, Tracked
+from gst.placement.task import Task
+
+Method = Callable[..., None]
+METHODS: dict[str, Method] = {
+    "annealing": anneal, "cross_entropy": cross_entropy, "evolution": evolve, "colocrl": colocrl, "hdp": hdp,
+    "go": go, "ours": ours,
+}  # fmt: skip
+USUAL = ("annealing", "colocrl", "hdp", "go", "ours")
+TASKS = ("placement", "schedule", "fusion")
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """What a method came up with.
+
+    Args:
+        plan: None if it found none that runs.
+        expected_ms: runtime by what it was asked of; NaN without a plan.
+        seconds: to find it.
+        evaluations: plans that were asked about.
+        curve: (plans asked, best runtime in ms so far).
+    """
+
+    plan: Plan | None
+    expected_ms: float
+    seconds: float
+    evaluations: int
+    curve: tuple[tuple[int, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plan": None if self.plan is None else self.plan.to_dict(), "seconds": self.seconds,
+            "expected_ms": None if np.isnan(self.expected_ms) else self.expected_ms, "evaluations": self.evaluations,
+            "curve": [list(point) for point in self.curve],
+        }  # fmt: skip
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Planned:
+        return Planned(
+            None if record["plan"] is None else Plan.from_dict(record["plan"]),
+            float("nan") if record["expected_ms"] is None else record["expected_ms"], record["seconds"],
+            record["evaluations"], tuple((count, best) for count, best in record["curve"]),
+        )  # fmt: skip
+
+
+def plan_all(
+    task: Task,
+    runtime: Runtime,
+    methods: Sequence[str] = USUAL,
+    evaluations: int = 2_000,
+    tasks: Sequence[str] = ("placement", "schedule"),
+    seed: int = 0,
+    log: Log | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Planned]:
+    """Baselines by name, then the best plan that each method finds with `evaluations` questions.
+
+    Args:
+        runtime: who is asked, simulated or published.
+        methods: some of `METHODS`.
+        tasks: what they decide; without 'schedule' operations run in program order.
+        log: where each answer is written before the next is sought; answers of it are taken over.
+
+    Raises:
+        ValueError: there is no such method, or the log is of another task.
+    """
+    check_names(methods, tasks)
+    known = _logged(task, log, seed, evaluations)
+    found: dict[str, Planned] = {}
+    started = time.perf_counter()
+    baselines = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
+    each_s = (time.perf_counter() - started) / max(len(baselines), 1)
+    for (name, plan), took in zip(baselines.items(), runtime(list(baselines.values())), strict=True):
+        found[name] = Planned(plan, float(took), each_s, 1)
+    for number, name in enumerate(methods if evaluations > 0 else ()):
+        if name not in known:
+            progress(name, number, len(methods))
+            known[name] = _search(METHODS[name], task, runtime, evaluations, tasks, seed)
+            if log is not None:
+                settings = {"task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations}
+                log.append({"method": name, **settings, **known[name].to_dict()})
+        found[name] = known[name]
+    progress("planned", len(methods), len(methods))
+    return found
+
+
+def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
+    """Raises:
+    ValueError: there is no such method or no such task, or placement is not among the tasks.
+    """
+    for asked, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+        if wrong := [name for name in asked if name not in known]:
+            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(known)}")
+    if "placement" not in tasks:
+        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+
+
+def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
+    """The plan without what was not to be decided."""
+    return replace(
+        plan, priority=plan.priority if "schedule" in tasks else None, fusion=plan.fusion if "fusion" in tasks else None
+    )
+
+
+def _search(method: Method, task: Task, runtime: Runtime, evaluations: int, tasks: Sequence[str], seed: int) -> Planned:
+    tracked = Tracked(runtime if "schedule" in tasks else _Unscheduled(runtime), evaluations)
+    started = time.perf_counter()
+    method(task, tracked, seed)
+    seconds = time.perf_counter() - started
+    plan = None if tracked.best is None else restrict(tracked.best, tasks)
+    expected = tracked.best_ms if plan is not None else float("nan")
+    return Planned(plan, expected, seconds, tracked.num_asked, tuple(tracked.curve))
+
+
+class _Unscheduled:
+    """A runtime of plans in program order."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return self.runtime([replace(plan, priority=None) for plan in plans])
+
+
+def _logged(task: Task, log: Log | None, seed: int, evaluations: int) -> dict[str, Planned]:
+    records = [] if log is None else log.read()
+    wanted = {"task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations}
+    for record in records:
+        for what, value in wanted.items():
+            if record[what] != value:
+                assert log is not None
+                raise ValueError(f"{log.path} was made with {what} {record[what]}, not {value}; give another --out")
+    return {record["method"]: Planned.from_dict(record) for record in records}

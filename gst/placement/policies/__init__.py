@@ -1,0 +1,1 @@
+"""Policies that learn to place: ColocRL, HDP, GO and the project's own."""

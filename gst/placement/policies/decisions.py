@@ -1,0 +1,102 @@
+"""From log probabilities to decisions, and from decisions to plans and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from gst.devices import Plan, legalise
+from gst.devices.plan import ranks
+from gst.placement.policies.inputs import PolicyInputs
+from gst.placement.task import Task
+
+LEVELS = 8
+"""Of priority: what a schedule decides for each group; the greatest first."""
+
+LogProbabilities = Mapping[str, Float[Tensor, "units actions"]]
+"""Of each task decided (`placement`: devices of groups, `schedule`: levels of groups, `fusion`: of nodes, whether each
+is fused with its first producer)."""
+
+Decisions = Mapping[str, Int64[Tensor, "plans units"]]
+"""Actions of each task."""
+
+
+def draw(log_probabilities: LogProbabilities, count: int, generator: torch.Generator) -> Decisions:
+    """Decisions of `count` plans, every unit by itself."""
+    return {
+        name: torch.multinomial(each.detach().exp(), count, replacement=True, generator=generator).T
+        for name, each in log_probabilities.items()
+    }
+
+
+def most_likely(log_probabilities: LogProbabilities) -> Decisions:
+    """Decisions of one plan."""
+    return {name: each.argmax(1)[None] for name, each in log_probabilities.items()}
+
+
+def plans_of(task: Task, inputs: PolicyInputs, decisions: Decisions) -> list[Plan]:
+    """The plans that were decided on.
+
+    Every node goes where its group goes. Operations of a greater level run first, those of one level, and all of them
+    without a schedule, by upward rank, as in HEFT. A node is fused with its first producer if both are on one device;
+    groups of fusion are then made legal (`gst.devices.legalise`).
+
+    Raises:
+        ValueError: fusion was decided, but there is no program whose operations could be fused.
+    """
+    group, longest_first = inputs.group.numpy(), np.argsort(np.argsort(inputs.upward_rank, kind="stable"))
+    arrays = {name: each.numpy() for name, each in decisions.items()}
+    plans = []
+    for number in range(len(arrays["placement"])):
+        placement = arrays["placement"][number][group]
+        level = arrays["schedule"][number][group] if "schedule" in arrays else 0
+        fusion = _fusion(task, inputs, placement, arrays["fusion"][number]) if "fusion" in arrays else None
+        plans.append(Plan(task.names, placement, level * len(group) + longest_first, fusion))
+    return plans
+
+
+def decisions_of(task: Task, inputs: PolicyInputs, plan: Plan) -> Decisions:
+    """The placement and the schedule nearest to a plan, for a policy to imitate: where most of the time of each group
+    is spent, and the level of the mean rank of its operations."""
+    group = inputs.group.numpy()
+    times = np.where(np.isfinite(task.times_us), task.times_us, 0.0)
+    taken = times[plan.placement, np.arange(task.num_nodes)] + 1e-3
+    votes = np.zeros((inputs.num_groups, inputs.num_devices))
+    np.add.at(votes, (group, plan.placement), taken)
+    first_runs_highest = task.num_nodes - 1 - ranks(plan)
+    share = np.bincount(group, first_runs_highest / task.num_nodes, inputs.num_groups)
+    level = (share / np.maximum(inputs.sizes.numpy(), 1) * LEVELS).astype(np.int64)
+    return {"placement": torch.from_numpy(votes.argmax(1))[None], "schedule": torch.from_numpy(level)[None]}
+
+
+def canonical(inputs: PolicyInputs, plan: Plan) -> Plan:
+    """The same plan with devices that are equal in all that a policy sees renamed in the order of first use, so that
+    plans which differ in such names alone are one."""
+    slots, features = inputs.slots.numpy(), inputs.devices.numpy()
+    starts = np.flatnonzero(slots == 0)
+    kind = np.array([next(s for s in starts if np.allclose(features[s], each, atol=1e-4)) for each in features])
+    name = np.arange(len(slots))
+    used = list(dict.fromkeys(plan.placement.tolist()))
+    for start in starts:
+        alike = np.flatnonzero(kind == start).tolist()
+        in_order = [each for each in used if kind[each] == start]
+        name[in_order + [each for each in alike if each not in in_order]] = alike
+    return replace(plan, placement=name[plan.placement])
+
+
+def _fusion(
+    task: Task, inputs: PolicyInputs, placement: Int64[np.ndarray, " nodes"], fuse: Int64[np.ndarray, " nodes"]
+) -> Int64[np.ndarray, " nodes"]:
+    if task.program is None:
+        raise ValueError(f"task {task.name!r} has no program whose operations could be fused; leave fusion out")
+    producer, nodes = inputs.producer.numpy(), np.arange(task.num_nodes)
+    joined = (fuse == 1) & (producer >= 0) & (placement[producer] == placement)
+    root = np.where(joined, producer, nodes)
+    while (root != root[root]).any():
+        root = root[root]
+    return legalise(task.program, root, placement)

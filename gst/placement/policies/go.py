@@ -1,0 +1,209 @@
+"""GO: one network decides placement, schedule and fusion of a whole graph at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gst.nn.maximum import neighbour_max
+from gst.placement.policies.decisions import LEVELS, LogProbabilities
+from gst.placement.policies.inputs import (
+    COST_FEATURES,
+    DEVICE_FEATURES,
+    GRAPH_FEATURES,
+    GROUP_FEATURES,
+    PATH_FEATURES,
+    UNKNOWN_OPCODE,
+    PolicyInputs,
+    policy_inputs,
+)  # fmt: skip
+from gst.placement.policies.ppo import PPO, Lesson
+from gst.placement.policies.recurrent_attention import RecurrentAttention
+from gst.placement.runtime import Progress, Tracked
+from gst.placement.task import Task
+from gst.programs.features import FEATURE_NAMES
+
+TASKS = ("placement", "schedule", "fusion")
+MAX_ALIKE = 64  # equal devices that are told apart
+
+
+class Neighbourhood(nn.Module):
+    """h = f(concat(h, max over neighbours u of sigmoid(W h_u + b))): the variant of GraphSAGE (Hamilton et al. 2017)
+    that GO trains with its policy. Neighbours are producers and consumers alike; f is linear, then ReLU, then
+    LayerNorm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.send = nn.Linear(channels, channels)
+        self.join = nn.Sequential(nn.Linear(2 * channels, channels), nn.ReLU(), nn.LayerNorm(channels))
+
+    def forward(self, nodes: Float[Tensor, "nodes channels"], inputs: PolicyInputs) -> Float[Tensor, "nodes channels"]:
+        heard = neighbour_max(inputs.adjacency, self.send(nodes).sigmoid())
+        return self.join(torch.cat([nodes, heard], dim=1))
+
+
+class GO(nn.Module):
+    """The policy of Zhou et al., "Transferable Graph Optimizers for ML Compilers" (NeurIPS 2020): `PolicyInputs` ->
+    log probabilities of all actions of all units at once, for each task.
+
+    Nodes are embedded by GraphSAGE and pooled to colocation groups; the groups, in topological order, go through
+    segment-recurrent attention (`RecurrentAttention`); then each task has one such layer of its own, which reads the
+    embedding of the groups (a residual connection) and what the tasks before it decided: their states, and the mean
+    embedding of their actions under their probabilities, so that one pass serves all plans drawn from it. The input
+    of each attention layer is multiplied by c(x0), x0 being the pooled embedding of the graph (feature modulation).
+
+    Where the paper has a softmax over a fixed number of devices, here the score of a device is the product of the
+    group's state with an embedding of the device, made of its features and of how many equal ones are before it, plus
+    what the group's own time there adds. One network so serves any number of devices.
+
+    Args:
+        tasks: what is decided, in the order of `TASKS`.
+        channels: width of everything.
+        encoder_layers: of GraphSAGE.
+        attention_layers: shared by all tasks.
+        segment: groups of one segment of attention.
+        recurrence: whether a segment sees the one before.
+        modulation: whether inputs are multiplied by c(x0).
+        per_task_layers: otherwise the tasks share the last layer.
+        critical_path: whether nodes know the longest ways to and from them.
+        device_features: otherwise the paper's softmax over `num_devices`, without times on devices.
+        num_devices: needed without `device_features`.
+        seed: of the weights.
+
+    Raises:
+        ValueError: no such task, none, or no number of devices where it is needed.
+    """
+
+    def __init__(
+        self, tasks: Sequence[str] = ("placement",), channels: int = 64, encoder_layers: int = 3,
+        attention_layers: int = 1, segment: int = 256, recurrence: bool = True, modulation: bool = True,
+        per_task_layers: bool = True, critical_path: bool = True, device_features: bool = True,
+        num_devices: int | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        _check(tasks, device_features, num_devices)
+        self.tasks = tuple(name for name in TASKS if name in tasks)
+        self.settings: dict[str, Any] = {
+            "tasks": list(self.tasks), "channels": channels, "encoder_layers": encoder_layers,
+            "attention_layers": attention_layers, "segment": segment, "recurrence": recurrence,
+            "modulation": modulation, "per_task_layers": per_task_layers, "critical_path": critical_path,
+            "device_features": device_features, "num_devices": num_devices, "seed": seed,
+        }  # fmt: skip
+        self.modulation, self.critical_path, self.device_features = modulation, critical_path, device_features
+        width = len(FEATURE_NAMES) + COST_FEATURES + PATH_FEATURES + channels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.opcodes = nn.Embedding(UNKNOWN_OPCODE + 1, channels)
+            self.project = nn.Sequential(nn.Linear(width, channels), nn.ReLU(), nn.LayerNorm(channels))
+            self.encoder = nn.ModuleList(Neighbourhood(channels) for _ in range(encoder_layers))
+            self.group = nn.Sequential(nn.Linear(channels + GROUP_FEATURES, channels), nn.LayerNorm(channels))
+            self.condition = nn.Linear(channels + GRAPH_FEATURES, channels)
+            layer = lambda: RecurrentAttention(channels, segment=segment, recurrence=recurrence)  # noqa: E731
+            self.shared = nn.ModuleList(layer() for _ in range(attention_layers))
+            self.by_task = nn.ModuleList(layer() for _ in range(len(self.tasks) if per_task_layers else 1))
+            self.norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name in self.tasks})
+            self.device = nn.Linear(DEVICE_FEATURES, channels)
+            self.slots = nn.Embedding(MAX_ALIKE if device_features else num_devices or 1, channels)
+            self.favours = nn.Linear(channels, 1)
+            self.levels = nn.Embedding(LEVELS, channels)
+            self.fuse = nn.Linear(3 * channels, 2)
+
+    def forward(self, inputs: PolicyInputs) -> LogProbabilities:
+        nodes = self.embed(inputs)
+        groups = self.group(torch.cat([inputs.pooled(nodes), inputs.groups], dim=1))
+        gate = 1.0
+        if self.modulation:
+            gate = 2 * self.condition(torch.cat([groups.mean(0), inputs.graph])).sigmoid()
+        state = groups
+        for layer in self.shared:
+            state = layer(state * gate)
+        found: dict[str, Tensor] = {}
+        decided = torch.zeros_like(groups)
+        for number, name in enumerate(self.tasks):
+            layer = self.by_task[number % len(self.by_task)]
+            state = self.norms[name](layer((state + decided) * gate) + groups)
+            found[name], decided = self._decide(name, state, nodes, inputs)
+        return found
+
+    def embed(self, inputs: PolicyInputs) -> Float[Tensor, "nodes channels"]:
+        """States of the nodes, the same whatever they are numbered."""
+        paths = inputs.paths if self.critical_path else torch.zeros_like(inputs.paths)
+        nodes = self.project(torch.cat([self.opcodes(inputs.opcodes), inputs.program, inputs.costs, paths], dim=1))
+        for layer in self.encoder:
+            nodes = layer(nodes, inputs)
+        return nodes
+
+    def _decide(
+        self, name: str, state: Float[Tensor, "groups channels"], nodes: Float[Tensor, "nodes channels"],
+        inputs: PolicyInputs,
+    ) -> tuple[Float[Tensor, "units actions"], Float[Tensor, "groups channels"]]:  # fmt: skip
+        """Log probabilities of one task, and the mean embedding of what each group decides."""
+        if name == "fusion":
+            return self._fuse(state, nodes, inputs), torch.zeros_like(state)
+        actions = self._devices(inputs) if name == "placement" else self.levels.weight
+        scores = state @ actions.T / state.shape[1] ** 0.5
+        if name == "placement":
+            if self.device_features:
+                scores = scores - self.favours(state).exp() * inputs.relative
+            scores = scores.masked_fill(~inputs.able, -1e9)
+        chances = scores.log_softmax(1)
+        return chances, chances.exp() @ actions
+
+    def _devices(self, inputs: PolicyInputs) -> Float[Tensor, "devices channels"]:
+        if not self.device_features:
+            if inputs.num_devices != len(self.slots.weight):
+                raise ValueError(
+                    f"the policy was made for {len(self.slots.weight)} devices, the task has {inputs.num_devices}; "
+                    "make it with device_features=True to serve any number"
+                )
+            return self.slots.weight
+        return self.device(inputs.devices) + self.slots(inputs.slots % MAX_ALIKE)
+
+    def _fuse(
+        self, state: Float[Tensor, "groups channels"], nodes: Float[Tensor, "nodes channels"], inputs: PolicyInputs
+    ) -> Float[Tensor, "nodes 2"]:
+        alone = inputs.producer < 0
+        producer = inputs.producer.clamp(min=0)
+        scores = self.fuse(torch.cat([nodes, nodes[producer], state[inputs.group]], dim=1))
+        return scores.masked_fill(torch.stack([torch.zeros_like(alone), alone], dim=1), -1e9).log_softmax(1)
+
+
+def go(
+    task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    *, tasks: Sequence[str] = ("placement",), **settings: Any,
+) -> None:  # fmt: skip
+    """GO-one (Zhou et al. 2020): a fresh policy, trained by PPO on this graph alone, without baselines to start from.
+    Asks until the budget is spent.
+
+    Args:
+        task: what is placed where.
+        runtime: who is asked.
+        seed: of the weights and of the plans drawn.
+        tasks: what is decided.
+        settings: of `GO`.
+    """
+    policy = GO(tasks, seed=seed, **settings)
+    learner = PPO(policy, seed=seed)
+    lesson = Lesson(task, policy_inputs(task), runtime)
+    budget, samples = runtime.left, samples_for(runtime.left)
+    while runtime.left:
+        progress("go", budget - runtime.left, budget)
+        learner.step(lesson, min(samples, runtime.left), 1 - runtime.left / budget)
+
+
+def samples_for(budget: int) -> int:
+    """Plans of a batch: enough to compare, few enough to learn often."""
+    return int(min(max(budget**0.5 / 2, 4), 32))
+
+
+def _check(tasks: Sequence[str], device_features: bool, num_devices: int | None) -> None:
+    if wrong := [name for name in tasks if name not in TASKS]:
+        raise ValueError(f"task {wrong[0]!r}? a policy decides {', '.join(TASKS)}")
+    if "placement" not in tasks:
+        raise ValueError(f"tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+    if not device_features and not num_devices:
+        raise ValueError("without device_features the policy needs num_devices, the width of its softmax")

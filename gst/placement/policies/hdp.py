@@ -1,0 +1,105 @@
+"""HDP: a policy that groups operations and places the groups, trained together.
+
+Mirhoseini, Goldie, Pham, Steiner, Le and Dean, A Hierarchical Model for Device Placement, ICLR 2018.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from gst.devices import Plan
+from gst.placement.policies.colocrl import SCALE, UnitEmbedding
+from gst.placement.policies.reinforce import reinforce
+from gst.placement.policies.sequence import SequencePlacer, of_drawn
+from gst.placement.policies.units import Units
+from gst.placement.runtime import Progress, Tracked
+from gst.placement.task import Task
+
+
+def hdp(
+    task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None, *,
+    groups: int = 64, batch: int = 16, learning_rate: float = 1e-2, entropy: float = 1e-2, hidden: int = 64,
+) -> None:  # fmt: skip
+    """Learn to group and to place by REINFORCE, from nothing, until the budget is spent; see `runtime.best`.
+
+    Args:
+        groups: the most there may be. The paper has up to 256; fewer are learned sooner, and faster.
+        batch: plans for each update.
+        entropy: weight of the entropy bonus.
+        hidden: width of the networks.
+    """
+    policy = HDP(task, seed, groups, hidden)
+    generator = torch.Generator().manual_seed(seed)
+    reinforce("hdp", policy, task, runtime, generator, progress, batch, learning_rate, entropy)
+
+
+class HDP(nn.Module):
+    """A feed-forward grouper, which draws a group for every operation, and a sequence-to-sequence placer, which draws a
+    device for every group. Operations that have to be together (a colocation group) are grouped as one.
+
+    What is decided of a plan is a row of numbers: the group of each unit, then the device of each group, that of an
+    empty one too.
+
+    Args:
+        task: the program and its devices.
+        seed: of the weights.
+        groups: how many there are if there are as many operations.
+        hidden: width of the networks.
+    """
+
+    def __init__(self, task: Task, seed: int, groups: int, hidden: int) -> None:
+        super().__init__()
+        self.task, self.units = task, Units.of_task(task)
+        self.num_groups = min(groups, self.units.count)
+        self._told = torch.cat([torch.from_numpy(self.units.kinds), torch.from_numpy(self.units.sizes)], dim=1)
+        self._edges = torch.from_numpy(self.units.edges)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embed = UnitEmbedding(self.units, hidden)
+            self.grouper = nn.Linear(hidden, self.num_groups)
+            self.embed_group = nn.Linear(self._told.shape[1] + 2 * self.num_groups, hidden)
+            self.placer = SequencePlacer(len(task.devices), hidden)
+
+    def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, "plans decisions"]:
+        with torch.no_grad():
+            grouping = torch.multinomial(self._grouper().exp(), count, replacement=True, generator=generator).T
+            embedded = self._embedded(grouping)
+        return torch.cat([grouping, self.placer.sample(embedded, count, generator)], dim=1)
+
+    def score(
+        self, decisions: Int64[Tensor, "plans decisions"]
+    ) -> tuple[Float[Tensor, " plans"], Float[Tensor, " plans"]]:
+        grouping, devices = self._apart(decisions)
+        log_probabilities = self._grouper()
+        of_grouping = log_probabilities.gather(1, grouping.T).sum(0)
+        undecided = -(log_probabilities.exp() * log_probabilities).sum()
+        of_placing, left = of_drawn(self.placer(self._embedded(grouping), devices), devices)
+        return of_grouping + of_placing, undecided + left
+
+    def plans(self, decisions: Int64[Tensor, "plans decisions"]) -> list[Plan]:
+        grouping, devices = self._apart(decisions)
+        return [self.units.plan(self.task, each.numpy()) for each in devices.gather(1, grouping)]
+
+    def describe(self, grouping: Int64[Tensor, "plans units"]) -> Float[Tensor, "plans groups told"]:
+        """What the placer is told of each group: how many operations of each kind are in it, sums of the shapes of
+        their outputs, and a one for each group that it reads and each that reads it."""
+        empty = torch.zeros(self.num_groups, self._told.shape[1])
+        totals = torch.stack([empty.index_add(0, group, self._told) for group in grouping])
+        reads = torch.zeros(len(grouping), self.num_groups, self.num_groups)
+        reads[torch.arange(len(grouping))[:, None], grouping[:, self._edges[1]], grouping[:, self._edges[0]]] = 1.0
+        told = totals.log1p() * SCALE
+        return torch.cat([told, reads, reads.transpose(1, 2)], dim=2)
+
+    def _grouper(self) -> Float[Tensor, "units groups"]:
+        """Log probabilities."""
+        return self.grouper(torch.tanh(self.embed())).log_softmax(1)
+
+    def _embedded(self, grouping: Int64[Tensor, "plans units"]) -> Float[Tensor, "plans groups hidden"]:
+        return torch.tanh(self.embed_group(self.describe(grouping)))
+
+    def _apart(
+        self, decisions: Int64[Tensor, "plans decisions"]
+    ) -> tuple[Int64[Tensor, "plans units"], Int64[Tensor, "plans groups"]]:
+        return decisions[:, : self.units.count], decisions[:, self.units.count :]

@@ -1,0 +1,113 @@
+"""REINFORCE: policies that learn from the runtimes of the plans they draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from gst.devices import Plan
+from gst.placement.runtime import Progress, Tracked
+from gst.placement.task import Task
+
+FAILED = 100.0  # times the operations one after the other: what a plan that failed counts as
+DECAY = 0.9  # of the moving averages, for each batch
+LONGEST_GRADIENT = 1.0
+
+
+class DrawsPlans(Protocol):
+    """A distribution over plans."""
+
+    def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, "plans decisions"]:
+        """Draw what is decided of each plan."""
+        ...
+
+    def score(self, decisions: Int64[Tensor, "plans decisions"]) -> tuple[Tensor, Tensor]:
+        """Log probability of each plan, and the sum of the entropies of its decisions, in nats."""
+        ...
+
+    def plans(self, decisions: Int64[Tensor, "plans decisions"]) -> list[Plan]:
+        """The plans so decided."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class MovingBaseline:
+    """What rewards are compared with: their moving average (Williams, Simple Statistical Gradient-Following Algorithms,
+    Machine Learning 8, 1992; as in ColocRL), and, so that neither clipping nor the weight of the entropy depends on the
+    program, a moving average of their distance from it."""
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self.spread = 0.0
+
+    def advantages(self, rewards: Float[Tensor, " plans"]) -> Float[Tensor, " plans"]:
+        """Rewards against the average before them, in spreads; the averages learn of them after. The first rewards are
+        compared with their own average, which shortens the gradient by one part in their number."""
+        if self.mean is None:
+            self.mean = rewards.mean().item()
+            self.spread = (rewards - self.mean).square().mean().sqrt().item()
+        advantages = (rewards - self.mean) / max(self.spread, 1e-6)
+        distance = (rewards - self.mean).square().mean().sqrt().item()
+        self.mean = DECAY * self.mean + (1 - DECAY) * rewards.mean().item()
+        self.spread = DECAY * self.spread + (1 - DECAY) * distance
+        return advantages
+
+
+def reinforce(
+    name: str, policy: DrawsPlans, task: Task, runtime: Tracked, generator: torch.Generator, progress: Progress,
+    batch: int, learning_rate: float, entropy: float,
+) -> None:  # fmt: skip
+    """Let a policy learn until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that
+    were faster than usual more likely, by Adam with clipped gradients. Plans drawn again are asked about again; on one
+    device there is one plan, which is asked about once.
+
+    Args:
+        name: of the method, for `progress`.
+        policy: starts as it is; nothing else is tried.
+        generator: for what it draws.
+        batch: plans for each update.
+        entropy: weight of the entropy of its decisions, which keeps it drawing different ones.
+    """
+    if len(task.devices) == 1:
+        runtime([task.plan(np.zeros(task.num_nodes, np.int64))])
+        return
+    optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
+    baseline, unit_ms = MovingBaseline(), sequential_ms(task)
+    while runtime.left > 0:
+        decisions = policy.sample(min(batch, runtime.left), generator)
+        rewards = rewards_of(runtime(policy.plans(decisions)), unit_ms)
+        progress(name, runtime.num_asked, runtime.budget)
+        if runtime.left > 0:
+            loss = surrogate(*policy.score(decisions), baseline.advantages(rewards), entropy)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), LONGEST_GRADIENT)
+            optimizer.step()
+
+
+def surrogate(
+    log_probabilities: Float[Tensor, " plans"], entropies: Float[Tensor, " plans"], advantages: Float[Tensor, " plans"],
+    entropy: float,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """Its gradient is that of REINFORCE: what it expects over the plans drawn is minus the gradient of the expected
+    reward, less `entropy` times that of the mean entropy."""
+    return -(advantages * log_probabilities).mean() - entropy * entropies.mean()
+
+
+def rewards_of(runtimes_ms: Float64[np.ndarray, " plans"], unit_ms: float) -> Float[Tensor, " plans"]:
+    """Minus the square root of the runtime (ColocRL), in units of `unit_ms`; a plan that failed counts as one that
+    takes `FAILED` of them, and so does one that takes longer."""
+    took = np.where(np.isnan(runtimes_ms), FAILED, runtimes_ms / unit_ms)
+    return torch.from_numpy(-np.sqrt(np.minimum(took, FAILED))).float()
+
+
+def sequential_ms(task: Task) -> float:
+    """All operations one after the other, each on its fastest device."""
+    fastest = task.times_us.min(0)
+    return max(float(fastest[np.isfinite(fastest)].sum()), 1e-3) / 1e3

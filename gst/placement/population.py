@@ -1,0 +1,125 @@
+"""Searches that keep many plans at a time: the cross-entropy method and an evolutionary search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.devices import Plan
+from gst.placement.baselines import crossover, mutate, portfolio
+from gst.placement.runtime import Progress, Tracked
+from gst.placement.task import Task
+
+
+def cross_entropy(
+    task: Task,
+    runtime: Tracked,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+    start: Sequence[Plan] = (),
+    samples: int = 40,
+    elite_share: float = 0.1,
+    smoothing: float = 0.5,
+    trust: float = 0.95,
+) -> None:
+    """The cross-entropy method (Rubinstein, Methodology and Computing in Applied Probability 1, 1999): every colocation
+    group has its own distribution over devices, plans are drawn from it, and it moves towards the frequencies among the
+    best of them. Post et al. ("Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization",
+    NeurIPS 2018) place programs so; they begin with even chances, here the distribution begins at a good plan.
+
+    Args:
+        runtime: asked until nothing is left; about `start` first, the portfolio if there is none.
+        samples: plans that are drawn from one distribution.
+        elite_share: of them, by which the next distribution is chosen.
+        smoothing: share of the new frequencies in the next distribution.
+        trust: probability that a group is drawn where the plan has it with which the search begins.
+    """
+    generator = np.random.default_rng(seed)
+    plans, took = _asked(task, runtime, list(start) or list(portfolio(task).values()))
+    devices, groups = len(task.devices), np.arange(task.num_groups)
+    begin = plans[int(np.argmin(took))]
+    leader = np.unique(task.colocation, return_index=True)[1]
+    chances = np.full((task.num_groups, devices), (1 - trust) / max(devices - 1, 1))
+    chances[groups, begin.placement[leader]] = trust if devices > 1 else 1.0
+    able = _able_groups(task)
+    while runtime.left > 0:
+        allowed = np.where(able, chances, 0.0)
+        sums = np.cumsum(allowed, axis=1) / np.maximum(allowed.sum(1, keepdims=True), 1e-300)
+        drawn = [(generator.random(task.num_groups)[:, None] > sums[:, :-1]).sum(1) for _ in range(samples)]
+        answers = runtime([task.plan_of_groups(each, begin.priority) for each in drawn])
+        order = np.argsort(np.where(np.isnan(answers), np.inf, answers), kind="stable")
+        elite = [int(each) for each in order[: max(1, int(elite_share * samples))] if np.isfinite(answers[each])]
+        if elite:
+            seen = np.stack([np.stack([drawn[each] == device for device in range(devices)], 1) for each in elite])
+            chances = (1 - smoothing) * chances + smoothing * seen.mean(0)
+        progress("cross-entropy", runtime.num_asked, runtime.budget)
+
+
+def evolve(
+    task: Task,
+    runtime: Tracked,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+    start: Sequence[Plan] = (),
+    population: int = 24,
+    crossed: float = 0.3,
+) -> None:
+    """Evolutionary search with elitism: of parents and children the best survive (a (mu + lambda) strategy, Baeck,
+    Hoffmeister and Schwefel 1991). A child is a mutation of one of the better parents, or of the beginning of one
+    and the end of another; it has the priorities of a parent.
+
+    Args:
+        runtime: asked until nothing is left; about `start` first, the portfolio if there is none.
+        population: survivors, and children of each generation.
+        crossed: share of the children with two parents.
+    """
+    generator = np.random.default_rng(seed)
+    plans, took = _asked(task, runtime, list(start) or list(portfolio(task).values()))
+    alive = sorted(zip(took.tolist(), range(len(plans)), plans, strict=True))[:population]
+    born = len(plans)
+    while runtime.left > 0:
+        children = []
+        for _ in range(population):
+            # The better of two drawn.
+            parent = alive[min(int(each) for each in generator.integers(len(alive), size=2))][2]
+            child = parent
+            if len(alive) > 1 and generator.random() < crossed:
+                child = crossover(task, [parent, alive[int(generator.integers(len(alive)))][2]], generator)
+            for _ in range(int(generator.geometric(0.6))):
+                child = mutate(task, child, generator)
+            children.append(together(task, replace(child, priority=parent.priority)))
+        answers = runtime(children)
+        answers = np.where(np.isnan(answers), np.inf, answers).tolist()
+        alive = sorted([*alive, *zip(answers, range(born, born + population), children, strict=True)])[:population]
+        born += population
+        progress("evolution", runtime.num_asked, runtime.budget)
+
+
+def together(task: Task, plan: Plan) -> Plan:
+    """The plan itself for a program, for which colocation is advice; else with each group where its first node is."""
+    if task.program is not None:
+        return plan
+    numbers, leader = np.unique(task.colocation, return_index=True)
+    return replace(plan, placement=plan.placement[leader[np.searchsorted(numbers, task.colocation)]])
+
+
+def _asked(
+    task: Task, runtime: Tracked, plans: Sequence[Plan]
+) -> tuple[list[Plan], Float64[np.ndarray, " plans"]]:
+    """Plans over the devices of the task, and their runtimes; infinite if they failed or were not asked about."""
+    position = {name: number for number, name in enumerate(task.names)}
+    mapped: list[Plan] = []
+    for plan in plans:
+        placement: Int64[np.ndarray, " nodes"] = np.array([position[name] for name in plan.devices])[plan.placement]
+        mapped.append(together(task, task.plan(placement, plan.priority)))
+    took = runtime(mapped)
+    return mapped, np.where(np.isnan(took), np.inf, took)
+
+
+def _able_groups(task: Task) -> Float64[np.ndarray, "groups devices"]:
+    """1 where all of a group can run, else 0."""
+    stuck = [np.bincount(task.colocation, np.isinf(each), task.num_groups) for each in task.times_us]
+    return (np.stack(stuck, 1) == 0).astype(np.float64)

@@ -1,0 +1,185 @@
+"""The published latency objective as a runtime: fast enough to be asked hundreds of thousands of times.
+
+The slow twin is `gst.data.published_latency.latency`, which says what the objective is and where it was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import no_type_check
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.data.cost_graphs import CostGraph
+from gst.data.published_latency import refusal
+from gst.devices import Plan
+from gst.placement.published_cuts import cut_homes
+from gst.placement.timelines import neighbour_lists
+from partitioners.compiled import compiled
+
+
+class PublishedRuntime:
+    """Latency of plans of a published cost graph; NaN for a plan that its cost model does not admit.
+
+    Args:
+        graph: of inference.
+
+    Raises:
+        ValueError: the graph has a backward pass. When called: a plan is for another number of nodes, or names a
+            device that the graph has not.
+    """
+
+    def __init__(self, graph: CostGraph) -> None:
+        if graph.backward.any():
+            raise ValueError(f"{graph.name} has a backward pass; the latency objective is of inference: simulate it")
+        self.graph = graph
+        self._leader = np.unique(graph.colocation, return_index=True)[1][graph.colocation]
+        self._able = np.isfinite(graph.accelerator_ms)
+        self._arrays = latency_arrays(graph)
+        self._known = {device.name for device in graph.devices}
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return np.array([self._one(plan) for plan in plans], np.float64)
+
+    def excess(self, plan: Plan) -> float:
+        """How much of what it may take a plan takes too much, of the accelerator that is worst off: 0 = it fits."""
+        return max(0.0, float(self._taken(self.home(plan)).max(initial=0.0)) / self.graph.memory_limit - 1)
+
+    def home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
+        """Accelerator of each node, -1 on the CPU."""
+        strange = len(plan.placement) != self.graph.num_nodes or not self._known.issuperset(plan.devices)
+        if strange and (why := refusal(self.graph, plan)):
+            raise ValueError(why)
+        numbers = [-1 if name.startswith("cpu:") else int(name.partition(":")[2]) for name in plan.devices]
+        return np.array(numbers, np.int64)[plan.placement]
+
+    def plan(self, home: Int64[np.ndarray, " nodes"]) -> Plan:
+        """The plan that puts each node on the accelerator `home` says, or on the CPU where that is -1."""
+        cores = self.graph.num_cores
+        return Plan(tuple(device.name for device in self.graph.devices), np.where(home < 0, 0, cores + home))
+
+    def starts(self) -> list[Plan]:
+        """Plans from which a search may start, see `cut_homes`."""
+        return [self.plan(home) for home in cut_homes(self.graph)]
+
+    def _one(self, plan: Plan) -> float:
+        home = self.home(plan)
+        if ((home >= 0) & ~self._able).any() or (home != home[self._leader]).any():
+            return float("nan")
+        if (self._taken(home) > self.graph.memory_limit).any():
+            return float("nan")
+        return float(published_latency(home, *self._arrays))
+
+    def _taken(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " accelerators"]:
+        used = home >= 0
+        return np.bincount(home[used], self.graph.sizes[used], self.graph.num_accelerators)
+
+
+def published_bound(graph: CostGraph) -> float:
+    """Milliseconds that no plan of the graph takes less than: the longest path if every node runs where it is quickest
+    and nothing has to be moved."""
+    least = np.minimum(graph.cpu_ms, graph.accelerator_ms)
+    end = least.copy()
+    for producer, consumer in graph.edges.T[np.argsort(graph.edges[1], kind="stable")]:
+        end[consumer] = max(end[consumer], end[producer] + least[consumer])
+    return float(end.max())
+
+
+def latency_arrays(graph: CostGraph) -> tuple[np.ndarray, ...]:
+    """What `published_latency` reads of a graph, in the order of its arguments."""
+    (indptr, consumers), (producer_indptr, producers) = (
+        neighbour_lists(graph.edges[::direction], graph.num_nodes) for direction in (1, -1)
+    )
+    return (
+        indptr, consumers, producer_indptr, producers, graph.cpu_ms, graph.accelerator_ms, graph.transfer_ms,
+        np.arange(graph.num_accelerators),
+    )  # fmt: skip
+
+
+@compiled
+@no_type_check
+def published_latency(
+    home, indptr, consumers, producer_indptr, producers, cpu_ms, accelerator_ms, transfer_ms, accelerators
+):
+    """Milliseconds of a plan that is admitted; NaN if calls wait for each other.
+
+    Args:
+        home: accelerator of each node, -1 on the CPU.
+        indptr, consumers: who reads the value of each node; `producers` likewise whom it reads.
+        accelerators: their numbers.
+    """
+    nodes = len(home)
+    call = np.arange(nodes)
+    number, first = np.zeros(nodes, np.int64), np.empty(nodes + 2, np.int64)
+    busy = np.zeros(len(accelerators), np.int64)
+    for node in range(nodes):
+        if home[node] >= 0:
+            busy[home[node]] += 1
+    for accelerator in accelerators:
+        if busy[accelerator] < 2:
+            continue
+        first[:] = -1
+        for node in range(nodes):
+            here = home[node] == accelerator
+            most = 1 if here else 0
+            for position in range(producer_indptr[node], producer_indptr[node + 1]):
+                producer = producers[position]
+                entry = number[producer]
+                if here and home[producer] != accelerator:
+                    entry += 1
+                most = max(most, entry)
+            number[node] = most
+            if here:
+                if first[most] < 0:
+                    first[most] = node
+                call[node] = first[most]
+    duration, start = np.zeros(nodes), np.zeros(nodes)
+    pending = np.zeros(nodes, np.int64)  # values that each call waits for
+    seen = np.full(nodes, -1)
+    following, last = np.full(nodes, -1), np.arange(nodes)
+    for node in range(nodes):
+        own = call[node]
+        if own != node:
+            following[last[own]] = node
+            last[own] = node
+        duration[own] += cpu_ms[node] if home[node] < 0 else accelerator_ms[node]
+        written = False
+        for position in range(indptr[node], indptr[node + 1]):
+            reader = call[consumers[position]]
+            if reader != own:
+                written = True
+                if seen[reader] != node:
+                    seen[reader] = node
+                    pending[reader] += 1
+                    if home[reader] >= 0:
+                        duration[reader] += transfer_ms[node]
+        if written and home[node] >= 0:
+            duration[own] += transfer_ms[node]
+    stack, size, left, latest = np.empty(nodes, np.int64), 0, 0, 0.0
+    seen[:] = -1
+    for node in range(nodes):
+        if call[node] == node:
+            left += 1
+            if pending[node] == 0:
+                stack[size] = node
+                size += 1
+    while size:
+        size -= 1
+        left -= 1
+        own = stack[size]
+        end = start[own] + duration[own]
+        latest = max(latest, end)
+        node = own
+        while node >= 0:
+            for position in range(indptr[node], indptr[node + 1]):
+                reader = call[consumers[position]]
+                if reader != own and seen[reader] != node:
+                    seen[reader] = node
+                    start[reader] = max(start[reader], end)
+                    pending[reader] -= 1
+                    if pending[reader] == 0:
+                        stack[size] = reader
+                        size += 1
+            node = following[node]
+    return latest if left == 0 else np.nan

@@ -1,0 +1,195 @@
+"""Scoring again what changed in few places gives what scoring everything gives, and encodes what changed alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gst.bench.rescore import run
+from gst.cost import CostModel
+from gst.cost.rescoring import Change, Rescorer
+from gst.data.synthetic import synthetic_program
+from gst.graph import Graph
+from gst.segments import segment
+
+NODES, MAX_NODES = 400, 40
+
+
+def new_model(members: int = 2) -> CostModel:
+    settings = {"channels": 8, "num_opcodes": 8, "config_symbols": 7, "max_nodes": MAX_NODES}
+    return CostModel(**settings, members=members)
+
+
+@pytest.fixture(scope="module")
+def model() -> CostModel:
+    fitted = new_model()
+    fitted.fit([synthetic_program(NODES, 48, num_regions=3)], epochs=4)
+    return fitted
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return synthetic_program(NODES, 12, num_regions=3)
+
+
+def under(graph: Graph, features: np.ndarray) -> Graph:
+    """The graph with other configurations."""
+    count = len(features)
+    return replace(
+        graph, config_features=features, targets=np.full(count, np.nan), counts=np.ones(count, np.int64),
+        spreads=np.zeros(count),
+    )  # fmt: skip
+
+
+def moves(graph: Graph, count: int, seed: int) -> np.ndarray:
+    """Configurations that differ from the first of the graph in one to three nodes."""
+    generator = np.random.default_rng(seed)
+    features = np.repeat(graph.config_features[:1], count, axis=0)
+    for row in features:
+        chosen = generator.choice(len(graph.config_nodes), generator.integers(1, 4), replace=False)
+        row[chosen, 0] = (row[chosen, 0] + generator.integers(1, 4, len(chosen))) % 4
+    return features
+
+
+def changes(graph: Graph, features: np.ndarray) -> list[Change]:
+    """`features` by what differs from the first configuration of the graph."""
+    base = graph.config_features[0]
+    differ = [np.flatnonzero((row != base).any(1)) for row in features]
+    return [
+        Change(graph.config_nodes[nodes], row[nodes].astype(np.float32))
+        for row, nodes in zip(features, differ, strict=True)
+    ]
+
+
+def contents(graph: Graph, features: np.ndarray) -> set[tuple[int, bytes]]:
+    """Distinct (segment, features of its nodes), by a loop over everything."""
+    cut = segment(under(graph, features), MAX_NODES)
+    return {
+        (number, row[cut.config_ptr[number] : cut.config_ptr[number + 1]].tobytes())
+        for row in np.asarray(cut.config_features)
+        for number in range(cut.num_segments)
+    }
+
+
+def agree(said: np.ndarray, wanted: np.ndarray) -> bool:
+    return said.shape == wanted.shape and np.allclose(said, wanted, rtol=1e-5, atol=0)
+
+
+def test_local_moves_are_scored_like_whole_configurations_and_encode_what_changed(
+    model: CostModel, graph: Graph
+) -> None:
+    features, rescorer = moves(graph, 60, seed=1), Rescorer(model, graph)
+    assert rescorer.num_encoded == rescorer.num_segments >= 10
+    said, wanted = rescorer.predict(changes(graph, features)), model.predict(under(graph, features))
+    assert agree(said, wanted) and np.abs(said - wanted).max() < wanted.std() / 100
+    everything = contents(graph, np.concatenate([graph.config_features[:1], features]))
+    assert rescorer.num_encoded == len(everything) < rescorer.num_segments + 3 * 60
+    assert rescorer.num_reused == 60 * rescorer.num_segments - (len(everything) - rescorer.num_segments)
+
+
+def test_one_changed_node_encodes_one_segment_and_none_the_second_time(model: CostModel, graph: Graph) -> None:
+    rescorer = Rescorer(model, graph)
+    before = rescorer.num_encoded
+    node, row = graph.config_nodes[:1], (graph.config_features[0, :1] + 1).astype(np.float32) % 4
+    first = rescorer.predict([Change(node, row)])
+    assert rescorer.num_encoded == before + 1
+    assert np.array_equal(rescorer.predict([Change(node, row)]), first) and rescorer.num_encoded == before + 1
+    back = rescorer.predict([Change(node, graph.config_features[0, :1].astype(np.float32))])
+    assert rescorer.num_encoded == before + 1 and agree(back, model.predict(graph)[:1])
+
+
+def test_configurations_that_have_nothing_in_common_with_the_base(model: CostModel, graph: Graph) -> None:
+    others = np.random.default_rng(0).integers(0, 4, (70, *graph.config_features.shape[1:])).astype(np.int8)
+    rescorer = Rescorer(model, graph)
+    everywhere = [Change(graph.config_nodes, row.astype(np.float32)) for row in others]
+    assert agree(rescorer.predict(everywhere), model.predict(under(graph, others)))
+    assert agree(rescorer.predict([]), np.zeros(0))
+
+
+@pytest.mark.parametrize("capacity", [1, 7])
+def test_what_the_table_has_no_room_for_is_encoded_again(model: CostModel, graph: Graph, capacity: int) -> None:
+    features = moves(graph, 30, seed=2)
+    roomy, tight = Rescorer(model, graph), Rescorer(model, graph, capacity)
+    wanted = roomy.predict(changes(graph, features))
+    for part in (slice(0, 20), slice(10, 30), slice(0, 30)):
+        assert agree(tight.predict(changes(graph, features[part])), wanted[part])
+    assert tight.num_encoded > roomy.num_encoded
+
+
+def test_a_few_pairs_at_a_time_give_the_same(
+    model: CostModel, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = changes(graph, moves(graph, 30, seed=3))
+    together = Rescorer(model, graph).predict(features)
+    monkeypatch.setattr("gst.cost.rescoring.PAIRS_AT_ONCE", 4)
+    assert agree(Rescorer(model, graph).predict(features), together)
+
+
+def test_moves_that_are_accepted_make_another_base(model: CostModel, graph: Graph) -> None:
+    rescorer, features = Rescorer(model, graph, capacity=5), graph.config_features[0].copy()
+    generator = np.random.default_rng(4)
+    for _ in range(15):
+        chosen = generator.choice(len(graph.config_nodes), 2, replace=False)
+        features[chosen] = generator.integers(0, 4, (2, 1))
+        rescorer.rebase(Change(graph.config_nodes[chosen], features[chosen].astype(np.float32)))
+        assert agree(rescorer.predict([nothing(graph)]), model.predict(under(graph, features[None])))
+    assert rescorer.num_encoded <= rescorer.num_segments + 2 * 15
+
+
+def nothing(graph: Graph) -> Change:
+    return Change(graph.config_nodes[:0], np.zeros((0, graph.config_features.shape[2]), np.float32))
+
+
+def test_a_model_that_learned_more_is_asked_anew(graph: Graph) -> None:
+    model, features = new_model(members=1), moves(graph, 5, seed=5)
+    model.fit([graph], epochs=1)
+    rescorer = Rescorer(model, graph)
+    before = rescorer.predict(changes(graph, features))
+    model.fit([graph], epochs=2)
+    after = rescorer.predict(changes(graph, features))
+    assert agree(after, model.predict(under(graph, features))) and not agree(after, before)
+
+
+def test_spreads_are_those_of_the_model(model: CostModel, graph: Graph) -> None:
+    features = moves(graph, 20, seed=6)
+    said = Rescorer(model, graph).predict_with_spread(changes(graph, features), 0.5)
+    wanted = model.predict_with_spread(under(graph, features), 0.5)
+    assert all(agree(one, other) for one, other in zip(said, wanted, strict=True))
+
+
+def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None:
+    rescorer, row = Rescorer(model, graph), np.zeros((1, 1), np.float32)
+    free = np.setdiff1d(np.arange(NODES), graph.config_nodes)[:1]
+    with pytest.raises(ValueError, match=f"node {free[0]}, which is not configurable"):
+        rescorer.predict([Change(free, row)])
+    with pytest.raises(ValueError, match=r"rows of shape \(1, 2\); want \(1, 1\)"):
+        rescorer.predict([Change(graph.config_nodes[:1], np.zeros((1, 2), np.float32))])
+    with pytest.raises(ValueError, match="capacity is 0"):
+        Rescorer(model, graph, capacity=0)
+    with pytest.raises(ValueError, match="learned nothing yet"):
+        Rescorer(new_model(), graph)
+
+
+def test_one_network_has_no_spread(graph: Graph) -> None:
+    model = new_model(members=1)
+    model.fit([graph], epochs=1)
+    with pytest.raises(ValueError, match="members=3"):
+        Rescorer(model, graph).predict_with_spread([nothing(graph)])
+
+
+def test_the_graph_itself_is_left_alone(model: CostModel, graph: Graph) -> None:
+    before = graph.config_features.copy()
+    rescorer = Rescorer(model, graph)
+    rescorer.rebase(changes(graph, moves(graph, 1, seed=7))[0])
+    assert np.array_equal(graph.config_features, before)
+
+
+
+def test_the_benchmark_scores_moves_of_plans_as_the_model_does() -> None:
+    found = run(num_nodes=3000, num_moves=4)
+    assert found["difference"] < 1e-5 and found["segments"] >= 5
+    assert 1 <= found["encoded"] <= 3 and found["move_seconds"] < found["fresh_seconds"]
+    with pytest.raises(ValueError, match="0 moves; take 100 and 1 at least"):
+        run(num_moves=0)

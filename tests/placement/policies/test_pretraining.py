@@ -1,0 +1,125 @@
+"""Generated tasks are sound; policies imitate, transfer, and survive being saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gst.placement.baselines import portfolio
+from gst.placement.policies.decisions import canonical, decisions_of
+from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.policies.go import GO
+from gst.placement.policies.imitation import Example, imitate
+from gst.placement.policies.inputs import policy_inputs
+from gst.placement.policies.pretraining import MAX_STEPS, fine_tune, load_policy, pretrain, save_policy, zero_shot
+from gst.placement.runtime import SimulatedRuntime, Tracked
+
+
+def test_generated_tasks_are_in_topological_order_repeat_and_differ() -> None:
+    tasks = [generated_task(seed) for seed in range(40)]
+    for seed, task in enumerate(tasks):
+        producers, consumers = task.costs.edges
+        assert (producers < consumers).all() and len(np.unique(task.costs.edges, axis=1).T) == len(producers)
+        assert 2 <= len(task.devices) <= 9 and 40 <= task.num_nodes <= 900
+        assert np.isfinite(task.times_us).all() and (task.times_us[:, task.costs.computed] > 0).all()
+        assert len(np.unique(np.concatenate([producers, consumers]))) == task.num_nodes, "every node has a neighbour"
+        if seed < 5:
+            again = generated_task(seed)
+            assert again.key == task.key and np.array_equal(again.costs.latency_us, task.costs.latency_us)
+    assert len({task.key for task in tasks}) == 40
+    shared = [len({device.memory for device in task.devices}) == 1 for task in tasks]
+    assert 3 <= sum(shared) <= 20, "core sets occur, and so do devices with memories of their own"
+
+
+def test_generated_tasks_have_room_for_more_than_one_device() -> None:
+    gains = []
+    for seed in range(12):
+        task = generated_task(seed, num_nodes=150)
+        found = dict(zip(portfolio(task), SimulatedRuntime(task)(list(portfolio(task).values())), strict=True))
+        alone = min(took for name, took in found.items() if name.startswith("single"))
+        gains.append(alone / min(found.values()))
+    assert min(gains) >= 1 and max(gains) > 1.5 and np.median(gains) > 1.05
+
+
+def test_imitation_makes_a_plan_likely() -> None:
+    task = generated_task(5, num_nodes=80, num_devices=3)
+    inputs, policy = policy_inputs(task), GO(("placement", "schedule"), channels=32)
+    plan = portfolio(task)["chunks"]
+    wanted = decisions_of(task, inputs, plan)
+    losses = imitate(policy, [Example.of(inputs, wanted)], 200, learning_rate=5e-3)
+    assert losses[-1] < 0.5 * losses[0]
+    with torch.no_grad():
+        chances = policy(inputs)
+    for name in ("placement", "schedule"):
+        assert (chances[name].argmax(1) == wanted[name][0]).float().mean() > 0.9, name
+
+
+def test_a_policy_survives_being_saved(tmp_path: Path) -> None:
+    inputs = policy_inputs(generated_task(0, num_nodes=60))
+    policy = GO(("placement", "schedule"), channels=16, segment=32, modulation=False, seed=3)
+    save_policy(policy, tmp_path / "policy.pt")
+    again = load_policy(tmp_path / "policy.pt")
+    assert again.settings == policy.settings
+    with torch.no_grad():
+        for name, each in policy(inputs).items():
+            assert torch.equal(again(inputs)[name], each)
+
+
+def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"missing\.pt is no policy"):
+        load_policy(tmp_path / "missing.pt")
+    (tmp_path / "text.pt").write_text("no policy")
+    with pytest.raises(ValueError, match=r"text\.pt is no policy"):
+        load_policy(tmp_path / "text.pt")
+    torch.save({"schema": 99}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="schema 99"):
+        load_policy(tmp_path / "other.pt")
+    save_policy(GO(channels=16), tmp_path / "policy.pt")
+    content = torch.load(tmp_path / "policy.pt", weights_only=True)
+    del content["state"]["fuse.weight"]
+    torch.save(content, tmp_path / "damaged.pt")
+    with pytest.raises(ValueError, match=r"damaged\.pt is no policy"):
+        load_policy(tmp_path / "damaged.pt")
+
+
+def test_zero_shot_orders_its_plans_and_counts_simulations() -> None:
+    task = generated_task(5, num_nodes=80, num_devices=3)
+    found, again = (zero_shot(GO(channels=16), task, samples=20) for _ in range(2))
+    assert len(found.plans) == len(found.simulated_ms) == found.simulations == 21
+    assert found.simulated_ms == sorted(found.simulated_ms) == again.simulated_ms
+    np.testing.assert_array_equal(SimulatedRuntime(task)(found.plans), found.simulated_ms)
+    assert zero_shot(GO(channels=16), task, samples=0).simulations == 1
+
+
+def test_fine_tuning_is_short_and_leaves_the_policy_alone() -> None:
+    task, policy = generated_task(5, num_nodes=60, num_devices=2), GO(channels=16)
+    weights = {name: each.clone() for name, each in policy.state_dict().items()}
+    tracked, calls = Tracked(SimulatedRuntime(task), 600), []
+    inner = tracked.runtime
+    tracked.runtime = lambda plans: calls.append(len(plans)) or inner(plans)  # type: ignore[func-returns-value]
+    tuned = fine_tune(policy, task, tracked)
+    assert tracked.num_asked == 600 and len(calls) <= MAX_STEPS
+    assert all(torch.equal(each, weights[name]) for name, each in policy.state_dict().items())
+    assert any(not torch.equal(each, weights[name]) for name, each in tuned.state_dict().items())
+
+
+def test_pretraining_helps_on_graphs_it_never_saw() -> None:
+    tasks = [generated_task(seed, 60, 3) for seed in range(6)]
+    unseen = [generated_task(100 + seed, 60, 3) for seed in range(6)]
+    policy, fresh = GO(channels=32), GO(channels=32)
+    pretrain(tasks, policy, evaluations=60, imitation_steps=80, iterations=3, samples=8)
+    ratio = [zero_shot(policy, task, 8).simulated_ms[0] / zero_shot(fresh, task, 8).simulated_ms[0] for task in unseen]
+    assert np.exp(np.mean(np.log(ratio))) < 0.95, ratio
+
+
+def test_plans_that_differ_in_names_of_equal_devices_are_one() -> None:
+    task = next(t for t in (generated_task(seed, 60, 4) for seed in range(100)) if np.ptp(t.times_us, 0).max() == 0)
+    inputs = policy_inputs(task)
+    placement = np.random.default_rng(0).integers(0, 4, task.num_nodes)
+    renamed = np.array([2, 3, 1, 0])[placement]
+    one, other = (canonical(inputs, task.plan(each)).placement for each in (placement, renamed))
+    assert one.tolist() == other.tolist()
+    assert list(dict.fromkeys(one.tolist())) == [0, 1, 2, 3]

@@ -1,0 +1,157 @@
+"""Laws of annealing and of what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from placement_graphs import made_task
+
+from gst.devices import Device, Plan
+from gst.placement.annealing import anneal
+from gst.placement.baselines import portfolio, single
+from gst.placement.machines import machine
+from gst.placement.neighbourhoods import Neighbourhood
+from gst.placement.runtime import SimulatedRuntime, Tracked
+from gst.placement.task import Task
+from gst.placement.timelines import BUSY, CROSSING, Timelines
+
+
+def annealed(task: Task, budget: int, seed: int = 0, **settings: object) -> Tracked:
+    tracked = Tracked(SimulatedRuntime(task), budget)
+    anneal(task, tracked, seed, **settings)  # type: ignore[arg-type]
+    return tracked
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7, 300])
+def test_the_budget_is_spent_to_the_last(task: Task, budget: int) -> None:
+    tracked = annealed(task, budget)
+    assert tracked.num_asked == budget and tracked.left == 0
+    assert (tracked.best is None) == (budget == 0)
+
+
+def test_the_same_seed_gives_the_same_curve_and_another_does_not(task: Task) -> None:
+    first, again, other = (annealed(task, 250, seed) for seed in (3, 3, 4))
+    assert first.curve == again.curve and first.curve != other.curve
+    assert first.best is not None and again.best is not None and first.best.key == again.best.key
+
+
+def test_it_is_never_worse_than_its_start_and_far_better_than_one_device(task: Task) -> None:
+    runtime, start = SimulatedRuntime(task), single(task, 0)
+    least = np.nanmin(runtime(list(portfolio(task).values())))
+    assert annealed(task, 100).best_ms <= least
+    assert annealed(task, 30, start=[start]).best_ms <= runtime([start])[0]
+    assert annealed(task, 2_000, start=[start]).best_ms <= min(0.62 * runtime([start])[0], 1.1 * least)
+
+
+def test_it_comes_close_to_the_bound_of_independent_operations() -> None:
+    """Forty operations that wait for nothing, on two devices: the work can be halved."""
+    task = made_task(40, 0)
+    times = np.stack([task.times_us[0]] * 2)
+    task = replace(task, costs=replace(task.costs, edges=np.zeros((2, 0), np.int64), times_us=times))
+    best = annealed(task, 2_000, start=[single(task, 0)]).best_ms
+    assert best <= 1.01 * times[0].sum() / 2 / 1e3
+
+
+def test_memory_limits_are_kept_also_when_no_start_fits(task: Task) -> None:
+    free = task.memory_use(task.simulator.run(single(task, 0)))
+    tight = int(0.75 * max(free.values()))
+    apart = tuple(replace(each, memory=each.name, memory_limit=tight) for each in task.devices)
+    costs = replace(
+        task.costs, devices=apart, latency_us=5.0 * (1 - np.eye(2)), bytes_per_us=np.where(np.eye(2), np.inf, 1e3)
+    )
+    limited = replace(task, costs=costs)
+    runtime = SimulatedRuntime(limited)
+    start = [single(limited, 0), single(limited, 1)]
+    assert np.isnan(runtime(start)).all()
+    tracked = annealed(limited, 400, start=start)
+    assert tracked.best is not None and runtime.excess(tracked.best) == 0
+    assert max(limited.memory_use(limited.simulator.run(tracked.best)).values()) <= tight
+
+
+def test_runtimes_that_always_fail_are_asked_to_the_end(task: Task) -> None:
+    class Failing:
+        def __call__(self, plans: Sequence[Plan]) -> np.ndarray:
+            return np.full(len(plans), np.nan)
+
+    tracked = Tracked(Failing(), 60)
+    anneal(task, tracked)
+    assert tracked.left == 0 and tracked.best is None
+
+
+def test_one_device_and_one_group_are_no_trouble() -> None:
+    for task in (made_task(6, 0, devices=1), replace(made_task(6, 0), colocation=np.zeros(6, np.int64))):
+        tracked = annealed(task, 50)
+        assert tracked.left == 0 and tracked.best is not None
+        assert len(set(tracked.best.placement.tolist())) == 1
+
+
+def test_every_step_keeps_groups_and_devices_that_can_run_them() -> None:
+    task = made_task(20, 2, devices=3)
+    times = task.times_us.copy()
+    times[2, 4] = np.inf
+    groups = np.repeat(np.arange(10), 2)
+    task = replace(task, colocation=groups, costs=replace(task.costs, times_us=times))
+    around = Neighbourhood(task, np.random.default_rng(0))
+    state = around.state(task.plan(np.arange(20) % 3), by_tail=True)
+    for _ in range(30):
+        for kind, move in around.moves.items():
+            state = move(state)
+            plan = around.plan(state)
+            assert np.isfinite(times[plan.placement, np.arange(20)]).all(), kind
+            assert (plan.placement[::2] == plan.placement[1::2]).all(), kind
+        around.look(plan)
+
+
+def test_the_chain_of_waits_explains_the_makespan() -> None:
+    """Each operation of the chain began when the next in it let it; what a device or a transfer took adds up."""
+    task = made_task(30, 4)
+    timelines, generator = Timelines(task.costs), np.random.default_rng(0)
+    kinds = set()
+    for _ in range(20):
+        run = task.simulator.run(task.plan(generator.integers(2, size=30), generator.permutation(30)))
+        waits = timelines.waits(run)
+        assert run.end_us[waits.nodes[0]] == run.makespan_us and run.begin_us[waits.nodes[-1]] == 0
+        for late, early, cause in zip(waits.nodes, waits.nodes[1:], waits.cause, strict=False):
+            moved = 3.0 if cause == CROSSING else 0.0  # 2 us and 100 bytes at 100 bytes a microsecond
+            assert run.begin_us[late] == pytest.approx(run.end_us[early] + moved)
+            kinds.add(int(cause))
+    assert {CROSSING, BUSY} <= kinds
+
+
+def test_tails_are_longest_ways_to_the_end() -> None:
+    task = made_task(12, 1)
+    placement = np.random.default_rng(0).integers(2, size=12)
+    tails = Timelines(task.costs).tails_us(placement)
+    readers: dict[int, list[int]] = {node: [] for node in range(12)}
+    for producer, consumer in task.costs.edges.T.tolist():
+        readers[producer].append(consumer)
+
+    def way(node: int) -> float:
+        on = [3.0 * (placement[node] != placement[each]) + way(each) for each in readers[node]]
+        return float(task.times_us[placement[node], node] + max(on, default=0.0))
+
+    np.testing.assert_allclose(tails, [way(node) for node in range(12)])
+
+
+def test_it_gains_on_simulated_machines(task: Task) -> None:
+    assert task.program is not None
+    for name in ("cores:2", "gpus:2"):
+        placed = machine(name).task(task.program)
+        least = np.nanmin(SimulatedRuntime(placed)(list(portfolio(placed).values())))
+        assert annealed(placed, 600).best_ms <= least
+
+
+def test_single_operations_become_narrow_where_all_cores_together_waste_time(task: Task) -> None:
+    """Both cores together take 0.6 of the time of one: one alone is slower there, two side by side are quicker."""
+    assert task.program is not None
+    cores = {"cpu:0": (0,), "cpu:1": (1,), "cpu:0-1": (0, 1)}
+    devices = tuple(Device(name, "cpu", each, len(each), "host", "test") for name, each in cores.items())
+    alone = 500.0 * task.costs.computed
+    overlapping = Task.of_profile(task.program, devices, np.stack([alone, alone, 0.6 * alone]))
+    wide = single(overlapping, 2)
+    tracked = annealed(overlapping, 4_000, start=[wide])
+    assert tracked.best is not None and len(set(tracked.best.placement.tolist())) == 3
+    assert tracked.best_ms < 0.99 * SimulatedRuntime(overlapping)([wide])[0]

@@ -1,0 +1,162 @@
+"""List schedules agree with slow twins, keep what is given, and are fast."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, random_edges, random_task
+
+from gst.placement import list_schedules
+from gst.placement.favourite_child import favourite_children, sct
+from gst.placement.list_schedules import etf, heft, moldable, upward_rank
+from gst.placement.runtime import SimulatedRuntime
+from gst.placement.task import Task
+
+SEEDS = range(30)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_heft_agrees_with_its_slow_twin(seed: int) -> None:
+    task = random_task(seed)
+    slow = Slow(task)
+    assert heft(task).placement.tolist() == slow.heft()
+    np.testing.assert_allclose(upward_rank(task), [slow.rank[node] for node in range(task.num_nodes)], rtol=1e-9)
+    np.testing.assert_array_equal(np.argsort(-heft(task).priority), slow.order)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_etf_agrees_with_its_slow_twin(seed: int) -> None:
+    assert etf(random_task(seed)).placement.tolist() == Slow(random_task(seed)).etf()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_both_agree_with_their_slow_twins_where_memory_is_short(seed: int) -> None:
+    held = 0
+    for share in (0.28, 0.4, 0.6):
+        task = random_task(seed, devices=apart(4, limit=int(share * 40) * MANY + MANY // 2))
+        for method, twin in ((heft, Slow.heft), (etf, Slow.etf)):
+            plan, expected = method(task), twin(Slow(task))
+            assert (plan is None) == (expected is None)
+            if plan is not None:
+                assert plan.placement.tolist() == expected
+                held += int(SimulatedRuntime(task).excess(plan) == 0)
+    assert held >= 4
+
+
+def test_groups_stay_whole_and_operations_go_where_they_can_run() -> None:
+    for seed in SEEDS:
+        task = random_task(seed)
+        for plan in (heft(task), etf(task), sct(task)):
+            assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all()
+            for group in range(task.num_groups):
+                assert len(set(plan.placement[task.colocation == group])) == 1
+
+
+def test_a_device_that_shares_cores_waits_for_all_of_them() -> None:
+    little_gain = np.array([[10.0] * 4, [10.0] * 4, [9.0] * 4])
+    task = made_up(np.zeros((2, 0), np.int64), little_gain, core_sets())
+    assert task.simulator.run(heft(task)).makespan_us == 36.0, "each of them alone ends first on both cores"
+    assert task.simulator.run(heft(task, narrow=True)).makespan_us == 20.0
+    no_gain = made_up(np.zeros((2, 0), np.int64), little_gain + np.array([[0.0], [0.0], [2.0]]), core_sets())
+    assert set(heft(no_gain).placement) == {0, 1}
+
+
+def test_on_a_chain_every_edge_leads_to_a_favourite_child() -> None:
+    edges = np.stack([np.arange(9), np.arange(1, 10)])
+    assert favourite_children(edges, np.ones(10), np.full(9, 5.0)).tolist() == list(range(9))
+
+
+def test_the_favourite_child_is_the_one_of_the_longer_way() -> None:
+    edges = np.array([[0, 0, 0, 2], [1, 2, 3, 4]])  # 2 goes on
+    assert 1 in favourite_children(edges, np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.full(4, 0.5)).tolist()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_has_two_favourite_children_or_is_one_twice(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    edges = random_edges(generator, 60, 2.0)
+    chosen = favourite_children(edges, generator.lognormal(0, 1, 60), generator.lognormal(0, 1, edges.shape[1]))
+    assert len(chosen)
+    for end in edges[:, chosen]:
+        assert len(set(end.tolist())) == len(chosen)
+
+
+def test_a_device_waits_for_the_favourite_child_unless_something_else_can_start_at_once() -> None:
+    """2 reads 0 and 1, which begin on different devices, and 3 reads 0 alone: it would start before 2."""
+    edges = np.array([[0, 0, 1], [2, 3, 2]])
+    times = np.array([[10.0, 9.0, 50.0, 8.0, 1.0]] * 2)
+    task = made_up(edges, times, apart(2), output_bytes=np.full(5, 4_000), latency_us=0.0)
+    without, with_child = etf(task).placement, etf(task, np.array([2, -1, -1, -1, -1])).placement
+    assert without[3] == without[0] != without[2]
+    assert with_child[2] == with_child[0] != with_child[3]
+    assert with_child[4] == with_child[1], "4 reads nothing: it fills the time"
+
+
+def test_a_task_of_too_many_edges_is_coarsened_or_else_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = random_task(3, nodes=200)
+    monkeypatch.setattr("gst.placement.favourite_child.MOST_EDGES", task.costs.edges.shape[1] - 1)
+    assert sct(task) is not None
+    monkeypatch.setattr("gst.placement.favourite_child.MOST_EDGES", 0)
+    assert sct(task) is None
+
+
+def core_set_task(seed: int, nodes: int = 120) -> Task:
+    """Operations that gain from a second core between nothing and almost twice, on two cores."""
+    generator = np.random.default_rng(seed)
+    alone = generator.lognormal(4, 1, nodes)
+    both = alone / generator.uniform(0.9, 2.0, nodes)
+    edges = np.unique(
+        np.hstack([random_edges(generator, nodes, 1.0), [np.arange(nodes - 2), np.arange(2, nodes)]]), axis=1
+    )
+    task = made_up(edges, np.stack([alone, alone, both]), core_sets())
+    return replace(task, contention=random_task(0).contention)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_moldable_is_never_slower_than_its_parts(seed: int) -> None:
+    task = core_set_task(seed)
+    parts = [heft(task), heft(task, narrow=True), *(task.plan(np.full(task.num_nodes, device)) for device in range(3))]
+    assert task.simulator.makespans([moldable(task)])[0] <= task.simulator.makespans(parts).min()
+
+
+def test_moldable_gains_where_some_operations_gain_from_two_cores() -> None:
+    gains = []
+    for seed in range(8):
+        task = core_set_task(seed)
+        parts = [heft(task), heft(task, narrow=True)]
+        gains.append(task.simulator.makespans(parts).min() / task.simulator.makespans([moldable(task)])[0])
+    assert np.mean(gains) > 1.03
+
+
+def test_moldable_goes_wide_where_nothing_else_can_run_and_narrow_where_much_can() -> None:
+    """A chain of operations that gain 1.5 times, and as many that depend on nothing."""
+    times = np.array([[30.0] * 10] * 2 + [[20.0] * 10])
+    chain = made_up(np.stack([np.arange(9), np.arange(1, 10)]), times, core_sets())
+    assert (moldable(chain).placement == 2).all()
+    free = made_up(np.zeros((2, 0), np.int64), times, core_sets())
+    assert set(moldable(free).placement) == {0, 1} and free.simulator.run(moldable(free)).makespan_us == 150.0
+
+
+def large(devices: tuple, nodes: int = 80_000) -> Task:
+    generator = np.random.default_rng(0)
+    producers = np.concatenate([np.arange(nodes - 1) - generator.integers(0, 30, nodes - 1) for _ in range(2)])
+    edges = np.unique(np.stack([np.maximum(producers, 0), np.tile(np.arange(1, nodes), 2)]), axis=1)
+    alone = generator.lognormal(2, 1, nodes)
+    times = np.stack([alone / device.threads**0.7 for device in devices])
+    return made_up(edges, times, devices, generator.integers(1, 10_000, nodes), contention=NO_OVERHEAD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heft", "etf", "moldable"])
+def test_80_000_operations_take_less_than_five_seconds(name: str) -> None:
+    method = getattr(list_schedules, name)
+    devices = core_sets() if name == "moldable" else apart(4)
+    method(large(devices, 100))  # compiles
+    task = large(devices)
+    begin = time.process_time()
+    plan = method(task)
+    assert time.process_time() - begin < 5.0
+    assert np.isfinite(task.simulator.run(plan).makespan_us)

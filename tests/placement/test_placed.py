@@ -1,0 +1,71 @@
+"""Somebody's own model placed in five lines: it computes what it computed, also with other weights and inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gst
+from gst.devices.native import build
+from gst.programs import training_step
+
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+
+class Branches(nn.Module):
+    """Three towers whose results are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tower(x) for tower in self.towers]).sum(0)
+
+
+@pytest.fixture
+def model() -> Branches:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Branches().eval()
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Path) -> None:
+    example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
+    placed = gst.place(model, example, devices=["cpu:0"], budget=4, out=tmp_path)
+    module = placed.module()
+    torch.testing.assert_close(module(other), model(other))
+    with torch.no_grad():
+        model.towers[0][0].weight.mul_(2)  # trained on meanwhile
+    torch.testing.assert_close(module(other), model(other))
+    with pytest.raises(ValueError, match="captured with"):
+        module(torch.zeros(5, 16))
+    module.close()
+    assert placed.device_map() == {f"towers.{tower}.{layer}": "cpu" for tower in range(3) for layer in (0, 2)}
+    words = placed.explain()
+    assert "cpu:0" in words and "ms" in words and "relu" in words
+    assert placed.result["plans"]["pytorch"]["median_ms"] > 0
+
+
+@needs_compiler
+def test_a_training_step_is_placed_too(model: Branches) -> None:
+    data = torch.linspace(-1, 1, 64).reshape(4, 16)
+    step = training_step("branches", model, lambda m, x: m(x).square().mean(), [data])
+    placed = gst.place(step, devices=["cpu:0"], budget=0)
+    loss, state = placed.module()(*step.inputs)
+    want_loss, want_state = step.function(*step.inputs)
+    torch.testing.assert_close(loss, want_loss)
+    torch.testing.assert_close(state, want_state)
+    with pytest.raises(ValueError, match="module"):
+        placed.device_map()
+
+
+def test_another_program_in_the_same_directory_is_refused(model: Branches, tmp_path: Path) -> None:
+    gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], budget=0, out=tmp_path)
+    with pytest.raises(ValueError, match="another program"):
+        gst.place(model, torch.zeros(2, 16), devices=["cpu:0"], budget=0, out=tmp_path)

@@ -1,0 +1,194 @@
+"""The simulator first, measurements second: corrections learn, stay exact, repeat by seed; features come in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+
+from gst.cost.metrics import kendall_tau
+from gst.data.measured_plans import plans_graph
+from gst.devices import Device, Plan
+from gst.devices.simulator import Contention
+from gst.placement.random_plans import random_plans
+from gst.placement.runtime import SimulatedRuntime
+from gst.placement.screening import NetworkCorrection, PlanFeatures, ScreenedRuntime
+from gst.placement.task import Task
+
+TRUTH = Contention(slowdown=0.25, helper_us=15.0, hand_over_us=6.0)  # what the task's simulator does not know of
+
+
+@pytest.fixture(scope="module")
+def moldable(task: Task) -> Task:
+    """Two cores, each alone or both together, which makes every operation 1.6 times as fast."""
+    one, other = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
+    both = Device("cpu:0-1", "cpu", (0, 1), 2, "host", "test")
+    assert task.program is not None
+    return Task.of_profile(
+        task.program, (one, other, both), np.vstack([task.times_us, task.times_us[:1] / 1.6])
+    )
+
+
+@pytest.fixture(scope="module")
+def plans(moldable: Task) -> list[Plan]:
+    found = [plan for _, plan in islice(random_plans(moldable), 120)]
+    return [found[number] for number in np.random.default_rng(0).permutation(len(found))]
+
+
+@pytest.fixture(scope="module")
+def measured(moldable: Task, plans: list[Plan]) -> np.ndarray:
+    noise = np.random.default_rng(1).normal(scale=0.01, size=len(plans))
+    return SimulatedRuntime(moldable.with_contention(TRUTH))(plans) * np.exp(noise)
+
+
+@pytest.fixture(scope="module")
+def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> ScreenedRuntime:
+    screened = ScreenedRuntime(moldable, NetworkCorrection(moldable, seed=1, members=1))
+    screened.learn(plans[:24], measured[:24])
+    return screened
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gst.placement.screening.EPOCHS", 3)
+    monkeypatch.setattr("gst.placement.screening.MORE_EPOCHS", 1)
+
+
+def error(said: np.ndarray, measured: np.ndarray) -> float:
+    return float(np.abs(said / measured - 1).mean())
+
+
+def test_features_that_may_differ_make_the_features_of_the_other_plan(moldable: Task, plans: list[Plan]) -> None:
+    features = PlanFeatures(moldable.profiled)
+    for base, plan in pairwise(plans):
+        whole = plans_graph(moldable.profiled, [base, plan]).config_features
+        change = features.change(base, plan)
+        patched = whole[0].copy()
+        patched[change.nodes] = change.rows
+        assert patched.dtype == change.rows.dtype == whole.dtype and np.array_equal(patched, whole[1])
+
+
+def test_one_node_moved_changes_itself_and_its_readers(moldable: Task, plans: list[Plan]) -> None:
+    features, base = PlanFeatures(moldable.profiled), next(plan for plan in plans if plan.priority is not None)
+    producers, consumers = moldable.graph.edges
+    node = int(np.bincount(producers).argmax())
+    placement = base.placement.copy()
+    placement[node] = (placement[node] + 1) % 3
+    change = features.change(base, replace(base, placement=placement, priority=base.priority.copy()))
+    assert change.nodes.tolist() == sorted({node, *consumers[producers == node].tolist()})
+    assert len(features.change(base, replace(base)).nodes) == 0
+
+
+def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
+    screened = ScreenedRuntime(moldable)
+    screened.learn(plans[:7], measured[:7])
+    assert np.array_equal(screened(plans), SimulatedRuntime(moldable)(plans))
+    assert np.ptp(screened.with_spread(plans)[1]) == 0 and (screened.with_spread(plans)[1] > 1).all()
+
+
+def test_sums_learn_what_the_simulator_does_not_know(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
+    screened = ScreenedRuntime(moldable)
+    screened.learn(plans[:40], measured[:40])
+    simulated = SimulatedRuntime(moldable)(plans[40:])
+    said, factors = screened.with_spread(plans[40:])
+    factor = np.median(measured[:40] / SimulatedRuntime(moldable)(plans[:40]))
+    assert error(said, measured[40:]) < error(simulated, measured[40:]) / 2
+    assert error(said, measured[40:]) < error(factor * simulated, measured[40:])
+    assert kendall_tau(said, measured[40:]) > kendall_tau(simulated, measured[40:])
+    inside = np.mean((said / factors <= measured[40:]) & (measured[40:] <= said * factors))
+    assert 0.5 < inside < 0.95  # 0.68 are promised
+    wide = screened.with_spread(plans[40:], 0.95)[1]
+    assert (wide > factors).all() and (factors > 1).all()
+
+
+def test_a_network_learns_it_too(
+    moldable: Task, plans: list[Plan], measured: np.ndarray, network: ScreenedRuntime
+) -> None:
+    simulated = SimulatedRuntime(moldable)(plans[24:])
+    assert error(network(plans[24:]), measured[24:]) < error(simulated, measured[24:]) / 2
+    assert (network.with_spread(plans)[1] > 1).all()
+
+
+def test_a_network_says_what_its_cost_model_says(
+    moldable: Task, plans: list[Plan], network: ScreenedRuntime
+) -> None:
+    assert isinstance(network.correction, NetworkCorrection)
+    wanted = network.correction.model.predict(plans_graph(moldable.profiled, plans))
+    assert np.allclose(network(plans), SimulatedRuntime(moldable)(plans) * wanted, rtol=1e-5)
+
+
+def test_a_network_goes_on_and_repeats_by_seed(
+    moldable: Task, plans: list[Plan], measured: np.ndarray, hurried: None
+) -> None:
+    def learned(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        screened = ScreenedRuntime(moldable, NetworkCorrection(moldable, seed, members=2))
+        screened.learn(plans[:10], measured[:10])
+        first = screened(plans[20:40])
+        screened.learn(plans[10:20], measured[10:20])
+        return first, screened(plans[20:40])
+
+    one, again = learned(3), learned(3)
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not np.array_equal(one[0], one[1]) and not np.array_equal(one[1], learned(4)[1])
+
+
+def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
+    once, twice = ScreenedRuntime(moldable), ScreenedRuntime(moldable)
+    once.learn(plans[:30], measured[:30])
+    twice.learn(plans[:12], measured[:12])
+    twice.learn(plans[5:30], measured[5:30])
+    assert twice.num_measured == 30 and np.array_equal(once(plans), twice(plans))
+
+
+def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
+    clean, mixed = ScreenedRuntime(moldable), ScreenedRuntime(moldable)
+    clean.learn(plans[:20], measured[:20])
+    mixed.learn(plans[:25], np.r_[measured[:20], np.full(5, np.nan)])
+    mixed.learn(plans[25:27], np.full(2, np.nan))
+    assert mixed.num_measured == 20 and np.array_equal(clean(plans), mixed(plans))
+
+
+@pytest.mark.parametrize("make", [lambda task: None, NetworkCorrection])
+def test_a_factor_that_all_have_in_common(
+    moldable: Task, plans: list[Plan], make: Callable[[Task], NetworkCorrection | None]
+) -> None:
+    simulated, screened = SimulatedRuntime(moldable)(plans), ScreenedRuntime(moldable, make(moldable))
+    screened.learn(plans[:20], 1.5 * simulated[:20])
+    assert np.allclose(screened(plans), 1.5 * simulated)
+
+
+@pytest.mark.parametrize("make", [lambda task: None, NetworkCorrection])
+def test_what_cannot_run_gets_no_runtime(
+    moldable: Task, plans: list[Plan], measured: np.ndarray, make: Callable[[Task], NetworkCorrection | None],
+    hurried: None,
+) -> None:  # fmt: skip
+    """Operation 30 cannot run on the wide device."""
+    times = moldable.times_us.copy()
+    times[2, 30] = np.inf
+    able = replace(moldable, costs=replace(moldable.costs, times_us=times))
+    screened = ScreenedRuntime(able, make(able))
+    screened.learn(plans[:20], measured[:20])
+    said = screened(plans)
+    impossible = np.array([plan.placement[30] == 2 for plan in plans])
+    assert impossible.any() and np.array_equal(np.isnan(said), impossible)
+    assert screened.num_measured == (~impossible[:20]).sum() >= 8
+
+
+def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[Plan]) -> None:
+    screened = ScreenedRuntime(moldable)
+    with pytest.raises(ValueError, match="1 measurements of 2 plans"):
+        screened.learn(plans[:2], np.ones(1))
+    with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
+        screened.learn(plans[:2], np.array([1.0, 0.0]))
+    with pytest.raises(ValueError, match="coverage is 1"):
+        screened.with_spread(plans, 1.0)
+
+
+def test_no_plans_no_answers(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
+    screened = ScreenedRuntime(moldable)
+    screened.learn([], np.zeros(0))
+    screened.learn(plans[:20], measured[:20])
+    assert screened([]).shape == (0,)
