@@ -60,7 +60,7 @@ def study(graph: CostGraph, expert: Plan, seeds: int, steps: int, limit_s: float
         "expert": float(PublishedRuntime(means)([expert])[0]), "expert_admitted": admitted,
         "best_with_expert_means": float(PublishedRuntime(means)([search_published(means, 0, steps, [expert])])[0]),
         "portfolio": float(np.nanmin(baselines)) if np.isfinite(baselines).any() else None,
-        "annealing": annealed, "best": best,
+        "annealing": annealed, "best": best, "steps": steps, "limit_s": limit_s,
     }  # fmt: skip
     for label, contiguous in (("contiguous", True), ("exact", False)):
         started = time.perf_counter()
@@ -126,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = study(graph, expert, options.seeds, options.steps, options.limit)
         result["graphs"][name] = found
         result |= {
-            "seeds": options.seeds, "steps": options.steps, "limit_s": options.limit, "machine": machine_record(),
-            "command": "python -m experiments.reproductions.public_graphs",
+            "seeds": options.seeds, "machine": machine_record(),
+            "command": "python -m experiments.reproductions.public_graphs --graph GRAPH --steps STEPS --limit LIMIT_S",
         }  # fmt: skip
         options.json.write_text(json.dumps(result, indent=1) + "\n")
         print(name, json.dumps(found), flush=True)

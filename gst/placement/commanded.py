@@ -13,6 +13,7 @@ from gst.devices import Device
 from gst.devices.discover import parse_bytes, usable_devices
 from gst.devices.isolated import IsolatedExecutor
 from gst.placement.drawn import drawn
+from gst.placement.fused_costs import FusedRuntime
 from gst.placement.machines import machine
 from gst.placement.place import Found, Settings, measured_task, place_graph, place_measured, place_simulated
 from gst.placement.plan_files import save_plan
@@ -87,8 +88,11 @@ def _found(request: Request, settings: Settings, progress: Progress) -> Found:
     if request.machine is not None:
         chips = machine(request.machine)
         limited = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
-        return place_simulated(limited.task(program), request.out, settings, progress)
+        runtime = FusedRuntime(limited, program) if "fusion" in settings.tasks else None
+        return place_simulated(limited.task(program), request.out, settings, progress, runtime)
     devices = usable_devices(request.devices, limit)
+    if request.runtime == "simulated" and "fusion" in settings.tasks:
+        raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
     if request.runtime == "measured":
         return place_measured(program, request.program, devices, request.out, settings, progress)
     return place_simulated(_profiled(request.program, program, devices, request.seed), request.out, settings, progress)

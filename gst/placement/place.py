@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan, machine_record
+from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan, machine_record, pointwise_chains
 from gst.devices.calibration import fit
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import Failure
@@ -106,13 +106,15 @@ def place_measured(
         simulated = SimulatedRuntime(task)
         planned = plan_all(
             task, simulated, [name for name in settings.methods if name != "ours"], _evaluations(settings),
-            settings.tasks, settings.seed, Log(out / "searches.jsonl"), progress,
+            [name for name in settings.tasks if name != "fusion"], settings.seed, Log(out / "searches.jsonl"), progress,
         )  # fmt: skip
         _check_fits(task, planned)
         search = _search(task, isolated, planned, out, settings, progress)
         finalists = {name: each.plan for name, each in planned.items() if each.plan is not None}
         if search is not None:
             finalists["ours"] = search.run()
+        if "fusion" in settings.tasks:
+            finalists |= _fused(program, task, finalists)
         final = _measure_finally(source, isolated, finalists, settings, progress)
     ran = {name: final[name].median_ms for name in finalists if final[name].outcome == "ok"}
     if not ran:
@@ -134,14 +136,19 @@ def place_simulated(
     out: Path,
     settings: Settings = Settings(),
     progress: Progress = lambda what, done, total: None,
+    runtime: Runtime | None = None,
 ) -> Found:
     """Plan by every method on costs alone: a program on a machine that is not here. Nothing is measured.
+
+    Args:
+        runtime: who simulates; `SimulatedRuntime(task)` if None. With fusion the lower bound is of operations one by
+            one, which fused ones may pass.
 
     Raises:
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
     """
-    runtime = SimulatedRuntime(task)
-    return _place_on_costs(task, runtime, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)
+    simulated = SimulatedRuntime(task) if runtime is None else runtime
+    return _place_on_costs(task, simulated, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)
 
 
 def place_graph(
@@ -184,6 +191,18 @@ def _place_on_costs(
         for name, each in planned.items()
     }  # fmt: skip
     return Found(task, plan, _result(task, kind, best, ran[best], bound_ms, plans), {"curves": _curves(planned)})
+
+
+def _fused(program: Program, task: Task, finalists: dict[str, Plan]) -> dict[str, Plan]:
+    """The plans that are best by simulation and by search, with chains of element-wise operations fused: compiled, and
+    kept where that is faster (see `gst.devices.fused`)."""
+    took = SimulatedRuntime(task)(list(finalists.values()))
+    best = list(finalists)[int(np.nanargmin(took))]
+    chosen = {name: finalists[name] for name in (best, "ours") if name in finalists}
+    return {
+        f"{name}:fused": replace(plan, fusion=pointwise_chains(program, plan.placement))
+        for name, plan in chosen.items()
+    }
 
 
 def _curves(planned: dict[str, Planned]) -> dict[str, list[list[float]]]:

@@ -22,6 +22,7 @@ from gst.placement.runtime import Progress, Runtime, Tracked
 from gst.placement.task import Task
 
 Method = Callable[..., None]
+JOINT = ("go",)  # methods that decide fusion too, and are told the tasks
 METHODS: dict[str, Method] = {
     "annealing": anneal, "cross_entropy": cross_entropy, "evolution": evolve, "colocrl": colocrl, "hdp": hdp,
     "go": go, "ours": ours,
@@ -96,7 +97,7 @@ def plan_all(
     for number, name in enumerate(methods if evaluations > 0 else ()):
         if name not in known:
             progress(name, number, len(methods))
-            known[name] = _search(METHODS[name], task, runtime, evaluations, tasks, seed)
+            known[name] = _search(name, task, runtime, evaluations, tasks, seed)
             if log is not None:
                 settings = {"task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations}
                 log.append({"method": name, **settings, **known[name].to_dict()})
@@ -123,10 +124,10 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
     )
 
 
-def _search(method: Method, task: Task, runtime: Runtime, evaluations: int, tasks: Sequence[str], seed: int) -> Planned:
+def _search(name: str, task: Task, runtime: Runtime, evaluations: int, tasks: Sequence[str], seed: int) -> Planned:
     tracked = Tracked(runtime if "schedule" in tasks else _Unscheduled(runtime), evaluations)
     started = time.perf_counter()
-    method(task, tracked, seed)
+    METHODS[name](task, tracked, seed, **({"tasks": tasks} if name in JOINT else {}))
     seconds = time.perf_counter() - started
     plan = None if tracked.best is None else restrict(tracked.best, tasks)
     expected = tracked.best_ms if plan is not None else float("nan")

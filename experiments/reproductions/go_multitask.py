@@ -1,0 +1,100 @@
+"""GO's joint optimization of placement, schedule and fusion (Zhou et al., NeurIPS 2020) on our workloads, against the
+same policy trained for each task by itself, one after the other, and against placement alone. Equal budgets.
+
+    python -m experiments.reproductions.go_multitask
+
+Simulated (`gst.placement.fused_costs`: a fused group is one operation of the roofline). `joint`: one policy decides all
+three. `separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion
+under both. `placement`: placement alone, in program order, nothing fused. Ratios are of medians over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from tqdm import tqdm
+
+from gst.devices import Plan, machine_record
+from gst.placement.fused_costs import FusedRuntime
+from gst.placement.machines import machine
+from gst.placement.planning import TASKS
+from gst.placement.policies.go import go
+from gst.placement.runtime import Tracked
+from gst.programs import traced
+
+
+class _With:
+    """A runtime of plans of which one decision counts, and all others are those of `base`."""
+
+    def __init__(self, runtime: FusedRuntime, base: Plan, decision: str) -> None:
+        self.runtime, self.base, self.decision = runtime, base, decision
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return self.runtime([self.of(plan) for plan in plans])
+
+    def of(self, plan: Plan) -> Plan:
+        field = {"schedule": "priority", "fusion": "fusion"}[self.decision]
+        return replace(self.base, **{field: getattr(plan, field)})
+
+
+def joint(runtime: FusedRuntime, evaluations: int, seed: int, tasks: Sequence[str] = TASKS) -> float:
+    tracked = Tracked(runtime, evaluations)
+    go(runtime.task, tracked, seed, tasks=tasks)
+    return tracked.best_ms
+
+
+def separate(runtime: FusedRuntime, evaluations: int, seed: int) -> float:
+    tracked = Tracked(runtime, evaluations // 3)
+    go(runtime.task, tracked, seed)
+    best, best_ms = tracked.best, tracked.best_ms
+    for decision in TASKS[1:]:
+        assert best is not None
+        only = _With(runtime, best, decision)
+        tracked = Tracked(only, evaluations // 3)
+        go(runtime.task, tracked, seed, tasks=("placement", decision))
+        if tracked.best is not None and tracked.best_ms < best_ms:
+            best, best_ms = only.of(tracked.best), tracked.best_ms
+    return best_ms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default="rnnlm,gnmt,wavenet,inception,gpt")
+    parser.add_argument("--machine", default="gpus:2")
+    parser.add_argument("--evaluations", type=int, default=1_500)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=Path("experiments/results/go_multitask.json"))
+    options = parser.parse_args()
+    rows: dict[str, Any] = json.loads(options.json.read_text())["rows"] if options.json.exists() else {}
+    for name in tqdm([each for each in options.programs.split(",") if each not in rows], dynamic_ncols=True):
+        runtime = FusedRuntime(machine(options.machine), traced(name))
+        seeds, budget = range(options.seeds), options.evaluations
+        rows[name] = {
+            "joint_ms": [joint(runtime, budget, seed) for seed in seeds],
+            "separate_ms": [separate(runtime, budget, seed) for seed in seeds],
+            "placement_ms": [joint(runtime, budget, seed, ("placement",)) for seed in seeds],
+        }
+        median = {key: statistics.median(each) for key, each in rows[name].items()}
+        rows[name]["over_separate"] = median["separate_ms"] / median["joint_ms"]
+        rows[name]["over_placement"] = median["placement_ms"] / median["joint_ms"]
+        settings = {"machine": options.machine, "evaluations": budget, "seeds": options.seeds}
+        result = {
+            "rows": rows, "settings": settings, "machine": machine_record(),
+            "command": f"python -m experiments.reproductions.go_multitask --evaluations {budget} "
+            f"--seeds {options.seeds}",
+        }  # fmt: skip
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    for name, each in rows.items():
+        print(f"{name}: separate / joint {each['over_separate']:.3f}, placement / joint {each['over_placement']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

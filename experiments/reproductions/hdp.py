@@ -1,0 +1,12 @@
+"""HDP (Mirhoseini et al., A Hierarchical Model for Device Placement, ICLR 2018), Table 1, on our workloads: a single
+device, the expert's layers in blocks, METIS for Scotch and MinCut, and ColocRL, which it replaces.
+
+    python -m experiments.reproductions.hdp
+"""
+
+from experiments.reproductions.placement_tables import command_line
+
+COLUMNS = {"single device": ["single"], "expert": ["expert"], "METIS": ["metis"], "ColocRL": ["colocrl"]}
+
+if __name__ == "__main__":
+    command_line("hdp", __doc__, ["colocrl", "hdp"], COLUMNS)
