@@ -67,7 +67,8 @@ def _one(name: str, repetitions: int) -> dict[str, Any]:
         runs |= {device: partial(executor.run, plan) for device, plan in alone.items()}
         seen = measure(runs, repetitions, 3, LoadGate())
     torch.set_num_threads(threads)
-    ratio, low, high = ratio_interval(*(np.array(seen[each].samples_ms) for each in (devices[0].name, "eager")))
+    one_core, as_written = (np.array(seen[each].samples_ms) for each in (devices[0].name, "eager"))
+    ratio, low, high = ratio_interval(one_core, as_written)
     return {
         "num_nodes": program.num_nodes,
         "one_core_ms": seen[devices[0].name].median_ms, "eager_ms": seen["eager"].median_ms,

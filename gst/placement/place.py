@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from gst.devices.measure import Failure
 from gst.placement.bounds import lower_bound_us
 from gst.placement.planning import USUAL, Planned, check_names, plan_all
 from gst.placement.published import PublishedRuntime, published_bound
+from gst.placement.published_search import search_published
 from gst.placement.random_plans import random_plans
 from gst.placement.runtime import MeasuredRuntime, Progress, Runtime, SimulatedRuntime
 from gst.placement.search import Search
@@ -167,22 +169,29 @@ def place_graph(
     if graph.backward.any():
         return place_simulated(task, out, settings, progress)
     return _place_on_costs(
-        task, PublishedRuntime(graph), "published", published_bound(graph), out, settings, progress
-    )
+        task, PublishedRuntime(graph), "published", published_bound(graph), out, settings, progress,
+        lambda: search_published(graph, settings.seed),
+    )  # fmt: skip
 
 
 def _place_on_costs(
-    task: Task, runtime: Runtime, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress
-) -> Found:
+    task: Task, runtime: Runtime, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress,
+    own_search: Callable[[], Plan] | None = None,
+) -> Found:  # fmt: skip
+    """`own_search`, if there is one, knows this kind of runtime; it is the plan `contiguous` where there is a budget."""
     planned = plan_all(
         task, runtime, settings.methods, _evaluations(settings), settings.tasks, settings.seed,
         Log(out / "searches.jsonl"), progress,
     )  # fmt: skip
+    if own_search is not None and settings.budget > 0:
+        started = time.perf_counter()
+        plan = own_search()
+        planned["contiguous"] = Planned(plan, float(runtime([plan])[0]), time.perf_counter() - started, 0)
     _check_fits(task, planned)
     ran = {name: each.expected_ms for name, each in planned.items() if np.isfinite(each.expected_ms)}
     best = min(ran, key=lambda name: ran[name])
-    plan = planned[best].plan
-    assert plan is not None
+    chosen = planned[best].plan
+    assert chosen is not None
     plans = {
         name: {
             "latency": each.expected_ms, "feasible": name in ran, "seconds_to_plan": each.seconds, "measurements": 0,
@@ -190,7 +199,7 @@ def _place_on_costs(
         }
         for name, each in planned.items()
     }  # fmt: skip
-    return Found(task, plan, _result(task, kind, best, ran[best], bound_ms, plans), {"curves": _curves(planned)})
+    return Found(task, chosen, _result(task, kind, best, ran[best], bound_ms, plans), {"curves": _curves(planned)})
 
 
 def _fused(program: Program, task: Task, finalists: dict[str, Plan]) -> dict[str, Plan]:

@@ -14,7 +14,7 @@ from gst.charts import number
 
 Record = Mapping[str, Any]
 
-METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "ours")
+METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "ours", "contiguous")
 """Plans by these names were searched for; all others but `pytorch` are baselines."""
 
 PYTORCH = "pytorch"
