@@ -20,3 +20,13 @@ def test_the_first_program_learns_a_property_of_whole_graphs() -> None:
     assert done.returncode == 0, done.stderr
     error, spread = map(float, re.findall(r"\d+\.\d+", done.stdout))
     assert error < 0.2 * spread
+
+
+@pytest.mark.slow
+def test_the_second_program_places_a_model(tmp_path: Path) -> None:
+    program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    assert program.count("\n") <= 5
+    quick = program.replace("budget=20", "budget=0")
+    done = subprocess.run([sys.executable, "-c", quick], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "encoder" in done.stdout and "no plan can take less than" in done.stdout

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
+from gst.devices.simulator import Simulation, peak_bytes
 from gst.placement.contraction import Contraction, contract
 from gst.placement.machines import VIEW_US, Machine
 from gst.placement.runtime import SimulatedRuntime
@@ -59,7 +60,7 @@ class FusedRuntime:
             ValueError: the plan has no groups, or is for another number of nodes.
         """
         found = self._find(plan)
-        return None if found is None else (found[0].task, found[0].plan(plan))
+        return None if found is None else (found.task, found.plan(plan))
 
     def _one(self, plan: Plan) -> float:
         if plan.fusion is None:
@@ -67,10 +68,20 @@ class FusedRuntime:
         found = self._find(plan)
         if found is None:
             return float("nan")
-        contraction, runtime = found
-        return float(runtime([contraction.plan(plan)])[0])
+        run = found.task.simulator.run(found.plan(plan))
+        return run.makespan_us / 1e3 if self._fits(found.task, run) else float("nan")
 
-    def _find(self, plan: Plan) -> tuple[Contraction, SimulatedRuntime] | None:
+    def _fits(self, task: Task, run: Simulation) -> bool:
+        """Does each memory hold what lies there, resident bytes included?"""
+        if not self._plain.check_memory:
+            return True
+        memories = [task.devices[device].memory for device in run.device]
+        taken = peak_bytes(task.costs, run)
+        for node in np.flatnonzero(task.resident_bytes).tolist():
+            taken[memories[node]] += int(task.resident_bytes[node])
+        return all(limit is None or taken[name] <= limit for name, limit in task.memories.items())
+
+    def _find(self, plan: Plan) -> Contraction | None:
         if plan.fusion is None or len(plan.fusion) != self.task.num_nodes:
             raise ValueError(
                 f"the plan has {'no' if plan.fusion is None else len(plan.fusion)} numbers of fusion groups, program "
@@ -91,10 +102,9 @@ class FusedRuntime:
             and (groups[producers] == groups[readers]).all()
         )
 
-    def _contract(self, groups: bytes) -> tuple[Contraction, SimulatedRuntime] | None:
+    def _contract(self, groups: bytes) -> Contraction | None:
         view_us = np.array([VIEW_US[chip.kind] for chip in self.machine.chips])
-        made = contract(self.task, np.frombuffer(groups, np.int64), self._times_us, view_us)
-        return None if made is None else (made, SimulatedRuntime(made.task))
+        return contract(self.task, np.frombuffer(groups, np.int64), self._times_us, view_us)
 
     def _times_us(
         self, group: Int64[np.ndarray, " nodes"], traffic: Float64[np.ndarray, " new_nodes"]

@@ -97,7 +97,7 @@ def test_a_group_takes_what_its_members_and_its_border_say(runtime: FusedRuntime
     for groups in (2, 10, 60):
         plan = random_plan(runtime, generator, groups)
         contracted, _ = runtime.contracted(plan)
-        found = runtime._find(plan)[0]
+        found = runtime._find(plan)
         for group in fusion_groups(program, plan):
             node = found.node_of[group.nodes[0]]
             crossing = size[list(group.inputs)].sum() + size[list(group.outputs)].sum()
@@ -119,7 +119,7 @@ def test_the_new_task_is_that_of_the_program_rewritten_for_real(runtime: FusedRu
         plan = replace(plan, fusion=fusion)
         twin = rewritten(program, {group: CompiledGroup(Path("none"), len(group.nodes)) for group in kept})
         contracted, planned = runtime.contracted(plan)
-        found = runtime._find(plan)[0]
+        found = runtime._find(plan)
         assert (found.node_of == twin.node_of).all()
         assert set(map(tuple, contracted.costs.edges.T)) == set(map(tuple, twin.program.graph.edges.T))
         assert (contracted.costs.output_bytes == twin.program.output_bytes).all()
@@ -136,7 +136,7 @@ def test_nothing_is_lost_and_nothing_comes_too_early(runtime: FusedRuntime) -> N
     for groups in (1, 5, 50):
         plan = random_plan(runtime, generator, groups)
         contracted, planned = runtime.contracted(plan)
-        node_of = runtime._find(plan)[0].node_of
+        node_of = runtime._find(plan).node_of
         run = contracted.simulator.run(planned)
         producers, consumers = node_of[costs.edges[:, costs.computed[costs.edges[0]]]]
         apart = producers != consumers
@@ -193,13 +193,21 @@ def test_another_program_s_plan_is_refused(runtime: FusedRuntime) -> None:
         runtime([few])
 
 
-def test_what_stays_within_a_group_takes_no_memory() -> None:
+def test_what_stays_within_a_group_takes_no_memory_and_the_rest_does() -> None:
     width = 1_000
-    chip = Chip("cuda", 1.0, 1.0, 1.0, memory_bytes=6 * width)  # one and a half values
-    runtime = FusedRuntime(Machine((chip,), 1.0, 1.0), program_of(negated(3), width))
-    plan = fusing(runtime, nodes_named(runtime.program, "neg"))
-    before, after = runtime([replace(plan, fusion=None), plan])
-    assert np.isnan(before) and np.isfinite(after)
+    program = program_of(negated(3), width)
+
+    def answers(chips: int, limit: int) -> list[bool]:
+        chip = Chip("cuda", 1.0, 1.0, 1.0, memory_bytes=limit)
+        runtime = FusedRuntime(Machine((chip,) * chips, 1.0, 1.0), program)
+        plan = fusing(runtime, nodes_named(program, "neg"))
+        return np.isfinite(runtime([replace(plan, fusion=None), plan])).tolist()
+
+    assert answers(1, 3 * width) == [False, False]  # a value of 4,000 bytes and its sum of 4
+    assert answers(1, 6 * width) == [False, True]
+    assert answers(1, 9 * width) == [True, True]
+    assert answers(2, 6 * width) == [False, False]  # and the input, resident among several memories
+    assert answers(2, 9 * width) == [False, True]
 
 
 def test_element_wise_groups_pay_on_one_device_and_answers_do_not_depend_on_the_past(runtime: FusedRuntime) -> None:

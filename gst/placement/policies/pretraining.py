@@ -18,6 +18,7 @@ from gst.placement.policies.decisions import Decisions, canonical, decisions_of,
 from gst.placement.policies.go import GO, samples_for
 from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.inputs import policy_inputs
+from gst.placement.policies.list_decoding import list_decoded
 from gst.placement.policies.ppo import PPO, Lesson, train
 from gst.placement.runtime import Progress, SimulatedRuntime, Tracked
 from gst.placement.task import Task
@@ -73,7 +74,7 @@ class ZeroShot:
     """Plans of a policy that did not learn on their graph.
 
     Args:
-        plans: the most likely one, then those drawn; best simulated first.
+        plans: best simulated first.
         simulated_ms: of each; NaN for those that fail.
         simulations: how many were needed to order them.
     """
@@ -84,7 +85,8 @@ class ZeroShot:
 
 
 def zero_shot(policy: GO, task: Task, samples: int = 32, seed: int = 0) -> ZeroShot:
-    """Plans by one pass of a policy: the most likely, and `samples` drawn, half of them from sharper probabilities."""
+    """Plans by one pass of a policy: the most likely, `samples` drawn, half of them from sharper probabilities, and
+    those that list schedules make of it (`list_decoded`, which simulate two or three plans for each)."""
     inputs, generator = policy_inputs(task), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         chances = policy(inputs)
@@ -92,7 +94,9 @@ def zero_shot(policy: GO, task: Task, samples: int = 32, seed: int = 0) -> ZeroS
     decided: list[Decisions] = [most_likely(chances)]
     for each, count in ((sharper, samples - samples // 2), (chances, samples // 2)):
         decided += [draw(each, count, generator)] if count else []
-    plans = list({plan.key: plan for each in decided for plan in plans_of(task, inputs, each)}.values())
+    plans = [plan for each in decided for plan in plans_of(task, inputs, each)]
+    plans += list_decoded(task, inputs, chances["placement"], generator)
+    plans = list({plan.key: plan for plan in plans}.values())
     took = SimulatedRuntime(task)(plans)
     order = np.argsort(np.nan_to_num(took, nan=np.inf), kind="stable")
     return ZeroShot([plans[each] for each in order], took[order].tolist(), len(plans))
