@@ -29,10 +29,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <queue>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -366,14 +368,25 @@ class Machine : public torch::CustomClassHolder {
     }
   }
 
-  void work(Worker& worker) {
-    // Helper threads inherit the cores of the thread that first asks for them: first all, then its own.
-    pin(worker.widest);
+  // Make the helper threads of the calling one, each on a core of its own. Left to the system they come to lie on the core
+  // of the thread that wakes them, now and then for a whole run, which then takes twice as long.
+  static void make_helpers(const Worker& worker) {
+    static std::mutex one_at_a_time;
+    std::lock_guard guard(one_at_a_time);
+    pin(worker.widest);  // they inherit it
     at::get_num_threads();
     at::set_num_threads(worker.most_threads);
+    auto before = thread_ids();
     // By an operation of PyTorch: this file is compiled without OpenMP, so its own parallel loops would run on one thread.
     at::empty({2 * worker.most_threads * at::internal::GRAIN_SIZE}, at::kFloat).fill_(1);
+    size_t next = 1;
+    for (auto thread : thread_ids())
+      if (!before.count(thread) && next < std::min<size_t>(worker.widest.size(), worker.most_threads)) pin({worker.widest[next++]}, thread);
     pin(worker.pinned);
+  }
+
+  void work(Worker& worker) {
+    make_helpers(worker);
     int64_t threads = worker.most_threads;
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     c10::AutoGradMode without_gradients(false);
@@ -479,14 +492,24 @@ class Machine : public torch::CustomClassHolder {
 
   double microseconds() const { return std::chrono::duration<double, std::micro>(Clock::now() - run_->start).count(); }
 
-  static void pin(const std::vector<int64_t>& cores) {
+  // Of a thread by its number in the system, 0 = the calling one.
+  static void pin(const std::vector<int64_t>& cores, int64_t thread = 0) {
 #ifdef __linux__
     if (cores.empty()) return;
     cpu_set_t set;
     CPU_ZERO(&set);
     for (auto core : cores) CPU_SET(core, &set);
-    pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // not allowed here: it works unbound
+    sched_setaffinity(thread, sizeof set, &set);  // not allowed here: it works unbound
 #endif
+  }
+
+  // Numbers of the threads of this process; none where the system does not tell.
+  static std::set<int64_t> thread_ids() {
+    std::set<int64_t> found;
+    std::error_code no_matter;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", no_matter))
+      found.insert(std::stoll(entry.path().filename()));
+    return found;
   }
 
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -12,6 +12,7 @@ from gst.placement.task import Task
 
 SKIPS = 0.1  # share of nodes that also read something far before them
 JOINS = 0.15  # share of layers in which all branches meet
+WEIGHTS = 0.5  # share of operations with parameters that lie in memory
 PARALLEL = (0.5, 1.0)  # share of an operation that several cores divide among them
 
 
@@ -20,9 +21,9 @@ def generated_task(seed: int, num_nodes: int | None = None, num_devices: int | N
 
     The graph is of layers with branches side by side, which meet now and then; for every other one a backward pass is
     added, in which each node reads its own node of the forward pass and the gradients of all that read that. Times
-    and bytes are lognormal. The machine is 2 to 8 devices, each with a memory of its own, alike or of different speed;
-    or 2 to 4 cores of one memory and the set of all of them. Moving the typical value takes from a hundredth to three
-    times as long as the typical operation.
+    and bytes, of values and of parameters, are lognormal. The machine is 2 to 8 devices, each with a memory of its own,
+    alike or of different speed; or 2 to 4 cores of one memory and the set of all of them. Moving the typical value
+    takes from a hundredth to three times as long as the typical operation.
 
     Args:
         num_nodes: about so many; log-uniform from 50 to 800 if not given.
@@ -48,7 +49,9 @@ def generated_task(seed: int, num_nodes: int | None = None, num_devices: int | N
     )  # fmt: skip
     name = f"generated:{seed}"
     graph = Graph(np.log1p(times)[:, None].astype(np.float32), edges, name=name)
-    return Task(name, graph, costs, np.arange(nodes), np.where(computed, 0, output_bytes))
+    weights = output_bytes * generator.lognormal(0.0, 1.0, nodes) * (generator.random(nodes) < WEIGHTS)
+    resident = np.where(computed, np.rint(weights).astype(np.int64), output_bytes)
+    return Task(name, graph, costs, np.arange(nodes), resident)
 
 
 def generated_edges(num_nodes: int, generator: np.random.Generator) -> tuple[Int64[np.ndarray, "2 edges"], int]:

@@ -15,7 +15,7 @@ from gst.placement.list_schedules import etf, heft
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
 
-STRENGTHS = (0.03, 0.1, 0.3)
+STRENGTHS = (0.03, 0.1, 0.3, 1.0)
 """By how much of its time an operation seems longer for each nat that a device is less likely than the likeliest."""
 
 NUM_NOISY = 4  # plans of each strength and schedule that noise is added for
@@ -36,7 +36,7 @@ def list_decoded(
         generator: of the noise.
 
     Yields:
-        Up to 30 plans; where the limits of memories leave no plan, none.
+        Up to 40 plans; where the limits of memories leave no plan, none.
     """
     exponential = placement.new_empty((NUM_NOISY, *placement.shape)).exponential_(generator=generator)
     for strength, noise in product(STRENGTHS, (torch.zeros_like(placement), *-exponential.log())):

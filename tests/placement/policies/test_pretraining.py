@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gst.placement.baselines import portfolio
-from gst.placement.policies.decisions import canonical, decisions_of
+from gst.placement.policies.decisions import canonical, decisions_of, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.imitation import Example, imitate
@@ -17,6 +17,7 @@ from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.list_decoding import list_decoded
 from gst.placement.policies.pretraining import MAX_STEPS, fine_tune, load_policy, pretrain, save_policy, zero_shot
 from gst.placement.runtime import SimulatedRuntime, Tracked
+from gst.placement.task import Task
 
 
 def test_generated_tasks_are_in_topological_order_repeat_and_differ() -> None:
@@ -89,10 +90,10 @@ def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
 def test_zero_shot_orders_its_plans_and_counts_simulations() -> None:
     task = generated_task(5, num_nodes=80, num_devices=3)
     found, again = (zero_shot(GO(channels=16), task, samples=20) for _ in range(2))
-    assert 21 <= len(found.plans) == len(found.simulated_ms) == found.simulations <= 51
+    assert 21 <= len(found.plans) == len(found.simulated_ms) == found.simulations <= 61
     assert found.simulated_ms == sorted(found.simulated_ms) == again.simulated_ms
     np.testing.assert_array_equal(SimulatedRuntime(task)(found.plans), found.simulated_ms)
-    assert 2 <= zero_shot(GO(channels=16), task, samples=0).simulations <= 31
+    assert 2 <= zero_shot(GO(channels=16), task, samples=0).simulations <= 41
 
 
 def test_list_schedules_follow_the_policy_as_far_as_it_is_sure() -> None:
@@ -103,7 +104,7 @@ def test_list_schedules_follow_the_policy_as_far_as_it_is_sure() -> None:
     on_one = [float((plan.placement == 1).mean()) for plan in list_decoded(task, inputs, sure, generator)]
     even = torch.full((inputs.num_groups, 3), 1 / 3).log()
     spread = [float((plan.placement == 1).mean()) for plan in list_decoded(task, inputs, even, generator)]
-    assert len(on_one) == len(spread) == 30
+    assert len(on_one) == len(spread) == 40
     assert np.mean(on_one) > np.mean(spread) + 0.2 and max(on_one) > 0.8
 
 
@@ -119,12 +120,18 @@ def test_fine_tuning_is_short_and_leaves_the_policy_alone() -> None:
     assert any(not torch.equal(each, weights[name]) for name, each in tuned.state_dict().items())
 
 
+def most_likely_ms(policy: GO, task: Task) -> float:
+    inputs = policy_inputs(task)
+    with torch.no_grad():
+        return float(SimulatedRuntime(task)(plans_of(task, inputs, most_likely(policy(inputs))))[0])
+
+
 def test_pretraining_helps_on_graphs_it_never_saw() -> None:
     tasks = [generated_task(seed, 60, 3) for seed in range(6)]
     unseen = [generated_task(100 + seed, 60, 3) for seed in range(6)]
     policy, fresh = GO(channels=32), GO(channels=32)
     pretrain(tasks, policy, evaluations=60, imitation_steps=80, iterations=3, samples=8)
-    ratio = [zero_shot(policy, task, 8).simulated_ms[0] / zero_shot(fresh, task, 8).simulated_ms[0] for task in unseen]
+    ratio = [most_likely_ms(policy, task) / most_likely_ms(fresh, task) for task in unseen]
     assert np.exp(np.mean(np.log(ratio))) < 0.95, ratio
 
 
