@@ -16,6 +16,7 @@ from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan, 
 from gst.devices.calibration import fit
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import Failure
+from gst.placement.baselines import single
 from gst.placement.bounds import lower_bound_us
 from gst.placement.planning import USUAL, Planned, check_names, plan_all
 from gst.placement.published import PublishedRuntime, published_bound
@@ -28,6 +29,7 @@ from gst.programs import Program
 from gst.store import prepare
 
 NUM_CALIBRATION = 12  # plans that contention is learned from
+CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
 
 
 @dataclass(frozen=True)
@@ -223,16 +225,27 @@ def _evaluations(settings: Settings) -> int:
 
 
 def measured_task(program: Program, isolated: IsolatedExecutor, seed: int) -> Task:
-    """Costs as profiled, and contention as learned from a few plans that keep several devices busy."""
+    """Costs as profiled, and contention as learned from a few plans that keep several devices busy.
+
+    A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
+    each device alone takes turns with the plans, and its profile is scaled to what it takes there.
+    """
     task = Task.of_program(program, isolated.costs(program))
-    if len(task.devices) < 2:
+    count = len(task.devices)
+    if count < 2:
         return task
+    alone = [single(task, device) for device in range(count)]
     plans = [plan for _, plan in islice(random_plans(task, seed), NUM_CALIBRATION)]
     try:
-        runs = isolated.timelines(plans)
+        runs = isolated.timelines([*alone, *plans], CALIBRATION_RUNS)
     except Failure:
         return task
-    return task.with_contention(fit(task.costs, runs)) if runs else task
+    if not runs:
+        return task
+    took = np.array([(run.end_us - run.begin_us).sum() for run in runs[:count]])
+    scale = took / np.maximum(task.times_us.sum(1), 1e-9)
+    costs = replace(task.costs, times_us=task.times_us * scale[:, None])
+    return Task.of_program(program, costs, fit(costs, runs[count:]))
 
 
 def _check_fits(task: Task, planned: dict[str, Planned]) -> None:
