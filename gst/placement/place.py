@@ -180,7 +180,7 @@ def _place_on_costs(
     task: Task, runtime: Runtime, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress,
     own_search: Callable[[], Plan] | None = None,
 ) -> Found:  # fmt: skip
-    """`own_search`, if there is one, knows this kind of runtime; it is the plan `contiguous` where there is a budget."""
+    """`own_search`, if there is one, knows this kind of runtime; its plan is `contiguous`, where there is a budget."""
     planned = plan_all(
         task, runtime, settings.methods, _evaluations(settings), settings.tasks, settings.seed,
         Log(out / "searches.jsonl"), progress,

@@ -13,7 +13,7 @@ from gst.devices import Executor, Log, Plan
 from gst.devices.isolated import IsolatedExecutor
 from gst.placement.baselines import portfolio
 from gst.placement.runtime import MeasuredRuntime
-from gst.placement.search import Search
+from gst.placement.search import NUM_AGAIN, Search
 from gst.placement.task import Task
 from gst.placement.workers import Workers
 from gst.programs import TrainingStep
@@ -45,17 +45,17 @@ def test_the_budget_is_kept_and_the_baselines_are_in_it(task: Task, tmp_path: Pa
     search = searched(task, tmp_path / "log.jsonl", budget)
     assert len(search.trials) == budget == len(Log(tmp_path / "log.jsonl").read())
     keys = {trial.plan.key for trial in search.trials}
-    assert len(keys) == budget and baselines <= keys
-    best = search.best()
-    assert all(best.measurement.median_ms <= trial.measurement.median_ms for trial in search.trials)
+    assert len(keys) == budget - NUM_AGAIN and baselines <= keys
+    assert [trial.origin for trial in search.trials[-NUM_AGAIN:]] == NUM_AGAIN * ["again"]
+    assert search.best().key in {trial.plan.key for trial in search.trials[-NUM_AGAIN:]}
     later = {trial.origin for trial in search.trials if trial.round > 0}
-    assert later and later <= {"annealing", "mutation", "uncertain"}
+    assert {"again"} < later <= {"annealing", "mutation", "uncertain", "again"}
     assert all(trial.predicted_ms > 0 for trial in search.trials) and search.num_screened > 100
 
 
 def test_a_small_budget_measures_what_is_best_in_simulation(task: Task, tmp_path: Path) -> None:
     search = searched(task, tmp_path / "log.jsonl", 3)
-    assert len(search.trials) == 3 and np.isfinite(search.best().measurement.median_ms)
+    assert len(search.trials) == 3 and search.best().key in {trial.plan.key for trial in search.trials}
 
 
 def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Pa
     assert [trial.plan.key for trial in second.trials[:8]] == [trial.plan.key for trial in first.trials]
     assert second.trials[3].measurement == first.trials[3].measurement
     assert len(second.trials) == 12 == len(Log(log).read())
-    assert len({trial.plan.key for trial in second.trials}) == 12
+    assert len({trial.plan.key for trial in second.trials if trial.origin != "again"}) >= 8
 
 
 def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None:
