@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gst.devices import machine_record
-from gst.placement.bounds import lower_bound_us
+from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
 from gst.placement.planning import Planned, plan_all
 from gst.placement.runtime import SimulatedRuntime

@@ -3,8 +3,8 @@ same policy trained for each task by itself, one after the other, and against pl
 
     python -m experiments.reproductions.go_multitask
 
-Simulated (`gst.placement.fused_costs`: a fused group is one operation of the roofline). `joint`: one policy decides all
-three. `separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion
+Simulated (`gst.placement.fusion.costs`: a fused group is one operation of the roofline). `joint`: one policy decides
+all three. `separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion
 under both. `placement`: placement alone, in program order, nothing fused. Ratios are of medians over seeds.
 """
 
@@ -23,7 +23,7 @@ from jaxtyping import Float64
 from tqdm import tqdm
 
 from gst.devices import Plan, machine_record
-from gst.placement.fused_costs import FusedRuntime
+from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
 from gst.placement.planning import TASKS
 from gst.placement.policies.go import go

@@ -5,8 +5,9 @@
 Latency is the published objective (Tarnawski et al., NeurIPS 2020), in ms. `expert` is the published split. Where the
 accelerators of the graph are too few or too small for it, `expert_admitted` is false, its latency is what it would take
 with as many and as large ones as it uses, and `best_with_expert_means` is what our search finds with those.
-`portfolio` is the best baseline, `annealing` the search of `gst.placement.annealing` with 2,000 evaluations and `best`
-that of `gst.placement.published_search`, each with as many seeds as asked: median, least and greatest. `contiguous` is
+`portfolio` is the best baseline, `annealing` the search of `gst.placement.local_search.annealing` with 2,000
+evaluations and `best` that of `gst.placement.published.search`, each with as many seeds as asked: median, least and
+greatest. `contiguous` is
 the best plan with one call per accelerator, `exact` that of all plans, both by CP-SAT from our best plan on, with the
 bound and whether it is proved. `lower_bound` is of the longest path alone. A graph whose results are in the file
 already is left as it is; `--graph` asks about one again.
@@ -26,11 +27,11 @@ import numpy as np
 
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.devices import Plan, machine_record
-from gst.placement.annealing import anneal
-from gst.placement.baselines import portfolio
-from gst.placement.exact_published import published_optimum
-from gst.placement.published import PublishedRuntime, published_bound
-from gst.placement.published_search import search_published
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.annealing import anneal
+from gst.placement.published.exact import published_optimum
+from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.search import search_published
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 

@@ -13,9 +13,11 @@ from gst.devices import Device
 from gst.devices.discover import parse_bytes, usable_devices
 from gst.devices.isolated import IsolatedExecutor
 from gst.placement.drawn import drawn
-from gst.placement.fused_costs import FusedRuntime
+from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
-from gst.placement.place import Found, Settings, measured_task, place_graph, place_measured, place_simulated
+from gst.placement.outcome import Found, Settings
+from gst.placement.place import measured_task, place_measured
+from gst.placement.place_on_costs import place_graph, place_simulated
 from gst.placement.plan_files import save_plan
 from gst.placement.runtime import Progress
 from gst.placement.task import Task

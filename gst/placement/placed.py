@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from gst.devices import AnyExecutor, Device, Plan, executor
 from gst.devices.discover import usable_devices
 from gst.placement.drawn import explanation
-from gst.placement.place import Settings, place_measured
+from gst.placement.outcome import Settings
+from gst.placement.place import place_measured
 from gst.placement.runtime import Progress
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture, inference_step

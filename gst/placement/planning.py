@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.devices import Log, Plan
-from gst.placement.annealing import anneal
-from gst.placement.baselines import portfolio
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.annealing import anneal
+from gst.placement.local_search.population import cross_entropy, evolve
 from gst.placement.policies.colocrl import colocrl
 from gst.placement.policies.go import go
 from gst.placement.policies.hdp import hdp
 from gst.placement.policies.ours import ours
-from gst.placement.population import cross_entropy, evolve
 from gst.placement.runtime import Progress, Runtime, Tracked
 from gst.placement.task import Task
 

@@ -13,8 +13,8 @@ from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.graph import Graph
-from gst.placement.annealing import anneal
-from gst.placement.baselines import crossover, mutate
+from gst.placement.baselines.portfolio import crossover, mutate
+from gst.placement.local_search.annealing import anneal
 from gst.placement.planning import restrict
 from gst.placement.runtime import MeasuredRuntime, Progress, SimulatedRuntime, Tracked
 from gst.placement.screening import ScreenedRuntime

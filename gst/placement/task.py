@@ -31,6 +31,7 @@ class Task:
         resident_bytes: what each node takes of the memory of its device from beginning to end: parameters, inputs.
         contention: what operations cost each other.
         program: what is executed; None if it exists as costs only.
+        sizes_hold_values: whether `resident_bytes` are all that counts, as published sizes hold values of a run too.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Task:
     resident_bytes: Int64[np.ndarray, " nodes"]
     contention: Contention = field(default_factory=Contention)
     program: Program | None = None
+    sizes_hold_values: bool = False
 
     @staticmethod
     def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
@@ -64,7 +66,7 @@ class Task:
         features = np.stack([*map(np.log1p, [*columns, published.sizes]), able], axis=1).astype(np.float32)
         return Task(
             published.name, Graph(features, published.edges, name=published.name), published.costs(),
-            published.colocation, np.rint(published.sizes).astype(np.int64), NO_OVERHEAD,
+            published.colocation, np.rint(published.sizes).astype(np.int64), NO_OVERHEAD, sizes_hold_values=True,
         )  # fmt: skip
 
     @property
@@ -141,10 +143,9 @@ class Task:
         return replace(self, contention=contention)
 
     def memory_use(self, simulation: Simulation) -> dict[str, int]:
-        """The most bytes that each memory holds at any moment of a simulated run, resident ones included. Of costs
-        without a program resident ones are all there are: published sizes are of nodes with their values."""
+        """The most bytes that each memory holds at any moment of a simulated run, resident ones included."""
         use = peak_bytes(self.costs, simulation)
-        if self.program is None:
+        if self.sizes_hold_values:
             use = dict.fromkeys(use, 0)
         home = np.array([list(use).index(device.memory) for device in self.devices])[simulation.device]
         resident = np.bincount(home, self.resident_bytes.astype(np.float64), len(use)).astype(np.int64)

@@ -10,13 +10,13 @@ import pytest
 from placement_graphs import made_task
 
 from gst.devices import Device, Plan
-from gst.placement.annealing import anneal
-from gst.placement.baselines import portfolio, single
+from gst.placement.baselines.portfolio import portfolio, single
+from gst.placement.local_search.annealing import anneal
+from gst.placement.local_search.neighbourhoods import Neighbourhood
+from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines
 from gst.placement.machines import machine
-from gst.placement.neighbourhoods import Neighbourhood
 from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
-from gst.placement.timelines import BUSY, CROSSING, Timelines
 
 
 def annealed(task: Task, budget: int, seed: int = 0, **settings: object) -> Tracked:

@@ -9,8 +9,8 @@ import pytest
 from random_tasks import apart, core_sets, made_up, random_task
 
 from gst.devices import Device
-from gst.placement.bounds import lower_bound_us
-from gst.placement.list_schedules import moldable
+from gst.placement.baselines.bounds import lower_bound_us
+from gst.placement.baselines.list_schedules import moldable
 from gst.placement.task import Task
 
 NO_EDGES = np.zeros((2, 0), np.int64)

@@ -12,9 +12,9 @@ from placement_graphs import FIXTURE, cost_graph, made_task
 
 from gst.data.cost_graphs import CostGraph, read_cost_graph
 from gst.placement.exact import optimum, replayed_us
-from gst.placement.exact_published import published_optimum
-from gst.placement.published import PublishedRuntime, published_bound
-from gst.placement.published_search import search_published
+from gst.placement.published.exact import published_optimum
+from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.search import search_published
 from gst.placement.task import Task
 
 pytest.importorskip("ortools", reason="needs OR-tools: pip install graph-segment-training[exact]")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gst.devices import Plan, fusion_groups, legalise, pointwise_chains
 from gst.devices.fusion.rewrite import rewritten
 from gst.devices.native.lower import CompiledGroup
-from gst.placement.fused_costs import FusedRuntime
+from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import GPU, Chip, Machine, machine
 from gst.placement.runtime import SimulatedRuntime
 from gst.placement.task import Task

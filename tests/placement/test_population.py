@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from placement_graphs import made_task
 
-from gst.placement.baselines import portfolio, single
-from gst.placement.population import cross_entropy, evolve
+from gst.placement.baselines.portfolio import portfolio, single
+from gst.placement.local_search.population import cross_entropy, evolve
 from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 

@@ -13,10 +13,10 @@ from placement_graphs import FIXTURE, SHARED, cost_graph
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.data.published_latency import latency
 from gst.devices import Plan
-from gst.placement.annealing import anneal
-from gst.placement.published import PublishedRuntime, published_bound
-from gst.placement.published_cuts import orders
-from gst.placement.published_search import search_published
+from gst.placement.local_search.annealing import anneal
+from gst.placement.published.cuts import orders
+from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.search import search_published
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 

@@ -11,7 +11,7 @@ import pytest
 from gst.cli import main
 from gst.devices import Executor, Log, Plan
 from gst.devices.isolated import IsolatedExecutor
-from gst.placement.baselines import portfolio
+from gst.placement.baselines.portfolio import portfolio
 from gst.placement.runtime import MeasuredRuntime
 from gst.placement.search import NUM_AGAIN, Search
 from gst.placement.task import Task

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.devices import Plan
-from gst.placement.neighbourhoods import Neighbourhood, State
+from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
 from gst.placement.runtime import Progress, Tracked

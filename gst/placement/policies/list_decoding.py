@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gst.devices import Plan
-from gst.placement.list_schedules import etf, heft
+from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-from gst.placement.annealing import anneal
-from gst.placement.baselines import portfolio
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.annealing import anneal
 from gst.placement.policies.decisions import decisions_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.guided_search import guided_annealing

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gst.devices import Plan
-from gst.placement.annealing import anneal
+from gst.placement.local_search.annealing import anneal
 from gst.placement.policies.decisions import Decisions, canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.go import GO, samples_for
 from gst.placement.policies.imitation import Example, imitate

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float64
 
 from gst.devices import Plan
-from gst.placement.baselines import portfolio
-from gst.placement.neighbourhoods import Neighbourhood, State
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.guided_search import Guide, guided_annealing

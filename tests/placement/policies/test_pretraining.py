@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gst.placement.baselines import portfolio
+from gst.placement.baselines.portfolio import portfolio
 from gst.placement.policies.decisions import canonical, decisions_of, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO

@@ -8,8 +8,8 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
-from gst.placement.list_kernels import longest_ways
-from gst.placement.list_schedules import Arrays
+from gst.placement.baselines.list_kernels import longest_ways
+from gst.placement.baselines.list_schedules import Arrays
 from gst.placement.task import Task
 
 MOST_VARIABLES = 100_000  # of the linear program

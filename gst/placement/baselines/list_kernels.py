@@ -1,7 +1,7 @@
 """The loops of the list schedulers, compiled.
 
-All of them take a task as `gst.placement.list_schedules.Arrays` holds it, and units as `gst.placement.units.Units`: the
-first operation of a unit decides where the whole of it goes. A node that found no place is on device -1.
+All of them take a task as `list_schedules.Arrays` holds it, and units as `units.Units`: the first operation of a unit
+decides where the whole of it goes. A node that found no place is on device -1.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan
-from gst.placement.fitting import Rooms, fitted, kept, quickest
-from gst.placement.list_kernels import earliest_first, in_order, longest_ways
+from gst.placement.baselines.fitting import Rooms, fitted, kept, quickest
+from gst.placement.baselines.list_kernels import earliest_first, in_order, longest_ways
+from gst.placement.baselines.units import Units, both_units, memory_of, smallest_units
+from gst.placement.baselines.width_kernel import with_widths
 from gst.placement.task import Task
-from gst.placement.units import Units, both_units, memory_of, smallest_units
-from gst.placement.width_kernel import with_widths
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
 
@@ -133,7 +133,8 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
     Programs are placed twice, by operations and by colocation groups; the plan that simulates faster is returned.
 
     Args:
-        favourite: child of each node for which its device is kept free, or -1 (see `gst.placement.favourite_child`).
+        favourite: child of each node for which its device is kept free, or -1 (see
+            `gst.placement.baselines.favourite_child`).
 
     Returns:
         None if no plan was found that keeps the limits of the memories.

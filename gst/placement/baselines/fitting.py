@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
+from gst.placement.baselines.units import Units, held_bytes, memory_of
 from gst.placement.task import Task
-from gst.placement.units import Units, held_bytes, memory_of
 
 MOST_ATTEMPTS = 4  # to make a plan that fits
 MOST_SIMULATED = 400_000  # operations, to make one plan fit by moving a few at a time

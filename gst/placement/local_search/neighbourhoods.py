@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan, overlap
 from gst.devices.plan import ranks
+from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines, Waits, neighbour_lists
 from gst.placement.task import Task
-from gst.placement.timelines import BUSY, CROSSING, Timelines, Waits, neighbour_lists
 from partitioners import partition
 
 CLUSTER_NODES = (6, 20, 60, 180)

@@ -14,8 +14,8 @@ from jaxtyping import Float64, Int64
 from gst.data.cost_graphs import CostGraph
 from gst.data.published_latency import refusal
 from gst.devices import Plan
-from gst.placement.published_cuts import cut_homes
-from gst.placement.timelines import neighbour_lists
+from gst.placement.local_search.timelines import neighbour_lists
+from gst.placement.published.cuts import cut_homes
 from partitioners.compiled import compiled
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
 from gst.placement.exact import Optimum, solve, solver_library
-from gst.placement.published import PublishedRuntime, published_bound
-from gst.placement.published_model import PER_MS, PublishedModel, calls, overfull
+from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.model import PER_MS, PublishedModel, calls, overfull
 
 
 def published_optimum(

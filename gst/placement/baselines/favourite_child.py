@@ -13,7 +13,7 @@ from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.devices import Plan
-from gst.placement.list_schedules import Arrays, etf
+from gst.placement.baselines.list_schedules import Arrays, etf
 from gst.placement.task import Task
 
 MOST_EDGES = 10_000  # of the linear program

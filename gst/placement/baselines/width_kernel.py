@@ -7,7 +7,7 @@ from typing import no_type_check
 import numpy as np
 
 from gst.devices.event_kernel import pop, push
-from gst.placement.list_kernels import arrives, place_the_rest
+from gst.placement.baselines.list_kernels import arrives, place_the_rest
 from partitioners.compiled import compiled
 
 

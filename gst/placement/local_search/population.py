@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
-from gst.placement.baselines import crossover, mutate, portfolio
+from gst.placement.baselines.portfolio import crossover, mutate, portfolio
 from gst.placement.runtime import Progress, Tracked
 from gst.placement.task import Task
 

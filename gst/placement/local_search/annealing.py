@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gst.devices import Plan
-from gst.placement.baselines import portfolio
-from gst.placement.neighbourhoods import Neighbourhood, State
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.runtime import Progress, Tracked
 from gst.placement.task import Task
 

@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan, overlap
-from gst.placement.favourite_child import sct
-from gst.placement.fitting import Assignment, Rooms, fitted, quickest, repaired
-from gst.placement.layers import layers, neighbours
-from gst.placement.list_schedules import Arrays, etf, heft, longest_first, moldable, priority_of, upward_rank
-from gst.placement.moves import crossover, mutate
+from gst.placement.baselines.favourite_child import sct
+from gst.placement.baselines.fitting import Assignment, Rooms, fitted, quickest, repaired
+from gst.placement.baselines.layers import layers, neighbours
+from gst.placement.baselines.list_schedules import Arrays, etf, heft, longest_first, moldable, priority_of, upward_rank
+from gst.placement.baselines.units import Units, colocated, memory_of, peers, smallest_units, units_of
+from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.task import Task
-from gst.placement.units import Units, colocated, memory_of, peers, smallest_units, units_of
 from partitioners import partition
 
 __all__ = [

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
 from gst.devices.simulator import Simulation, peak_bytes
-from gst.placement.contraction import Contraction, contract
+from gst.placement.fusion.contraction import Contraction, contract
 from gst.placement.machines import VIEW_US, Machine
 from gst.placement.runtime import SimulatedRuntime
 from gst.placement.task import Task

@@ -1,0 +1,1 @@
+"""Plans that need no search: constructive methods of the literature, and a lower bound."""

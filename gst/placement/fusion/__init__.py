@@ -1,0 +1,1 @@
+"""What plans with fused operations cost in simulation."""

@@ -1,0 +1,1 @@
+"""Searching among neighbours of plans, without learning: annealing, cross-entropy, evolution."""

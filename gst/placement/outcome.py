@@ -1,0 +1,111 @@
+"""What a search for a plan is asked, and what it ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gst.devices import Plan, machine_record
+from gst.placement.planning import USUAL, Planned, check_names
+from gst.placement.task import Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to look for a plan, and how.
+
+    Args:
+        budget: plans that the search for `ours` may measure; 0 = none, the portfolio alone is measured.
+        evaluations: simulated plans that each method may ask about.
+        methods: some of `gst.placement.planning.METHODS`.
+        tasks: what is decided: 'placement', 'schedule', 'fusion'.
+        repetitions: runs of each plan at the end.
+        seed: of everything that is drawn.
+        patience_s: how long to wait for quiet cores.
+    """
+
+    budget: int = 50
+    evaluations: int = 2_000
+    methods: tuple[str, ...] = USUAL
+    tasks: tuple[str, ...] = ("placement", "schedule")
+    repetitions: int = 25
+    seed: int = 0
+    patience_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        check_names(self.methods, self.tasks)
+        for what in ("budget", "evaluations"):
+            if getattr(self, what) < 0:
+                raise ValueError(f"{what} is {getattr(self, what)}; 0 = the portfolio alone")
+        if self.repetitions < 1:
+            raise ValueError(f"repetitions is {self.repetitions}; want 1 or more")
+
+
+AS_USUAL = Settings()
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search for a plan ends with.
+
+    Args:
+        task: what was placed.
+        plan: the fastest.
+        result: for programs, see the README.
+        drawn: what the report shows beyond it.
+    """
+
+    task: Task
+    plan: Plan
+    result: dict[str, Any]
+    drawn: dict[str, Any] = field(default_factory=dict)
+
+
+def evaluations(settings: Settings) -> int:
+    """Plans that each method may ask about; none without a budget."""
+    return settings.evaluations if settings.budget > 0 else 0
+
+
+def curves(planned: dict[str, Planned]) -> dict[str, list[list[float]]]:
+    """What the report draws of each search."""
+    return {name: [list(point) for point in each.curve] for name, each in planned.items() if each.curve}
+
+
+def check_fits(task: Task, planned: dict[str, Planned]) -> None:
+    """Raises:
+    ValueError: no plan fits; the message says the least memory that would do for one of those found.
+    """
+    if any(np.isfinite(each.expected_ms) for each in planned.values()):
+        return
+    limits = {name: limit for name, limit in task.memories.items() if limit is not None}
+    if not limits:
+        raise ValueError(f"no plan of {task.name} can run on {', '.join(task.names)}: some operation runs on none")
+    least = min(
+        max(task.memory_use(task.simulator.run(each.plan))[name] for name in limits)
+        for each in planned.values()
+        if each.plan is not None
+    )
+    told = ", ".join(f"{name} {limit / 2**20:.1f} MiB" for name, limit in limits.items())
+    raise ValueError(
+        f"no plan of {task.name} fits ({told}); the least that would do for a plan found is {least / 2**20:.1f} MiB"
+    )
+
+
+def placed_result(
+    task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """What all results say, see the README. Times are ms.
+
+    Args:
+        runtime: 'measured', 'simulated' or 'published'.
+        best: name of the fastest plan.
+        objective: its runtime.
+        bound_ms: what no plan is faster than.
+        plans: what is known of each, by name.
+    """
+    return {
+        "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,
+        "objective": objective, "lower_bound": bound_ms, "best": best, "plans": plans, "machine": machine_record(),
+    }  # fmt: skip

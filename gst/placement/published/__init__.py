@@ -1,0 +1,1 @@
+"""Published cost graphs by their published latency: searched, and solved exactly."""
