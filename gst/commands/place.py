@@ -74,6 +74,10 @@ def _add_common(command: argparse.ArgumentParser, budget: int) -> None:
         "--patience", type=float, default=20.0, metavar="S",
         help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
     )  # fmt: skip
+    command.add_argument(
+        "--workers", type=int, default=1, metavar="N",
+        help="processes that measure for the search, one at a time on each GPU (default: %(default)s)",
+    )  # fmt: skip
     command.add_argument("--resume", action="store_true", help="go on with what is in --out")
 
 
@@ -94,7 +98,8 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         devices=options.devices.split(",") if options.devices else None, machine=options.machine,
         runtime=options.runtime, memory_limit=options.memory_limit, budget=options.budget,
         evaluations=options.evaluations, methods=_names(options.methods), tasks=_names(options.tasks),
-        seed=options.seed, patience_s=options.patience, out=options.out, resume=options.resume, command=options.command,
+        seed=options.seed, patience_s=options.patience, workers=options.workers, out=options.out,
+        resume=options.resume, command=options.command,
     )  # fmt: skip
     with Bars() as bars:
         result = place_as_asked(request, bars.show)

@@ -263,11 +263,11 @@ def measure_plans(
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
     """
-    turns = [_Turn(isolated, plan) for plan in plans]
-    runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
-    keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
     others = {label: partial(timed, function) for label, function in beside.items()}
-    with held(isolated.devices):
+    with held(isolated.devices if beside else _in_use(isolated, plans)):
+        turns = [_Turn(isolated, plan) for plan in plans]
+        runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
+        keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         seen = measure(
             {**runs, **others}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
             read=isolated.read_busy,
@@ -276,6 +276,13 @@ def measure_plans(
         raise isolated.lost
     measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
     return measured + [seen[label] for label in others]
+
+
+def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:
+    """The GPUs that plans use; all devices if they use a core, as cores share caches and memory."""
+    names = {plan.devices[place] for plan in plans for place in np.unique(plan.placement).tolist()}
+    used = [device for device in isolated.devices if device.name in names]
+    return used if all(device.kind == "cuda" for device in used) else list(isolated.devices)
 
 
 class _Turn:

@@ -43,6 +43,7 @@ class Request:
     tasks: tuple[str, ...]
     seed: int
     patience_s: float
+    workers: int
     out: Path
     resume: bool
     command: str
@@ -58,7 +59,7 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     _check(request)
     settings = Settings(
         request.budget, request.evaluations, request.methods, request.tasks, seed=request.seed,
-        patience_s=request.patience_s,
+        patience_s=request.patience_s, workers=request.workers,
     )  # fmt: skip
     if not request.resume:
         _clear(request.out)

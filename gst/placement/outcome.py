@@ -24,6 +24,7 @@ class Settings:
         repetitions: runs of each plan at the end.
         seed: of everything that is drawn.
         patience_s: how long to wait for quiet cores.
+        workers: processes that measure for the search.
     """
 
     budget: int = 50
@@ -33,14 +34,16 @@ class Settings:
     repetitions: int = 25
     seed: int = 0
     patience_s: float = 20.0
+    workers: int = 1
 
     def __post_init__(self) -> None:
         check_names(self.methods, self.tasks)
         for what in ("budget", "evaluations"):
             if getattr(self, what) < 0:
                 raise ValueError(f"{what} is {getattr(self, what)}; 0 = the portfolio alone")
-        if self.repetitions < 1:
-            raise ValueError(f"repetitions is {self.repetitions}; want 1 or more")
+        for what in ("repetitions", "workers"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} is {getattr(self, what)}; want 1 or more")
 
 
 AS_USUAL = Settings()

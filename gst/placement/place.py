@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,13 @@ from gst.placement.random_plans import random_plans
 from gst.placement.runtime import MeasuredRuntime, Progress, SimulatedRuntime
 from gst.placement.search import Search
 from gst.placement.task import Task
+from gst.placement.workers import Workers
 from gst.programs import Program
 from gst.store import prepare
 
 NUM_CALIBRATION = 12  # plans that contention is learned from
 CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
+SEARCH_RUNS = 5  # of each plan that a search measures, in turns
 
 
 def place_measured(
@@ -62,10 +66,12 @@ def place_measured(
             [name for name in settings.tasks if name != "fusion"], settings.seed, Log(out / "searches.jsonl"), progress,
         )  # fmt: skip
         check_fits(task, planned)
-        search = _search(task, isolated, planned, out, settings, progress)
         finalists = {name: each.plan for name, each in planned.items() if each.plan is not None}
-        if search is not None:
-            finalists["ours"] = search.run()
+        search = None
+        if settings.budget > 0 and "ours" in settings.methods:
+            with _measuring(source, isolated, settings) as runtime:
+                search = _search(task, runtime, finalists, out, settings, progress)
+                finalists["ours"] = search.run()
         if "fusion" in settings.tasks:
             finalists |= _fused(program, task, finalists)
         final = _measure_finally(source, isolated, finalists, settings, progress)
@@ -120,17 +126,27 @@ def measured_task(program: Program, isolated: IsolatedExecutor, seed: int) -> Ta
     return Task.of_program(program, costs, fit(costs, runs[count:]))
 
 
+@contextmanager
+def _measuring(
+    source: Path | str, isolated: IsolatedExecutor, settings: Settings
+) -> Iterator[MeasuredRuntime | Workers]:
+    """What a search measures by: the process that profiled, or several others."""
+    gate = LoadGate(patience_s=settings.patience_s)
+    if settings.workers == 1:
+        yield MeasuredRuntime(isolated, SEARCH_RUNS, gate=gate)
+        return
+    make = partial(IsolatedExecutor, source, isolated.devices, isolated.memory_limit)
+    with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:
+        yield workers
+
+
 def _search(
-    task: Task, isolated: IsolatedExecutor, planned: dict[str, Planned], out: Path, settings: Settings,
+    task: Task, runtime: MeasuredRuntime | Workers, starts: dict[str, Plan], out: Path, settings: Settings,
     progress: Progress,
-) -> Search | None:  # fmt: skip
-    if settings.budget == 0 or "ours" not in settings.methods:
-        return None
-    runtime = MeasuredRuntime(isolated, repetitions=5, gate=LoadGate(patience_s=settings.patience_s))
-    starts = {name: each.plan for name, each in planned.items() if each.plan is not None}
+) -> Search:  # fmt: skip
     return Search(
-        task, runtime, Log(out / "measurements.jsonl"), starts, settings.budget, settings.evaluations, settings.tasks,
-        seed=settings.seed, progress=progress,
+        task, runtime, Log(out / "measurements.jsonl"), dict(starts), settings.budget, settings.evaluations,
+        settings.tasks, seed=settings.seed, progress=progress,
     )  # fmt: skip
 
 

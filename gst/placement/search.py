@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from gst.placement.planning import restrict
 from gst.placement.runtime import MeasuredRuntime, Progress, SimulatedRuntime, Tracked
 from gst.placement.screening import ScreenedRuntime
 from gst.placement.task import Task
+from gst.placement.workers import Workers
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made
@@ -73,7 +74,7 @@ class Search:
 
     Args:
         task: what is placed where.
-        runtime: measures.
+        runtime: measures, in this process or in others.
         log: where trials are appended; trials of it are taken over.
         starts: plans by name, baselines above all, the first that are measured.
         budget: plans to measure, `starts` included.
@@ -85,7 +86,7 @@ class Search:
     """
 
     task: Task
-    runtime: MeasuredRuntime
+    runtime: MeasuredRuntime | Workers
     log: Log
     starts: Mapping[str, Plan]
     budget: int = 50
@@ -226,13 +227,20 @@ class Search:
             return crossover(self.task, plans, self._generator)
         return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
+    def _answers(self, several: Sequence[Sequence[Proposal]]) -> Iterator[list[Measurement]]:
+        """Workers are asked about all at once, a runtime of this process about a few at a time."""
+        asked = [[each.plan for each in few] for few in several]
+        if isinstance(self.runtime, MeasuredRuntime):
+            return map(self.runtime.measure, asked)
+        futures = [self.runtime.submit(plans) for plans in asked]
+        return (future.result() for future in futures)
+
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
-        """Measure a few plans at a time, in turns, and write down each."""
-        for start in range(0, len(candidates), AT_ONCE):
-            few = candidates[start : start + AT_ONCE]
-            predicted = self.screen([each.plan for each in few])
-            seen = self.runtime.measure([each.plan for each in few])
-            for each, said, measurement in zip(few, predicted, seen, strict=True):
+        """Measure a few plans at a time, in turns, and write down each as soon as it is there."""
+        several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
+        predicted = [self.screen([each.plan for each in few]) for few in several]
+        for few, said_of, seen in zip(several, predicted, self._answers(several), strict=True):
+            for each, said, measurement in zip(few, said_of, seen, strict=True):
                 trial = Trial(each.plan, each.origin, number, float(said), measurement)
                 self.log.append({"program": self.task.key, **trial.to_dict()})
                 self.trials.append(trial)

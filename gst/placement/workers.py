@@ -16,10 +16,10 @@ Job = tuple[Sequence[Plan], "Future[list[Measurement]]"]
 
 
 class Workers:
-    """Several child processes that run plans of one program. Use it as a context manager.
+    """Child processes that run plans of one program, each driven by a thread. Use it as a context manager.
 
-    What one of them measures waits until the devices are free (`gst.devices.locks`), so that on one set of devices
-    they overlap in starting, compiling and checking alone. A worker whose child dies goes on with another.
+    What one of them measures waits until the devices are free (`gst.devices.locks`): plans on other GPUs are measured
+    at the same time, plans that use cores one after the other. A worker whose child dies goes on with another.
 
     Args:
         make: makes an executor, which a thread enters and keeps.
@@ -58,10 +58,6 @@ class Workers:
         answer: Future[list[Measurement]] = Future()
         self._jobs.put((plans, answer))
         return answer
-
-    def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
-        """The same, and wait."""
-        return self.submit(plans).result()
 
     def _work(self) -> None:
         executor: IsolatedExecutor | None = None

@@ -101,7 +101,9 @@ def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) ->
         foreign = workers.submit([Plan(("tpu:0",), np.zeros(task.num_nodes, np.int64))])
         with pytest.raises(ValueError, match="tpu:0"):
             foreign.result(120)
-        assert workers.measure(plans[:1])[0].outcome == "ok"  # the worker goes on
+        assert workers.submit(plans[:1]).result(120)[0].outcome == "ok"  # the worker goes on
+        search = Search(task, workers, Log(tmp_path / "log.jsonl"), portfolio(task), 6, evaluations=20, rounds=1)
+        assert search.run().key in {trial.plan.key for trial in search.trials} and len(search.trials) == 6
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
-from gst.devices.simulator import Simulation, peak_bytes
 from gst.placement.fusion.contraction import Contraction, contract
 from gst.placement.machines import VIEW_US, Machine
 from gst.placement.runtime import SimulatedRuntime
@@ -68,18 +67,7 @@ class FusedRuntime:
         found = self._find(plan)
         if found is None:
             return float("nan")
-        run = found.task.simulator.run(found.plan(plan))
-        return run.makespan_us / 1e3 if self._fits(found.task, run) else float("nan")
-
-    def _fits(self, task: Task, run: Simulation) -> bool:
-        """Does each memory hold what lies there, resident bytes included?"""
-        if not self._plain.check_memory:
-            return True
-        memories = [task.devices[device].memory for device in run.device]
-        taken = peak_bytes(task.costs, run)
-        for node in np.flatnonzero(task.resident_bytes).tolist():
-            taken[memories[node]] += int(task.resident_bytes[node])
-        return all(limit is None or taken[name] <= limit for name, limit in task.memories.items())
+        return float(SimulatedRuntime(found.task, self._plain.check_memory)([found.plan(plan)])[0])
 
     def _find(self, plan: Plan) -> Contraction | None:
         if plan.fusion is None or len(plan.fusion) != self.task.num_nodes:
