@@ -26,6 +26,8 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	$(BIN)/gst bench partition --json experiments/results/partition.json
 	$(BIN)/gst bench executor --json experiments/results/executor.json
 	$(BIN)/gst bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
+	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 1 \
+	  --json runs/placement_$$name.json || exit 1; done
 	$(BIN)/python -m experiments.variants.compare
 	$(BIN)/python -m experiments.benchmarks.alexnet
 	for name in alexnet ablation reduction tile; do $(BIN)/python -m experiments.reproductions.tpugraphs_$$name || exit 1; done

@@ -1,9 +1,11 @@
 """The benchmarks of the executor and the simulator, on a program of milliseconds: figures that can be read."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from gst.bench import executor, simulator
+from gst.bench import executor, placement, simulator
 from gst.devices.discover import usable_cores
 from gst.devices.native import build
 
@@ -36,3 +38,19 @@ def test_the_simulator_benchmark_tells_of_each_program() -> None:
     assert row["plans"] == len(row["measured_ms"]) == len(row["simulated_ms"]) == 6
     assert -1 <= row["spearman"] <= 1 and row["mape"] >= 0 and row["evaluations_per_second"] > 1000
     assert row["peak_error"] <= row["peak_error_worst"] < 0.5
+
+
+@pytest.mark.slow
+@needs_compiler
+@needs_two_cores
+def test_the_placement_benchmark_tells_of_each_program(tmp_path: Path) -> None:
+    settings = {"budget": 4, "evaluations": 20, "seeds": 1, "repetitions": 2, "compiled": False}
+    result = placement.bench([TINY], tmp_path, **settings)
+    row = result["workloads"][TINY]
+    for name in ("one_device", "pytorch", "heft", "metis", "annealing", "go", "best", "moldable"):
+        assert 0 < row[f"{name}_low_ms"] <= row[f"{name}_ms"] <= row[f"{name}_high_ms"]
+    assert row["over_pytorch"] == pytest.approx(row["pytorch_ms"] / row["moldable_ms"])
+    assert result["geomean"].keys() == {"over_one_device", "over_heft", "over_pytorch"}
+    before = [path.read_bytes() for path in sorted(tmp_path.rglob("measurements.jsonl"))]
+    placement.bench([TINY], tmp_path, **settings)  # searches go on from what is there
+    assert before == [path.read_bytes() for path in sorted(tmp_path.rglob("measurements.jsonl"))] and len(before) == 2
