@@ -107,6 +107,18 @@ def test_simulated_figures_are_of_the_plan_that_is_written() -> None:
     )
 
 
+@pytest.mark.slow
+@needs_compiler
+def test_a_simulated_search_on_these_devices_goes_on_with_the_costs_it_began_with() -> None:
+    arguments = ["place", PROGRAM, "--devices", "cpu:0", "--runtime", "simulated", "--evaluations", "30"]
+    arguments += ["--out", "out"]
+    assert main([*arguments, "--methods", "annealing"]) == 0
+    before = Path("out/costs.json").read_bytes(), Plan.load(Path("out/plan.json")).key
+    Path("out/searches.jsonl").unlink()
+    assert main([*arguments, "--methods", "annealing", "--resume"]) == 0
+    assert before == (Path("out/costs.json").read_bytes(), Plan.load(Path("out/plan.json")).key)
+
+
 def test_without_a_budget_there_is_the_portfolio_alone() -> None:
     arguments = ["place", PROGRAM, "--machine", "gpus:2", "--budget", "0", "--out", "out", "--json", "result.json"]
     assert main(arguments) == 0

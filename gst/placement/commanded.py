@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -9,9 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gst.data.cost_graphs import read_cost_graph
 from gst.devices import Device
+from gst.devices.costs import profiled_costs
 from gst.devices.discover import parse_bytes, usable_devices
 from gst.devices.isolated import IsolatedExecutor
+from gst.devices.simulator import Contention
 from gst.placement.drawn import drawn
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
@@ -24,7 +30,8 @@ from gst.placement.task import Task
 from gst.programs import Program, traced
 from gst.report import render
 
-WRITTEN = ("searches.jsonl", "measurements.jsonl", "plan.json", "report.html")
+COSTS = "costs.json"
+WRITTEN = (COSTS, "searches.jsonl", "measurements.jsonl", "plan.json", "report.html")
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,8 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
         request.budget, request.evaluations, request.methods, request.tasks, seed=request.seed,
         patience_s=request.patience_s, workers=request.workers,
     )  # fmt: skip
-    if not request.resume:
-        _clear(request.out)
-    request.out.mkdir(parents=True, exist_ok=True)
     found = _found(request, settings, progress)
+    request.out.mkdir(parents=True, exist_ok=True)
     save_plan(found.plan, found.task, request.out / "plan.json")
     result = {"command": request.command, **found.result}
     record = result | drawn(found.task, found.plan) | found.drawn | {"seconds": time.perf_counter() - started}
@@ -79,35 +84,65 @@ def _check(request: Request) -> None:
         raise ValueError("a cost graph brings devices and limits; leave --devices, --machine and --memory-limit away")
     if request.machine is not None and request.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
+    if request.machine is None and request.runtime == "simulated" and "fusion" in request.tasks:
+        raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
 
 
 def _found(request: Request, settings: Settings, progress: Progress) -> Found:
     if request.graph is not None:
-        return place_graph(request.graph, request.out, settings, progress)
+        graph = read_cost_graph(request.graph)
+        _clear(request)
+        return place_graph(graph, request.out, settings, progress)
     assert request.program is not None
-    progress("capturing", 0, 1)
-    program = traced(request.program)
     limit = parse_bytes(request.memory_limit) if request.memory_limit else None
     if request.machine is not None:
         chips = machine(request.machine)
+        program = _captured(request, progress)
         limited = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
         runtime = FusedRuntime(limited, program) if "fusion" in settings.tasks else None
         return place_simulated(limited.task(program), request.out, settings, progress, runtime)
     devices = usable_devices(request.devices, limit)
-    if request.runtime == "simulated" and "fusion" in settings.tasks:
-        raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
+    program = _captured(request, progress)
     if request.runtime == "measured":
         return place_measured(program, request.program, devices, request.out, settings, progress)
-    return place_simulated(_profiled(request.program, program, devices, request.seed), request.out, settings, progress)
+    return place_simulated(_profiled(request, program, devices), request.out, settings, progress)
 
 
-def _profiled(name: str, program: Program, devices: Sequence[Device], seed: int) -> Task:
-    with IsolatedExecutor(name, devices) as isolated:
-        return measured_task(program, isolated, seed)
+def _captured(request: Request, progress: Progress) -> Program:
+    assert request.program is not None
+    progress("capturing", 0, 1)
+    program = traced(request.program)
+    _clear(request)
+    return program
 
 
-def _clear(out: Path) -> None:
-    """Remove what an earlier command wrote, and nothing else."""
+def _profiled(request: Request, program: Program, devices: Sequence[Device]) -> Task:
+    """What was measured of the devices is kept beside the searches, so that a search that goes on does so with it."""
+    assert request.program is not None
+    path = request.out / COSTS
+    if not path.exists():
+        with IsolatedExecutor(request.program, devices) as isolated:
+            task = measured_task(program, isolated, request.seed)
+        known = {
+            "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
+            "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
+        }  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(known))
+        partial.replace(path)
+    known = json.loads(path.read_text())
+    if known["program"] != program.key or known["devices"] != [device.name for device in devices]:
+        raise ValueError(f"{path} is of another program or other devices; give another --out")
+    costs = profiled_costs(program, devices, np.array(known["times_us"], np.float64))
+    costs = replace(costs, own_bytes=np.array(known["own_bytes"], np.int64))
+    return Task.of_program(program, costs, Contention(**known["contention"]))
+
+
+def _clear(request: Request) -> None:
+    """Remove what an earlier command wrote, and nothing else, unless this one goes on with it."""
+    if request.resume:
+        return
     for name in WRITTEN:
-        (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / "dataset", ignore_errors=True)
+        (request.out / name).unlink(missing_ok=True)
+    shutil.rmtree(request.out / "dataset", ignore_errors=True)

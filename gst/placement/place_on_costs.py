@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gst.data.cost_graphs import read_cost_graph
+from gst.data.cost_graphs import CostGraph
 from gst.devices import Log, Plan
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.outcome import AS_USUAL, Found, Settings, check_fits, curves, evaluations, placed_result
@@ -40,7 +40,7 @@ def place_simulated(
 
 
 def place_graph(
-    path: Path,
+    graph: CostGraph,
     out: Path,
     settings: Settings = AS_USUAL,
     progress: Progress = lambda what, done, total: None,
@@ -48,9 +48,8 @@ def place_graph(
     """Plan a published cost graph, by its published latency; one with a backward pass, by simulation.
 
     Raises:
-        ValueError: it is no cost graph, or as `place_simulated`.
+        ValueError: as `place_simulated`.
     """
-    graph = read_cost_graph(path)
     task = Task.of_cost_graph(graph)
     if graph.backward.any():
         return place_simulated(task, out, settings, progress)

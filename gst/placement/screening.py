@@ -30,6 +30,7 @@ LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
 USUAL_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of `gst bench simulator`
 PENALTIES = np.logspace(-2, 4, 13)
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
+FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound
 SAME = 1e-9  # logarithms of ratios that differ by less are equal
 
 Answers = Float64[np.ndarray, " plans"]
@@ -106,6 +107,7 @@ class ScreenedRuntime:
         ran = np.flatnonzero(np.isfinite(simulated))
         if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
             logs[ran], deviations[ran] = self.correction([plans[number] for number in ran.tolist()], simulated[ran])
+        logs, deviations = np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
         return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + coverage) / 2) * deviations)
 
 
