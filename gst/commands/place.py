@@ -10,8 +10,6 @@ from typing import Any
 from gst.progress import Bars
 from gst.waiting import wait_briefly
 
-USUAL = "annealing,colocrl,hdp,go,ours"
-
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add both; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
@@ -27,7 +25,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )
     place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION")
     place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
-    _add_common(place, 50)
+    _add_common(place, 50, "annealing,colocrl,hdp,go,ours")
     place.add_argument(
         "--runtime", choices=("measured", "simulated"), default="measured",
         help="what plans are judged by at the end (default: %(default)s)",
@@ -49,16 +47,16 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst demo\ngst demo --program inception --json runs/demo.json",
     )
     demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
-    _add_common(demo, 40)
+    _add_common(demo, 40, "annealing,go,ours")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
 
 
-def _add_common(command: argparse.ArgumentParser, budget: int) -> None:
+def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> None:
     command.add_argument(
         "--devices", help="names separated by commas, see gst devices (default: all of them and sets of cores)"
     )
     command.add_argument(
-        "--methods", default=USUAL,
+        "--methods", default=methods,
         help="beside the baselines, of annealing,cross_entropy,evolution,colocrl,hdp,go,ours (default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
