@@ -31,7 +31,7 @@ from gst.devices.calibration import calibrate
 from gst.devices.costs import measure_costs
 from gst.devices.simulator import Simulation, Simulator
 from gst.devices.trace import KINDS, chrome_trace, kind_of, save_trace
-from gst.placement.baselines.portfolio import heft
+from gst.placement.baselines.list_schedules import heft
 from gst.placement.random_plans import random_plans
 from gst.programs import Program, traced
 

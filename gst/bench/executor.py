@@ -24,8 +24,8 @@ from gst.devices import (
     select,
 )
 from gst.programs import TrainingStep, capture, outputs_differ, resolve
+from gst.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 CHAIN = 400  # operations of the program that measures hand-overs
 ELEMENTS = 1 << 16  # of each: 10 to 30 us, long enough for a thread whose core is taken to fall asleep
 RESAMPLES = 2000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime
 from gst.placement.search import Search
 from gst.placement.task import Task
 from gst.programs import traced
+from gst.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
 PLANNED = ("heft", "metis", "annealing", "go")
 RATIOS = {

@@ -6,7 +6,6 @@ The program is made, the cost model has learned next to nothing: how long it tak
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,8 @@ from gst.data.measured_plans import Profiled, plans_graph
 from gst.devices import Device, Plan, machine_record
 from gst.graph import Graph
 from gst.placement.screening import PlanFeatures
+from gst.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 SMALL = 1_000  # nodes of the program that the model learns from
 MEMBERS = 3
 NUM_OPCODES = 64

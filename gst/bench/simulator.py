@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,8 +18,8 @@ from gst.devices.simulator import Contention, Simulator, peak_bytes
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import traced
+from gst.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those that are judged
 IDEAL = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import combinations_with_replacement
@@ -15,9 +15,9 @@ from gst.devices.discover import Device
 from gst.devices.load import LoadMeter
 from gst.devices.probes import PROBES, OperationRates, Probe, copy_speed, hand_over_us, operation_rates, ping_pong
 from gst.devices.remembered import machine_file, this_machine
+from gst.progress import Progress
 
 SCHEMA = 1
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from gst.placement.outcome import Found, Settings
 from gst.placement.place import measured_task, place_measured
 from gst.placement.place_on_costs import place_graph, place_simulated
 from gst.placement.plan_files import save_plan
-from gst.placement.runtime import Progress
 from gst.placement.task import Task
 from gst.programs import Program, traced
+from gst.progress import Progress
 from gst.report import render
 
 COSTS = "costs.json"

@@ -15,9 +15,9 @@ from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.remembered import this_machine
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
-from gst.placement.runtime import Progress
 from gst.placement.task import Task
 from gst.programs import Program, traced
+from gst.progress import Progress
 from gst.store import prepare
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin

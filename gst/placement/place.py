@@ -21,11 +21,12 @@ from gst.placement.baselines.portfolio import single
 from gst.placement.outcome import AS_USUAL, Found, Settings, check_fits, curves, evaluations, placed_result
 from gst.placement.planning import Planned, plan_all
 from gst.placement.random_plans import random_plans
-from gst.placement.runtime import MeasuredRuntime, Progress, SimulatedRuntime
+from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime
 from gst.placement.search import Search
 from gst.placement.task import Task
 from gst.placement.workers import Workers
 from gst.programs import Program
+from gst.progress import Progress
 from gst.store import prepare
 
 NUM_CALIBRATION = 12  # plans that contention is learned from

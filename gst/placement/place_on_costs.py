@@ -15,8 +15,9 @@ from gst.placement.outcome import AS_USUAL, Found, Settings, check_fits, curves,
 from gst.placement.planning import Planned, plan_all
 from gst.placement.published.latency import PublishedRuntime, published_bound
 from gst.placement.published.search import search_published
-from gst.placement.runtime import Progress, Runtime, SimulatedRuntime
+from gst.placement.runtime import Runtime, SimulatedRuntime
 from gst.placement.task import Task
+from gst.progress import Progress
 
 
 def place_simulated(

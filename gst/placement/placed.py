@@ -17,10 +17,9 @@ from gst.devices.discover import usable_devices
 from gst.placement.drawn import explanation
 from gst.placement.outcome import Settings
 from gst.placement.place import place_measured
-from gst.placement.runtime import Progress
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture, inference_step
-from gst.progress import Bars
+from gst.progress import Bars, Progress
 
 
 @dataclass(frozen=True, eq=False)

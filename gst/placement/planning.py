@@ -18,8 +18,9 @@ from gst.placement.policies.colocrl import colocrl
 from gst.placement.policies.go import go
 from gst.placement.policies.hdp import hdp
 from gst.placement.policies.ours import ours
-from gst.placement.runtime import Progress, Runtime, Tracked
+from gst.placement.runtime import Runtime, Tracked
 from gst.placement.task import Task
+from gst.progress import Progress
 
 Method = Callable[..., None]
 JOINT = ("go",)  # methods that decide fusion too, and are told the tasks

@@ -1,4 +1,4 @@
-"""How long a plan takes: one protocol, whether it is measured, simulated or predicted."""
+"""How long a plan takes: one protocol, whether it is measured, simulated or asked of a cost model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float64
 
-from gst.cost import CostModel
-from gst.data.measured_plans import Profiled, plans_graph
 from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.simulator import Simulation
 from gst.placement.task import Task
-
-Progress = Callable[[str, int, int], None]
-"""Told what is going on, how much of it is done, and how much there is."""
 
 
 class Runtime(Protocol):
@@ -125,13 +120,3 @@ class Tracked:
                 self.curve.append((self.num_asked, self.best_ms))
                 self.improvements.append(plan)
         return answers
-
-
-class PredictedRuntime:
-    """Asks the cost model about plans of a program on devices."""
-
-    def __init__(self, model: CostModel, profiled: Profiled) -> None:
-        self.model, self.profiled = model, profiled
-
-    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
-        return self.model.predict(plans_graph(self.profiled, plans)) / 1e6

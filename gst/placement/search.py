@@ -13,13 +13,14 @@ from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.graph import Graph
-from gst.placement.baselines.portfolio import crossover, mutate
 from gst.placement.local_search.annealing import anneal
+from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.planning import restrict
-from gst.placement.runtime import MeasuredRuntime, Progress, SimulatedRuntime, Tracked
+from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime, Tracked
 from gst.placement.screening import ScreenedRuntime
 from gst.placement.task import Task
 from gst.placement.workers import Workers
+from gst.progress import Progress
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made

@@ -139,9 +139,6 @@ class Task:
         )  # fmt: skip
         return replace(self, costs=fewer)
 
-    def with_contention(self, contention: Contention) -> Task:
-        return replace(self, contention=contention)
-
     def memory_use(self, simulation: Simulation) -> dict[str, int]:
         """The most bytes that each memory holds at any moment of a simulated run, resident ones included."""
         use = peak_bytes(self.costs, simulation)

@@ -14,21 +14,13 @@ from random_tasks import apart, core_sets, made_up, random_edges, random_task
 from gst.data.cost_graphs import read_cost_graph
 from gst.devices import Device
 from gst.placement.baselines.layers import layers
-from gst.placement.baselines.portfolio import (
-    Task,
-    chunks,
-    crossover,
-    expert,
-    heft,
-    metis,
-    mutate,
-    portfolio,
-    single,
-    topo,
-)
+from gst.placement.baselines.list_schedules import heft
+from gst.placement.baselines.portfolio import chunks, expert, metis, portfolio, single, topo
 from gst.placement.baselines.units import colocated, held_bytes, smallest_units
+from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.machines import CORE, GPU, Machine, machine
 from gst.placement.runtime import SimulatedRuntime
+from gst.placement.task import Task
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"
 ALWAYS = {"chunks", "expert", "metis", "topo", "heft", "etf", "sct"}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gst.devices import Device, Plan
-from gst.placement.baselines.portfolio import heft, portfolio, single, upward_rank
+from gst.placement.baselines.list_schedules import heft, upward_rank
+from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
 

@@ -41,7 +41,7 @@ def plans(moldable: Task) -> list[Plan]:
 @pytest.fixture(scope="module")
 def measured(moldable: Task, plans: list[Plan]) -> np.ndarray:
     noise = np.random.default_rng(1).normal(scale=0.01, size=len(plans))
-    return SimulatedRuntime(moldable.with_contention(TRUTH))(plans) * np.exp(noise)
+    return SimulatedRuntime(replace(moldable, contention=TRUTH))(plans) * np.exp(noise)
 
 
 @pytest.fixture(scope="module")

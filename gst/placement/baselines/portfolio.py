@@ -10,17 +10,11 @@ from jaxtyping import Float64, Int64
 from gst.devices import Plan, overlap
 from gst.placement.baselines.favourite_child import sct
 from gst.placement.baselines.fitting import Assignment, Rooms, fitted, quickest, repaired
-from gst.placement.baselines.layers import layers, neighbours
-from gst.placement.baselines.list_schedules import Arrays, etf, heft, longest_first, moldable, priority_of, upward_rank
+from gst.placement.baselines.layers import layers
+from gst.placement.baselines.list_schedules import Arrays, etf, heft, longest_first, moldable, priority_of
 from gst.placement.baselines.units import Units, colocated, memory_of, peers, smallest_units, units_of
-from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.task import Task
 from partitioners import partition
-
-__all__ = [
-    "chunks", "crossover", "etf", "expert", "heft", "metis", "moldable", "mutate", "neighbours", "portfolio", "sct",
-    "single", "topo", "upward_rank",
-]  # fmt: skip
 
 WHOLE = 10**8  # sum of the integer weights that METIS is given
 

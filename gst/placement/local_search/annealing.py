@@ -9,8 +9,9 @@ import numpy as np
 from gst.devices import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
-from gst.placement.runtime import Progress, Tracked
+from gst.placement.runtime import Tracked
 from gst.placement.task import Task
+from gst.progress import Progress
 
 FAILED = 1e15
 """Energy of a plan that fails, more than any runtime in ms; a plan that fits less has more."""

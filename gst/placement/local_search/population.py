@@ -9,9 +9,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
-from gst.placement.baselines.portfolio import crossover, mutate, portfolio
-from gst.placement.runtime import Progress, Tracked
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.moves import crossover, mutate
+from gst.placement.runtime import Tracked
 from gst.placement.task import Task
+from gst.progress import Progress
 
 
 def cross_entropy(

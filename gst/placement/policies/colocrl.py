@@ -14,8 +14,9 @@ from gst.devices import Plan
 from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
-from gst.placement.runtime import Progress, Tracked
+from gst.placement.runtime import Tracked
 from gst.placement.task import Task
+from gst.progress import Progress
 
 MOST_UNITS = 256
 SCALE = 0.1  # of logarithms of counts and sizes, so that they are of the order of one

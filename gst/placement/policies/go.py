@@ -23,9 +23,10 @@ from gst.placement.policies.inputs import (
 )  # fmt: skip
 from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.policies.recurrent_attention import RecurrentAttention
-from gst.placement.runtime import Progress, Tracked
+from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
+from gst.progress import Progress
 
 TASKS = ("placement", "schedule", "fusion")
 MAX_ALIKE = 64  # equal devices that are told apart

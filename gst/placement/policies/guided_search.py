@@ -15,8 +15,9 @@ from gst.devices import Plan
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
-from gst.placement.runtime import Progress, Tracked
+from gst.placement.runtime import Tracked
 from gst.placement.task import Task
+from gst.progress import Progress
 
 LEAST_WEIGHT = 0.05  # of a group of which the policy is certain, among at most log(devices)
 EPOCHS = 3

@@ -14,8 +14,9 @@ from gst.placement.policies.colocrl import SCALE, UnitEmbedding
 from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
-from gst.placement.runtime import Progress, Tracked
+from gst.placement.runtime import Tracked
 from gst.placement.task import Task
+from gst.progress import Progress
 
 
 def hdp(
