@@ -4,18 +4,40 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-.PHONY: demo test lint bench sparse clean
+.PHONY: demo test lint audit results package docs sbom chaos fuzz bench sparse clean
 
 demo: $(STAMPS)/base            ## set up, then run the whole loop on what this machine has
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then run every test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMPS)/dev             ## style, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+results: $(STAMPS)/dev         ## tables, pictures and numbers of all READMEs, made anew from the tracked results (seconds)
+	$(BIN)/python -m experiments.figures
+
+docs: $(STAMPS)/dev            ## the pages of docs/, as build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+package: $(STAMPS)/dev         ## wheel and sdist, tried in an environment of their own, far from the repository
+	.ci/package $(BIN)/python
+
+chaos: $(STAMPS)/dev            ## kill prepare, fit, measure and place fifty times each: nothing may be lost (half an hour)
+	$(BIN)/python -m experiments.benchmarks.chaos --kills 50 --json runs/chaos.json
+
+fuzz: $(STAMPS)/dev             ## ten thousand damaged files for every reader: a clear error or a sound object (hours)
+	$(BIN)/python -m experiments.benchmarks.fuzz --cases 10000 --coverage --json runs/fuzz.json
+
+audit: $(STAMPS)/dev            ## known vulnerabilities of what is installed
+	$(BIN)/python .ci/audit.py
+
+sbom: $(STAMPS)/dev             ## bill of materials (CycloneDX), runs/sbom.json
+	mkdir -p runs
+	$(BIN)/cyclonedx-py environment --of JSON -o runs/sbom.json $(BIN)/python
 
 bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours)
 	$(BIN)/gst bench step --json experiments/results/step.json
@@ -24,13 +46,16 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	$(BIN)/gst bench memory --json experiments/results/memory.json
 	$(BIN)/gst bench table --json experiments/results/table.json
 	$(BIN)/gst bench partition --json experiments/results/partition.json
+	$(BIN)/gst bench distributed --json experiments/results/distributed.json
+	$(BIN)/gst bench checkpoint --json experiments/results/checkpoint.json
 	$(BIN)/gst bench executor --json experiments/results/executor.json
 	$(BIN)/gst bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
-	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 1 \
+	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
 	$(BIN)/python -m experiments.variants.compare
 	$(BIN)/python -m experiments.benchmarks.alexnet
-	for name in alexnet ablation reduction tile; do $(BIN)/python -m experiments.reproductions.tpugraphs_$$name || exit 1; done
+	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
+	$(BIN)/python -m experiments.figures
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 

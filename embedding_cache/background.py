@@ -71,6 +71,7 @@ class Pending:
         return result
 
     def succeeded(self) -> bool:
+        """Whether the job has ended, and raised nothing."""
         return self._future.done() and self._future.exception() is None
 
 

@@ -50,7 +50,7 @@ class Contents:
         """Of the rows in use alone, those written last at the end."""
         keys, slots, written = self.index.by_write()
         state: dict[str, Any] = {"num_keys": self.index.num_keys, "step": self.index.step}
-        state |= {"keys": torch.from_numpy(keys), "rows": self.rows.gather(slots), "written": torch.from_numpy(written)}
+        state |= {"keys": torch.from_numpy(keys), "rows": self.rows.copied(slots), "written": torch.from_numpy(written)}
         return state if self.drift is None else state | {"drift": self.drift.state(slots)}
 
     def load(self, state: dict[str, Any]) -> None:

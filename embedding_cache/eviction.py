@@ -41,6 +41,7 @@ class WriteOrder:
         return slots, in_use
 
     def oldest_first(self) -> Int32[np.ndarray, " in_use"]:
+        """The slots in use, the least recently written first."""
         return _follow(self._after)
 
 

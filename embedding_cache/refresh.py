@@ -25,6 +25,8 @@ from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
 _KNOTS = 64  # ages 1, 2, 4, ... as far as int64 goes
+_MOMENTUM = 0.1  # share of the newest push in the averages over all keys
+_KEY_MOMENTUM = 0.5  # share of the newest push in the average of a key
 _UNIT = 2**40  # parts of a whole that probabilities are counted in
 
 
@@ -42,14 +44,9 @@ class DriftEstimate:
     of any row as long as none was rewritten, and 1 before the first push.
 
     Distances are absolute, since it is rows that are summed; weigh them as the readout does.
-
-    Args:
-        momentum: share of the newest push in the averages over all keys.
-        key_momentum: share of the newest push in the average of a key.
     """
 
-    def __init__(self, momentum: float = 0.1, key_momentum: float = 0.5) -> None:
-        self._momentum, self._key_momentum = momentum, key_momentum
+    def __init__(self) -> None:
         self._squared_norm = math.nan
         self._curve = np.full(_KNOTS, np.nan)
         self._factors = np.ones(1, np.float32)
@@ -74,14 +71,14 @@ class DriftEstimate:
         if not len(slots):
             return
         rows = rows.detach().to(old_rows).float()
-        self._squared_norm = float(_average(self._squared_norm, rows.square().sum(1).mean().item(), self._momentum))
+        self._squared_norm = float(_average(self._squared_norm, rows.square().sum(1).mean().item(), _MOMENTUM))
         distances = (rows - old_rows.float()).square().sum(1).cpu().numpy().astype(np.float64)
         factors = self._factors[before]
         rewritten = np.flatnonzero(ages > 0)
         self._learn_curve(ages[rewritten], distances[rewritten])
         expected = self._curve_at(ages[rewritten])
         seen = np.divide(distances[rewritten], expected, out=np.ones_like(expected), where=expected > 0)
-        factors[rewritten] = _average(factors[rewritten], seen, self._key_momentum)
+        factors[rewritten] = _average(factors[rewritten], seen, _KEY_MOMENTUM)
         self._factors[slots] = factors
 
     def expected(self, slots: Int32[np.ndarray, " keys"], ages: Int64[np.ndarray, " keys"]) -> Float[Tensor, " keys"]:
@@ -114,7 +111,7 @@ class DriftEstimate:
         weights = np.bincount(knots, shares, _KNOTS)
         totals = np.bincount(knots, shares * np.tile(distances, 2), _KNOTS)
         seen = weights > 0
-        self._curve[seen] = _average(self._curve[seen], totals[seen] / weights[seen], self._momentum)
+        self._curve[seen] = _average(self._curve[seen], totals[seen] / weights[seen], _MOMENTUM)
 
     def _curve_at(self, ages: np.ndarray) -> np.ndarray:
         (seen,) = np.nonzero(~np.isnan(self._curve))

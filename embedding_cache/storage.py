@@ -32,6 +32,9 @@ class Rows(Protocol):
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
         """Copies of the rows, on the table's device: in `out` where it is given."""
 
+    def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
+        """`gather` of a large part of all rows, once."""
+
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         """Overwrite distinct rows with `rows`, of any dtype and device."""
 
@@ -67,6 +70,9 @@ class AcceleratorRows:
 
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
         return torch.index_select(self._rows, 0, self._sent(slots), out=out)
+
+    def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
+        return self.gather(slots)
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         self._rows.index_copy_(0, self._sent(slots).long(), rows.detach().to(self._rows))
@@ -113,6 +119,11 @@ class HostRows:
         if direct:
             return host
         return host.to(self._device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
+
+    def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
+        """Into huge pages, which the system hands over faster than as many small ones."""
+        host = self._device.type == "cpu"
+        return self.gather(slots, ordinary(self._rows[:0], len(slots)) if host else None)
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         streams = self._in_lines and self._rows.data_ptr() % kernels.LINE == 0

@@ -34,6 +34,14 @@ class Catalogue:
 
     @staticmethod
     def of(graphs: Sequence[SegmentedGraph]) -> Catalogue:
+        """Raises:
+        ValueError: one of `graphs` is no `SegmentedGraph`.
+        """
+        for position, graph in enumerate(graphs):
+            if not isinstance(graph, SegmentedGraph):
+                given = type(graph).__name__
+                raise ValueError(f"graph {position} is a {given}; want it cut into segments: gst.segment(graph)")
+
         def together(arrays: list[np.ndarray]) -> Tensor:
             return torch.from_numpy(np.concatenate(arrays))
 

@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import logging
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gst.bench.commands import add_benchmarks
 from gst.commands.data import add_data
 from gst.commands.devices import add_devices
+from gst.commands.doctor import add_doctor
 from gst.commands.measure import add_measure
 from gst.commands.place import add_place
 from gst.commands.programs import add_trace
+from gst.commands.sweep import add_sweep
 from gst.commands.training import add_rank
+from gst.files.owned import owned
+from gst.files.replaced import replaced
+from gst.interrupts import Stopped, stoppable
+from gst.progress import Verbosity, saying, verbosity
 
+EVERYWHERE = ("--debug", "--quiet", "--verbose")
 TRAINING = ("fit", "validate", "test", "predict")
+GO_ON = {
+    "place": "the same command with --resume goes on",
+    "demo": "the same command with --resume goes on",
+    "measure": "the same command with --resume goes on",
+    "prepare": "the same command goes on where this one stopped",
+    "sweep": "the same command with --resume goes on",
+    "fit": "the same command with --ckpt_path last goes on from the last checkpoint, if there is one",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    said = {flag for flag in EVERYWHERE if flag in arguments}
+    arguments = [argument for argument in arguments if argument not in said]
+    debug = "--debug" in said
+    level: Verbosity = "quiet" if "--quiet" in said else "verbose" if "--verbose" in said else "normal"
     try:
-        if arguments and arguments[0] in TRAINING:
-            return _train(arguments)
-        options = _parser().parse_args(arguments)
-        options.command = shlex.join(["gst", *arguments])
-        run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
-        result = run(options)
-        if options.json:
-            _write_json(options.json, result)
-        return 0
+        with stoppable(), saying(level):
+            return _train(arguments) if arguments and arguments[0] in TRAINING else _run(arguments)
     except (ValueError, OSError) as error:
         if debug:
             raise
-        print(f"gst: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"gst: error: {_reason(error, arguments)}", file=sys.stderr)
         return 2
     except subprocess.CalledProcessError as error:
         if debug:
@@ -48,22 +62,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
         last = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
         print(f"gst: error: a benchmark process failed: {' '.join(last)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("gst: interrupted; every file is as it was last saved", file=sys.stderr)
-        return 130
+    except Stopped as stop:
+        print(f"gst: {stop}; every file is as it was last saved; {stop.advice or _advice(arguments)}", file=sys.stderr)
+        return stop.status
+
+
+def _reason(error: Exception, arguments: list[str]) -> str:
+    """One line, which says what to do of a full disk too."""
+    words = " ".join(str(error).split())
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and "make room" not in words
+    return f"{words}; make room, then {_advice(arguments)}" if full else words
+
+
+def _advice(arguments: list[str]) -> str:
+    return GO_ON.get(arguments[0] if arguments else "", "run it again")
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
+    options.command = shlex.join(["gst", *arguments])
+    run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
+    with _alone(options):
+        result = run(options)
+        if getattr(options, "wandb", False):
+            from gst.training.plan_log import log_plan
+
+            log_plan(options, result)
+    if options.json:
+        _write_json(options.json, result)
+    return int(result.get("exit_status", 0))
+
+
+def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """A command that can be resumed has its directory of results for itself."""
+    return owned(options.out) if hasattr(options, "resume") else nullcontext()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gst",
         description="Learn how fast giant computation graphs run, and place them on real devices.",
-        epilog=f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). Add --debug to any command "
-        "for the traceback of an error.",
+        epilog=f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). To any command add "
+        "--quiet (results and errors alone), --verbose (bars of what is done stay) or --debug (tracebacks of errors).",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('graph-segment-training')}")
+    parser.add_argument(
+        "--print-completion", choices=("bash", "zsh", "tcsh"), action=_Completion,
+        help='for your shell, such as: eval "$(gst --print-completion bash)"',
+    )  # fmt: skip
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in TRAINING:
         commands.add_parser(name, help=_TRAINING_HELP[name], add_help=False)
     add_place(commands, _command)
+    for name in ("place", "demo"):
+        commands.choices[name].add_argument("--wandb", action="store_true", help=_WANDB_HELP)
+    add_sweep(commands, _command)
     add_measure(commands, _command)
     add_data(commands, _command)
     add_rank(commands, _command)
@@ -71,9 +128,21 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure this machine and this program on it")
     add_benchmarks(bench.add_subparsers(metavar="WHAT", required=True), _command)
     add_devices(commands, _command)
+    add_doctor(commands, _command)
     return parser
 
 
+class _Completion(argparse.Action):
+    """Prints what completes the names and options of commands."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
+        import shtab
+
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
+_WANDB_HELP = "log the result and the plan to W&B, offline unless you are logged in (WANDB_MODE decides if set)"
 _TRAINING_HELP = {
     "fit": "train a model (LightningCLI: every trainer flag works)",
     "validate": "evaluate on the validation part",
@@ -96,10 +165,8 @@ def _command(
 
 
 def _write_json(path: Path, result: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
+    with replaced(path) as file:
+        file.write(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
 
 
 def _without_nan(value: Any) -> Any:
@@ -117,7 +184,17 @@ def _train(arguments: list[str]) -> int:
     taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     taken.add_argument("--json", type=Path)
     ours, rest = taken.parse_known_args(arguments)
-    result = run(rest)
+    if verbosity() == "quiet":
+        rest += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    try:
+        result = run(rest)
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        raise ValueError(
+            f"the file of --ckpt_path is of another model; give the configuration it was trained with ({error})"
+        ) from error
     if ours.json:
         _write_json(ours.json, result)
     return 0

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from gst.files.scratch import CHUNK, chunks, empty
 from gst.graph import Graph
 from gst.neighbours import Neighbours, neighbours
-from gst.scratch import CHUNK, chunks, empty
 from partitioners import num_parts_for
 
 BLOCK_NODES = 1 << 20

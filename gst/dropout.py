@@ -11,8 +11,8 @@ def segment_weights(
     fresh: Bool[Tensor, " segments"],
     inclusion: Float[Tensor, " segments"],
     known: Bool[Tensor, "segments configs"],
+    kept: Bool[Tensor, " segments"],
     keep_probability: float,
-    generator: torch.Generator,
 ) -> Float[Tensor, "segments configs"]:
     """Weights of the J segments of one graph, S of them fresh (Cao et al. 2023, section 3.3, equation 1).
 
@@ -25,9 +25,9 @@ def segment_weights(
         fresh: the segments encoded with gradient in this step.
         inclusion: q of each segment, > 0.
         known: whether something can stand in for the segment when it is stale.
+        kept: which segments Stale Embedding Dropout keeps if they are stale: `gst.sampling.choose_kept`.
         keep_probability: p, in [0, 1].
     """
-    kept = torch.rand(len(fresh), generator=generator) < keep_probability
     scale = inclusion.reciprocal()[:, None]
     when_fresh = torch.where(known, keep_probability + (1 - keep_probability) * scale, scale)
     when_stale = (known & kept[:, None]).to(when_fresh.dtype)

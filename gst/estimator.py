@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from embedding_cache import EmbeddingTable, inclusion_probabilities, sample_by_probability
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
 from gst.assembly import assemble
 from gst.batch import SegmentBatch
 from gst.catalogue import Catalogue, KeyRing
+from gst.distributed import Peers, Remembered, Traffic
+from gst.draws import Draw, Ready, draw_segments
 from gst.dropout import segment_weights
 from gst.encoding import contract, embed_segments
 from gst.pooling import GraphPool, Pooling
 from gst.readiness import pooling_name, warn_about
 from gst.references import with_references
-from gst.sampling import choose_fresh, generator_for
 from gst.segments import SegmentedGraph
 
 Known = Bool[Tensor, "segments configs"]
 MAX_CONFIGS = 1024  # encoded at once without gradient
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """What is to be done in one step, before anything of it was read.
-
-    Args:
-        configs: configurations of each graph, -1 where a graph has fewer than another.
-        fresh: the segments that are encoded with gradient.
-        inclusion: the probability with which each segment could be one of them.
-        number: of the step; with the seed it decides all draws of the step.
-    """
-
-    catalogue: Catalogue
-    configs: Int64[Tensor, "graphs configs"]
-    fresh: Bool[Tensor, " segments"]
-    inclusion: Float[Tensor, " segments"]
-    number: int
-
-
-@dataclass(frozen=True, eq=False)
-class Ready:
-    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen).
-
-    Args:
-        arrived: when a copy to an accelerator, on a stream of its own, is done.
-    """
-
-    draw: Draw
-    batch: SegmentBatch | None
-    arrived: torch.cuda.Event | None = None
 
 
 class GraphSegmentTraining(nn.Module):
@@ -81,7 +51,7 @@ class GraphSegmentTraining(nn.Module):
         pooling: `sum`, `mean` (over nodes) or `max`.
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
-        table: where embeddings of segments are kept between steps.
+        table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
             weighs their gradients by less, so that the expected gradient is that of `uniform`. It looks at the table
@@ -99,7 +69,7 @@ class GraphSegmentTraining(nn.Module):
         pooling: Pooling | Callable[..., Any] = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
-        table: EmbeddingTable | None = None,
+        table: EmbeddingTable | ShardedTable | None = None,
         omit_rest: bool = False,
         max_rows: int = 1 << 18,
         seed: int = 0,
@@ -147,44 +117,44 @@ class GraphSegmentTraining(nn.Module):
             stream = torch.cuda.current_stream(self._like().device)
             stream.wait_event(ready.arrived)
             ready.batch.record_stream(stream)
-        if ready.batch is None:
-            embedded = self._embed_frozen(ready.draw.catalogue, ready.draw.configs)
-        else:
-            embedded = self._estimate(ready.draw, ready.batch)
+        embedded = self._embed_frozen(ready) if ready.batch is None else self._estimate(ready, ready.batch)
         return self._predict(embedded)
 
     def draw(
-        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None, ahead: int = 0
+        self,
+        graphs: Sequence[SegmentedGraph],
+        configs: Int64[Tensor, "graphs configs"] | None = None,
+        ahead: int = 0,
+        peers: Peers | None = None,
     ) -> Draw | None:
         """Decide the next step, or the one `ahead` steps after it: None where that hangs on what the steps between will
-        push (`refresh="drift"`), so that a training that stopped between them goes on with the very same draws."""
+        push (`refresh="drift"`), so that a training that stopped between them goes on with the very same draws. Where
+        `peers` share the step, all of it is drawn, and this process's part returned."""
         by_drift = self.refresh == "drift" and not self.encoder_frozen
         if by_drift and ahead:
             return None
-        catalogue, number = Catalogue.of(graphs), self.step + 1 + ahead
-        configs, generator = self._with_references(graphs, configs), generator_for(self.seed, number, 0)
-        if not by_drift:
-            chosen = [choose_fresh(graph.num_segments, self.num_fresh, generator) for graph in graphs]
-            chances = [torch.full((g.num_segments,), min(1.0, self.num_fresh / g.num_segments)) for g in graphs]
-        else:
-            drifts = self._drift(catalogue, configs).split([graph.num_segments for graph in graphs])
-            chances = [inclusion_probabilities(each, min(self.num_fresh, len(each))) for each in drifts]
-            chosen = [sample_by_probability(each, generator) for each in chances]
-        return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), number)
+        if peers is not None:
+            graphs, configs = peers.graphs, peers.configs
+        catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
+        drift = self._drift(catalogue, configs) if by_drift else None
+        number = self.step + 1 + ahead
+        draw = draw_segments(catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift)
+        return draw if peers is None else draw.part_of(peers)
 
     def load(self, draw: Draw) -> Ready:
         """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on
         its way to an accelerator the batch is pinned and copied on a stream of its own."""
+        traffic = self._traffic(draw)
         if self.encoder_frozen:
-            return Ready(draw, None)
+            return Ready(draw, None, traffic)
         like = self._like()
         batch = assemble(draw.catalogue.graphs, draw.catalogue.picks(draw.fresh.nonzero().squeeze(1)), draw.configs)
         if like.device.type != "cuda":
-            return Ready(draw, batch.to(like.device, like.dtype))
+            return Ready(draw, batch.to(like.device, like.dtype), traffic)
         self._copies = self._copies or torch.cuda.Stream(like.device)
         with torch.cuda.stream(self._copies):
             copied = batch.pinned().to(like.device, like.dtype)
-            return Ready(draw, copied, self._copies.record_event())
+            return Ready(draw, copied, traffic, self._copies.record_event())
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
@@ -209,6 +179,14 @@ class GraphSegmentTraining(nn.Module):
         self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
         return pool.result()
 
+    def register(self, graphs: Iterable[SegmentedGraph]) -> None:
+        """Give all segments of `graphs` their keys in the table now, and not as they come by: processes that share a
+        table have to agree on them."""
+        for graph in graphs:
+            self._keys.keys(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
+        if self.table is not None:
+            self._make_room(self.table)
+
     def freeze_encoder(self) -> None:
         """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on, with a
         table, every segment is encoded once, when it is first needed, and its row is exact."""
@@ -220,12 +198,13 @@ class GraphSegmentTraining(nn.Module):
 
     # The estimate --------------------------------------------------------------------------------------------------
 
-    def _estimate(self, draw: Draw, batch: SegmentBatch) -> Tensor:
+    def _estimate(self, ready: Ready, batch: SegmentBatch) -> Tensor:
+        draw, remembered = ready.draw, self._request(ready)
         catalogue, fresh = draw.catalogue, draw.fresh
         keys = self._keys.keys(catalogue, draw.configs)
-        known = self._known(keys)
+        embedded = self._encode_batch(batch)  # while rows of other processes travel
+        known = self._known(keys) if remembered is None else remembered.known()
         weights = self._weights(draw, known)
-        embedded = self._encode_batch(batch)
         pool = self._pool(catalogue)
         chosen = fresh.nonzero().squeeze(1)
         if self.refresh == "drift":
@@ -234,20 +213,20 @@ class GraphSegmentTraining(nn.Module):
         used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
         if self.table is None:
             self._add_encoded(pool, catalogue, used, draw.configs, weights)
+        elif remembered is not None:
+            self._add(pool, catalogue, used, remembered.rows(used, self._like()), weights[used])
+            remembered.push_fresh(embedded, chosen, self.step)
         else:
             self._add_pulled(pool, catalogue, used, keys, weights)
             self._push(keys[chosen], embedded)
         return pool.result()
 
     def _weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
-        counts = [graph.num_segments for graph in draw.catalogue.graphs]
-        generator = generator_for(self.seed, draw.number, 1)
-        by_graph = zip(draw.fresh.split(counts), draw.inclusion.split(counts), known.split(counts), strict=True)
-        return torch.cat([segment_weights(*each, self.keep_probability, generator) for each in by_graph])
+        return segment_weights(draw.fresh, draw.inclusion, known, draw.kept, self.keep_probability)
 
     def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
         """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
-        assert self.table is not None
+        assert isinstance(self.table, EmbeddingTable)
         keys = self._keys.keys(catalogue, configs)
         self._make_room(self.table)
         drift = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
@@ -267,22 +246,24 @@ class GraphSegmentTraining(nn.Module):
         """For which segments something stands in when they are stale."""
         if self.table is None:
             return torch.full(keys.shape, not self.omit_rest)
+        assert isinstance(self.table, EmbeddingTable), "processes that share a table load() their steps with peers"
         self._make_room(self.table)
         return (keys >= 0) & self.table.known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
-    def _embed_frozen(self, catalogue: Catalogue, configs: Tensor) -> Tensor:
+    def _embed_frozen(self, ready: Ready) -> Tensor:
         """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
         encoder = self.encoder if isinstance(self.encoder, nn.Module) else None
         training = encoder is not None and encoder.training
         if encoder is not None:
             encoder.eval()
         try:
-            return self._embed_from_table(catalogue, configs)
+            return self._embed_from_table(ready)
         finally:
             if encoder is not None:
                 encoder.train(training)
 
-    def _embed_from_table(self, catalogue: Catalogue, configs: Tensor) -> Tensor:
+    def _embed_from_table(self, ready: Ready) -> Tensor:
+        catalogue, configs = ready.draw.catalogue, ready.draw.configs
         everything = torch.arange(len(catalogue))
         weights = torch.ones(len(catalogue), configs.shape[1])
         pool = self._pool(catalogue)
@@ -290,12 +271,25 @@ class GraphSegmentTraining(nn.Module):
             self._add_encoded(pool, catalogue, everything, configs, weights)
             return pool.result()
         keys = self._keys.keys(catalogue, configs)
-        missing = (~self._known(keys) & (keys >= 0)).any(1)
-        self._add_pulled(pool, catalogue, everything[~missing], keys, weights)
+        remembered = self._request(ready)
+        known = self._known(keys) if remembered is None else remembered.known()
+        missing = (~known & (keys >= 0)).any(1)
+        if remembered is None:
+            self._add_pulled(pool, catalogue, everything[~missing], keys, weights)
+        else:
+            rows = remembered.rows(everything[~missing], self._like())
+            self._add(pool, catalogue, everything[~missing], rows, weights[~missing])
+        made: list[Tensor] = []
         for chunk in catalogue.chunks(everything[missing], configs.shape[1], self.max_rows):
             embedded = self._encode(catalogue, chunk, configs)
             self._add(pool, catalogue, chunk, embedded, weights[chunk])
-            self._push(keys[chunk], embedded)  # after the others were pulled: a full table may evict them
+            if remembered is None:
+                self._push(keys[chunk], embedded)  # after the others were pulled: a full table may evict them
+            else:
+                made.append(embedded)
+        if remembered is not None:
+            empty = torch.zeros(0, configs.shape[1], remembered.channels, device=self._like().device)
+            remembered.push_unknown(torch.cat(made or [empty]), everything[missing], self.step)
         return pool.result()
 
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
@@ -317,7 +311,7 @@ class GraphSegmentTraining(nn.Module):
     def _add_pulled(
         self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, keys: Tensor, weights: Tensor
     ) -> None:
-        assert self.table is not None
+        assert isinstance(self.table, EmbeddingTable)
         for chunk in segments.split(max(1, PULL_ROWS // keys.shape[1])):
             rows = self.table.pull(keys[chunk].clamp(min=0).flatten())[0].to(self._like())
             self._add(pool, catalogue, chunk, rows.view(len(chunk), keys.shape[1], rows.shape[1]), weights[chunk])
@@ -370,14 +364,32 @@ class GraphSegmentTraining(nn.Module):
 
     # The table -----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, table: EmbeddingTable) -> None:
+    def _traffic(self, draw: Draw) -> Traffic | None:
+        """What all processes ask of a table they share, and write: once the encoder is frozen they need all rows."""
+        if draw.peers is None or draw.whole is None or self.table is None:
+            return None
+        whole, registered = draw.whole, self._keys.num_keys
+        keys = self._keys.keys(whole.catalogue, whole.configs)
+        if self._keys.num_keys != registered:
+            raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
+        wanted = torch.ones_like(whole.fresh) if self.encoder_frozen else ~whole.fresh & whole.kept
+        return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
+
+    def _request(self, ready: Ready) -> Remembered | None:
+        """Rows of a table that processes share, on their way."""
+        if ready.traffic is None:
+            return None
+        assert isinstance(self.table, ShardedTable)
+        return ready.traffic.request(self.table)
+
+    def _make_room(self, table: EmbeddingTable | ShardedTable) -> None:
         if self._keys.num_keys > table.num_keys:
             table.resize(self._keys.num_keys)
 
     def _push(self, keys: Int64[Tensor, "segments configs"], embedded: Tensor) -> None:
         """A key that comes more than once (it stands for all configurations, or its graph is here twice) is written
         once."""
-        assert self.table is not None
+        assert isinstance(self.table, EmbeddingTable)
         flat = keys.flatten()
         distinct, inverse = flat.unique(return_inverse=True)
         first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from gst.scratch import chunks
+from gst.files.scratch import chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,8 @@ class Graph:
         name: unique within a dataset; made from the content if not given.
 
     Raises:
-        ValueError: an array does not fit the others; the message says which, what it got and what it wanted.
+        ValueError: something that should be a NumPy array is none, such as a tensor, or does not fit the others; the
+            message says which, what it got and what it wanted.
     """
 
     node_features: Float32[np.ndarray, "nodes features"]
@@ -46,6 +47,11 @@ class Graph:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for entry in fields(self):
+            given = getattr(self, entry.name)
+            if entry.name != "name" and not (isinstance(given, np.ndarray) or given is entry.default):
+                kind = type(given).__name__
+                raise ValueError(f"{entry.name} is a {kind}; want a NumPy array (of a tensor: .numpy())")
         nodes = len(self.node_features)
         fill = lambda field_name, value: object.__setattr__(self, field_name, value)  # noqa: E731 (frozen)
         if self.opcodes is None:

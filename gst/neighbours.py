@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from gst.scratch import CHUNK, chunks, empty
+from gst.files.scratch import CHUNK, chunks, empty
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,55 @@
-"""Progress of what takes more than a few seconds."""
+"""Progress of what takes more than a few seconds, and how much is said beside the results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 Progress = Callable[[str, int, int], None]
 """Told what is going on, how much of it is done, and how much there is."""
+
+Verbosity = Literal["quiet", "normal", "verbose"]
+VARIABLE = "GST_VERBOSITY"  # so that child processes say as much
+
+
+def verbosity() -> str:
+    """`quiet`: results and errors alone; `verbose`: bars of what is done stay, with the time it took."""
+    return os.environ.get(VARIABLE, "normal")
+
+
+@contextmanager
+def saying(level: Verbosity) -> Iterator[None]:
+    """Within, `verbosity()` is `level`; `normal` leaves it as it is."""
+    before = os.environ.get(VARIABLE)
+    if level != "normal":
+        os.environ[VARIABLE] = level
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def notice(words: str) -> None:
+    """One line beside the results."""
+    if verbosity() != "quiet":
+        print(f"gst: {words}", file=sys.stderr)
+
+
+def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
+    """A progress bar with the time left, which goes when it is done."""
+    from tqdm import tqdm
+
+    level = verbosity()
+    shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
+    return tqdm(*arguments, **(shown | options))
 
 
 class Bars:
@@ -23,11 +66,9 @@ class Bars:
             self._bar.close()
 
     def show(self, what: str, done: int, total: int) -> None:
-        from tqdm import tqdm
-
         if self._bar is None or self._bar.total != total or done < self._bar.n:
             self.__exit__()
-            self._bar = tqdm(total=total, leave=False, dynamic_ncols=True)
+            self._bar = bar(total=total)
         self._bar.set_description(what, refresh=False)
         self._bar.update(done - self._bar.n)
         self._bar.refresh()

@@ -16,6 +16,11 @@ def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) 
     return fresh
 
 
+def choose_kept(num_segments: int, keep_probability: float, generator: torch.Generator) -> Bool[Tensor, " segments"]:
+    """Each segment with `keep_probability`, independently, marked True."""
+    return torch.rand(num_segments, generator=generator) < keep_probability
+
+
 def generator_for(*numbers: int) -> torch.Generator:
     """A generator that depends on `numbers` (a seed, an epoch, a graph ...) and on nothing else."""
     state = 0x9E3779B97F4A7C15

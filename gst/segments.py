@@ -89,7 +89,13 @@ def segment(
         seed: of the partitioner.
         parts: the segment of each node (0 .. J-1, none empty), instead of running a partitioner.
         block_nodes: a larger graph is first cut into ranges of at most so many node ids, each partitioned by itself.
+
+    Raises:
+        ValueError: `graph` is no `Graph`, an argument is out of range, or `parts` do not fit the graph.
     """
+    if not isinstance(graph, Graph):
+        given = type(graph).__name__
+        raise ValueError(f"a {given} cannot be cut; want a gst.Graph (of PyG data: gst.data.pyg.from_pyg(data))")
     cut = Cutting(graph, max_nodes, halo, block_nodes if parts is None else graph.num_nodes)
     if parts is None:
         for edges, num_nodes, num_parts in cut.jobs():

@@ -12,6 +12,8 @@ from partitioners.balance import largest_part, part_weights, repair
 from partitioners.coarsening import move_locally
 from partitioners.csr import Csr, symmetric_csr
 
+ROUNDS = 4  # of local moving after a repair
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -61,10 +63,10 @@ class Problem:
             return parts
         return repair(parts, self.csr, self.num_parts, self.largest, self.node_weights)
 
-    def refined(self, parts: Int64[np.ndarray, " nodes"], rounds: int = 4) -> Int64[np.ndarray, " nodes"]:
+    def refined(self, parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
         """`balanced`, and where that moved nodes, what they cost in edges won back by local moving."""
         balanced = self.balanced(parts)
         if balanced is not parts:
             sizes = part_weights(balanced, self.num_parts, self.node_weights)
-            move_locally(self.csr, self.weights, balanced, sizes, self.smallest, self.largest, rounds)
+            move_locally(self.csr, self.weights, balanced, sizes, self.smallest, self.largest, ROUNDS)
         return balanced

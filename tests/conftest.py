@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,31 +15,30 @@ from hypothesis import settings
 
 # Not gst.training and gst.cli: jsonargparse reads their signatures.
 METHOD = [
-    "array_files",
     "assembly",
     "batch",
     "catalogue",
     "cost",
     "cutting",
     "data",
+    "distributed",
+    "draws",
     "dropout",
     "encoding",
     "estimator",
+    "files",
     "graph",
     "neighbours",
     "nn",
     "packing",
-    "partitioning",
     "pooling",
     "pooling_kernels",
-    "preparation",
     "programs",
     "readiness",
     "reduction",
     "references",
     "repeats",
     "sampling",
-    "scratch",
     "segments",
     "sparse",
     "sparse_kernels",
@@ -55,6 +55,12 @@ settings.load_profile("unhurried")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: else one process ends with them while the other has nothing left to do."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def shared_or_fixture(shared: str, fixture: str) -> Path:

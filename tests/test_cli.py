@@ -41,6 +41,11 @@ def damaged(**changes: np.ndarray | None) -> str:
     return "damaged.npz"
 
 
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: gst" in capsys.readouterr().err
+
+
 def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["prepare", "nowhere.npz"], "nowhere.npz")
 
@@ -99,6 +104,10 @@ def test_unknown_configuration_keys(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["fit", "--config", "wrong.yaml"], "num_frehs")
 
 
+def test_a_training_without_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["fit"], "model.encoder", "--config FILE.yaml", "experiments/configs/giant_synthetic.yaml")
+
+
 def test_a_checkpoint_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["rank", "nothing.ckpt", str(ALEXNET)], "nothing.ckpt")
     Path("text.ckpt").write_text("hello")
@@ -154,6 +163,14 @@ def test_help_shows_examples_and_does_not_load_torch(words: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "gst " in done.stdout and (arguments == ["--help"] or "examples:" in done.stdout)
+
+
+def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--help"])
+    first, *_, last = capsys.readouterr().out.strip().split("\n\n")
+    assert first == "usage: gst fit --config FILE.yaml [--SECTION.NAME VALUE ...]"
+    assert "--json" in last
 
 
 def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
 from gst.dropout import segment_weights
-from gst.sampling import choose_fresh
+from gst.sampling import choose_fresh, choose_kept
 
 DRAWS = 1500
 
@@ -21,7 +21,11 @@ def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fres
     weights = torch.stack(
         [
             segment_weights(
-                choose_fresh(num_segments, num_fresh, generator), inclusion, known, keep, generator
+                choose_fresh(num_segments, num_fresh, generator),
+                inclusion,
+                known,
+                choose_kept(num_segments, keep, generator),
+                keep,
             )
             for _ in range(DRAWS)
         ]
@@ -33,14 +37,15 @@ def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fres
 def test_unknown_segments_count_only_while_they_are_fresh() -> None:
     fresh, known = torch.tensor([True, False, False]), torch.tensor([[False], [False], [True]])
     for seed in range(20):
-        weights = segment_weights(fresh, torch.full((3,), 1 / 3), known, 0.5, torch.Generator().manual_seed(seed))
+        kept = choose_kept(3, 0.5, torch.Generator().manual_seed(seed))
+        weights = segment_weights(fresh, torch.full((3,), 1 / 3), known, kept, 0.5)
         assert weights[0].item() == pytest.approx(3) and weights[1].item() == 0 and weights[2].item() in (0, 1)
 
 
 def test_known_fresh_segments_weigh_eta() -> None:
     fresh = torch.tensor([True, True, False, False, False])
     weights = segment_weights(
-        fresh, torch.full((5,), 0.4), torch.ones(5, 2, dtype=torch.bool), 0.25, torch.Generator()
+        fresh, torch.full((5,), 0.4), torch.ones(5, 2, dtype=torch.bool), torch.zeros(5, dtype=torch.bool), 0.25
     )
     assert weights[:2].flatten().tolist() == [0.25 + 0.75 * 5 / 2] * 4
 
@@ -50,8 +55,8 @@ def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> 
         torch.arange(50) < 1,
         torch.full((50,), 0.02),
         torch.ones(50, 4, dtype=torch.bool),
+        choose_kept(50, 0.5, torch.Generator()),
         0.5,
-        torch.Generator(),
     )
     assert (weights == weights[:, :1]).all() and 0 < weights[1:, 0].mean() < 1
 
@@ -64,7 +69,13 @@ def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> 
     known = torch.tensor([[True, False]]).expand(6, 2)
     weights = torch.stack(
         [
-            segment_weights(sample_by_probability(inclusion, generator), inclusion, known, keep, generator)
+            segment_weights(
+                sample_by_probability(inclusion, generator),
+                inclusion,
+                known,
+                choose_kept(len(inclusion), keep, generator),
+                keep,
+            )
             for _ in range(4 * DRAWS)
         ]
     ).double()

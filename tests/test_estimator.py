@@ -513,6 +513,14 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], problem: st
         GraphSegmentTraining(features_of, as_it_is, **arguments)
 
 
+def test_a_graph_that_is_not_cut_is_named(unchecked: None) -> None:
+    model = GraphSegmentTraining(features_of, as_it_is)
+    whole = random_graph(0)
+    for use in (model, model.exact, model.embed):
+        with pytest.raises(ValueError, match=r"graph 1 is a Graph; .*gst\.segment\(graph\)"):
+            use([segment(whole, 8), whole])  # type: ignore[list-item]
+
+
 def test_batch_normalisation_warns() -> None:
     with pytest.warns(UserWarning, match=r"BatchNorm.*LayerNorm"):
         GraphSegmentTraining(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), Head())

@@ -6,9 +6,12 @@ from typing import Any
 import jaxtyping
 import numpy as np
 import pytest
+import torch
 from reference import random_graph
+from torch_geometric.data import Data
 
 from gst.graph import Graph
+from gst.segments import segment
 
 NAN = np.float32("nan")
 
@@ -53,6 +56,15 @@ def test_arrays_that_do_not_fit_are_refused_by_name(
     with pytest.raises(ValueError, match=problem) as refusal:
         replace(random_graph(0), name="vgg", **change)
     assert "'vgg'" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_what_is_no_array_is_named(unchecked: None) -> None:
+    with pytest.raises(ValueError, match=r"edges is a Tensor; .*\.numpy\(\)"):
+        Graph(np.zeros((3, 1), np.float32), torch.zeros(2, 0, dtype=torch.int64))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="node_features is a list"):
+        Graph([[0.0]], np.zeros((2, 0), np.int64))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a Data cannot be cut.*from_pyg"):
+        segment(Data(torch.zeros(3, 1), torch.zeros(2, 0, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize(

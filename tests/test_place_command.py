@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gst import cli
 from gst.cli import main
 from gst.devices import Plan
 from gst.devices.discover import usable_cores
 from gst.devices.native import build
 from gst.placement.machines import machine
+from gst.placement.outcome import COST_MODELS, Settings
 from gst.placement.runtime import SimulatedRuntime
+from gst.placement.screening import NetworkCorrection
 from gst.programs import WORKLOADS, capture
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +83,36 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     before = Path("out/measurements.jsonl").read_bytes()
     assert main([*arguments, "--resume"]) == 0  # nothing is left to search
     assert Path("out/measurements.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+@needs_compiler
+@needs_two_cores
+def test_the_gst_cost_model_corrects_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[int] = []
+
+    class Recorded(NetworkCorrection):
+        def learn(self, plans: Sequence[Plan], *told: np.ndarray) -> None:
+            learned.append(len(plans))
+            super().learn(plans, *told)
+
+    monkeypatch.setattr("gst.placement.place.NetworkCorrection", Recorded)
+    arguments = ["place", PROGRAM, "--devices", "cpu:0,cpu:1", "--budget", "26", "--evaluations", "10"]
+    arguments += ["--patience", "0", "--methods", "ours", "--cost-model", "network", "--out", "out"]
+    assert main([*arguments, "--json", "result.json"]) == 0
+    result = json.loads(Path("result.json").read_text())
+    assert result["cost_model"]["name"] == "network" and result["cost_model"]["num_measured"] == 26
+    assert learned and learned == sorted(learned) and result["plans"]["ours"]["feasible"]
+
+
+def test_the_command_line_names_the_cost_models_that_there_are() -> None:
+    parser = cli._parser()
+    commands = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    for name in ("place", "demo"):
+        (choices,) = [each.choices for each in commands.choices[name]._actions if each.dest == "cost_model"]
+        assert choices == COST_MODELS
+    with pytest.raises(ValueError, match="no cost model 'magic'; there are sums, network"):
+        Settings(cost_model="magic")
 
 
 @pytest.mark.slow
@@ -147,7 +182,10 @@ def test_what_cannot_be_placed_is_refused_in_one_line(
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--methods", "magic", *out], "magic", "annealing")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--tasks", "schedule", *out], "placement")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--budget", "-1", *out], "budget")
-    refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--memory-limit", "1KiB", *out], "MiB", "least")
+    unmeasured = (["--machine", "gpus:2"], ["--runtime", "simulated"], ["--budget", "0"], ["--methods", "go"])
+    for more in unmeasured:
+        refused(capsys, ["place", PROGRAM, "--cost-model", "network", *more, *out], "--cost-model", "ours")
+    refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--memory-limit", "1KiB", *QUICK, *out], "MiB", "least")
     record = json.loads(graph_file.read_text())
     record["edges"].append({"sourceId": 5, "destId": 0, "cost": 0.5})
     graph_file.write_text(json.dumps(record))

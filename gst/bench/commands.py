@@ -91,9 +91,53 @@ def add_benchmarks(bench: Any, command: Callable[..., argparse.ArgumentParser]) 
         placement.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
     placement.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
     placement.add_argument(
+        "--patience", type=float, default=20.0, metavar="S",
+        help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
+    )  # fmt: skip
+    placement.add_argument(
         "--out", type=Path, default=Path("runs/bench/placement"),
         help="where searches write what they measure, and go on from (default: %(default)s)",
     )  # fmt: skip
+    distributed = command(
+        bench,
+        "distributed",
+        _distributed,
+        "training with several processes beside one: graphs a second, share of steps that goes to the table",
+        "gst bench distributed --json distributed.json\ngst bench distributed --processes 4 --steps 20",
+    )
+    for name, default, what in (
+        ("processes", 2, "of one thread each"),
+        ("steps", 12, "to time in each turn"),
+        ("rounds", 3, "turns of one process and of several"),
+        ("nodes", 16_000, "of each graph"),
+    ):
+        distributed.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    checkpoint = command(
+        bench,
+        "checkpoint",
+        _checkpoint,
+        "saving and restoring a large table beside a copy of the file, and how long training waits",
+        "gst bench checkpoint --json checkpoint.json\ngst bench checkpoint --size 1GiB --out /mnt/fast",
+    )
+    checkpoint.add_argument("--size", default="1GiB", help="of the table (default: %(default)s)")
+    checkpoint.add_argument("--out", type=Path, help="folder on the disk to measure (default: the system's temporary)")
+    scale = command(
+        bench,
+        "scale",
+        _scale,
+        "1 to 256 processes simulated from measured figures, and where communication takes over",
+        "gst bench scale --measured experiments/results/distributed.json --plot scale.png\n"
+        "gst bench scale --measured distributed.json --link wifi:2000:0.1",
+    )
+    scale.add_argument(
+        "--measured", type=Path, help="result of gst bench distributed (default: measure now, on this machine)"
+    )
+    scale.add_argument(
+        "--link", action="append", default=[], metavar="NAME:MICROSECONDS:GIGABYTES",
+        help="another link than 10 GbE, 100 GbE and NVLink: latency and 10^9 bytes a second; may be repeated",
+    )  # fmt: skip
+    scale.add_argument("--compute-ms", type=float, help="of a step on your accelerator, in place of the measured one")
+    scale.add_argument("--plot", type=Path, help="where to draw it: a PNG or SVG file")
     for one in (executor, simulator, placement):
         one.add_argument("--programs", help="names separated by commas (default: every bundled one)")
 
@@ -180,9 +224,50 @@ def _placement(options: argparse.Namespace) -> dict[str, Any]:
     with Bars() as bars:
         result = bench(
             _programs(options), options.out, options.budget, options.evaluations, options.seeds, options.repetitions,
-            not options.without_compile, bars.show,
+            not options.without_compile, options.patience, bars.show,
         )  # fmt: skip
     return _rows(result, options, "one_device_ms", "heft_ms", "best_ms", "moldable_ms", "pytorch_ms", "over_pytorch")
+
+
+def _distributed(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.distributed import run as run_distributed
+
+    wait_briefly()
+    with Bars() as bars:
+        return _told(
+            run_distributed(options.processes, options.steps, options.rounds, options.nodes, bars.show), options
+        )
+
+
+def _checkpoint(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench.checkpoint import run as run_checkpoint
+    from gst.devices.discover import parse_bytes
+
+    with Bars() as bars:
+        size = parse_bytes(options.size)
+        return _told(run_checkpoint(size, folder=options.out, progress=bars.show), options)
+
+
+def _scale(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.bench import scale
+
+    if options.measured is None:
+        from gst.bench.distributed import run as run_distributed
+
+        with Bars() as bars:
+            figures = run_distributed(progress=bars.show)
+    else:
+        figures = scale.figures_in(options.measured)
+    links = scale.LINKS | dict(scale.link(text) for text in options.link)
+    result = scale.run(scale.measured(figures, options.compute_ms), links)
+    if options.plot:
+        scale.plot(result, options.plot)
+    for name, over in result["takes_over"].items():
+        where = (
+            "communication never takes as long as computing" if over is None else f"takes over with {over} processes"
+        )
+        print(f"{name:<12} {where}; most of it: {result['first'][name]}")
+    return _told({key: result[key] for key in ("efficiency", "step")}, options) | result
 
 
 def _programs(options: argparse.Namespace) -> list[str]:

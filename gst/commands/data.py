@@ -108,18 +108,17 @@ def _prepare(options: argparse.Namespace) -> dict[str, Any]:
 def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, Any]:
     from collections import Counter
 
-    from tqdm import tqdm
-
     from gst.data import ElfBinaries, MalNet, TpuGraphsCollection
     from gst.data.named import expected_graphs
+    from gst.progress import bar
     from gst.store import open_store, prepare
 
-    with tqdm(desc="searching", unit=" graphs") as bar:
-        bar.reset(expected_graphs(source))
-        bar.set_description("preparing")
+    with bar(desc="searching", unit=" graphs") as shown:
+        shown.reset(expected_graphs(source))
+        shown.set_description("preparing")
         directory = prepare(
             source, options.store, options.max_nodes, options.method, options.halo, options.seed,
-            lambda name: bar.update() and None,
+            lambda name: shown.update() and None,
         )  # fmt: skip
     graphs = open_store(directory)
     result: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         "run plans of a program for real, in a child process, and make a dataset of them",
         "gst measure rnnlm --devices cpu:0,cpu:1,cpu:0-1 --random 500 --out runs/measured/rnnlm\n"
         "gst measure rnnlm --devices cpu:0,cpu:1,cpu:0-1 --random 500 --out runs/measured/rnnlm --resume\n"
-        "gst measure inception --plan runs/demo/plan.json --out runs/compared --memory-limit 2GiB",
+        "gst measure inception --plan runs/demo/plan.json --out runs/compared --memory-limit 2GiB\n"
+        "gst measure rnnlm --workers ray://127.0.0.1:10001 --out runs/fleet/rnnlm    # see docs/fleet.md",
     )
-    measure.add_argument("program", help="a bundled program or MODULE:FUNCTION")
+    measure.add_argument("program", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
     measure.add_argument("--devices", help="names separated by commas, see gst devices (default: all of them)")
     measure.add_argument(
         "--plan", type=Path, action="append", default=[], metavar="FILE", help="a plan to measure; may be repeated"
@@ -42,12 +44,18 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         "--patience", type=float, default=20.0, metavar="S",
         help="seconds to wait for quiet cores before each four plans; 0 = do not look (default: %(default)g)",
     )  # fmt: skip
+    measure.add_argument(
+        "--workers", metavar="ADDRESS",
+        help="measure on the hosts of a Ray cluster, each kind of host into DIR/KIND: ray (the one that runs here, or "
+        "one started for this command) or ray://HOST:PORT (default: no cluster)",
+    )  # fmt: skip
     measure.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
     measure.add_argument("--resume", action="store_true", help="go on with the measurements in --out")
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     from gst.devices.discover import parse_bytes
+    from gst.placement.fleet.measuring import measure_on_fleet
     from gst.placement.measuring import measure_program
 
     num_random = (0 if options.plan else USUAL_NUMBER) if options.random is None else options.random
@@ -57,8 +65,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             f"want --repetitions >= 1 and --time-limit > 0, got {options.repetitions}, {options.time_limit:g}"
         )
+    run = partial(measure_on_fleet, options.workers) if options.workers else measure_program
     with Bars() as bars:
-        result = measure_program(
+        result = run(
             options.program,
             options.out,
             options.devices.split(",") if options.devices else None,
@@ -72,7 +81,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             options.resume,
             bars.show,
         )
-    _print(result)
+    for found in result["kinds"].values() if options.workers else [result]:
+        _print(found)
     return {"command": options.command, **result}
 
 

@@ -21,9 +21,10 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
         "gst place inception --machine gpus:4 --out runs/place/inception-gpus     # simulated\n"
         "gst place --graph bert24_inference.json --out runs/place/bert24 --json runs/bert24.json\n"
-        "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine",
+        "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
+        "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/place/fleet    # see docs/fleet.md",
     )
-    place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION")
+    place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
     place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
     _add_common(place, 50, "annealing,colocrl,hdp,go,ours")
     place.add_argument(
@@ -46,7 +47,10 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "the whole loop on the devices found: capture, measure, learn, place, report",
         "gst demo\ngst demo --program inception --json runs/demo.json",
     )
-    demo.add_argument("--program", default="rnnlm", help="a bundled program or MODULE:FUNCTION (default: %(default)s)")
+    demo.add_argument(
+        "--program", default="rnnlm",
+        help="a bundled program or MODULE:FUNCTION, see gst trace --help (default: %(default)s)",
+    )  # fmt: skip
     _add_common(demo, 40, "annealing,go,ours")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
 
@@ -73,10 +77,20 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
         help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
     )  # fmt: skip
     command.add_argument(
-        "--workers", type=int, default=1, metavar="N",
-        help="processes that measure for the search, one at a time on each GPU (default: %(default)s)",
+        "--workers", type=_workers, default=1, metavar="N|ADDRESS",
+        help="processes that measure for the search, one at a time on each GPU, or a Ray cluster whose hosts do: ray "
+        "(the one that runs here, or one started for this command) or ray://HOST:PORT (default: %(default)s)",
     )  # fmt: skip
-    command.add_argument("--resume", action="store_true", help="go on with what is in --out")
+    command.add_argument(
+        "--cost-model", choices=("sums", "network"), default="sums",
+        help="what learns from the measurements how wrong the simulator is: linear regression on sums over a plan, or "
+        "the GST cost model, which takes minutes, fewer with --evaluations 500 (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
+
+
+def _workers(text: str) -> int | str:
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def _demo(options: argparse.Namespace) -> dict[str, Any]:
@@ -96,8 +110,8 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         devices=options.devices.split(",") if options.devices else None, machine=options.machine,
         runtime=options.runtime, memory_limit=options.memory_limit, budget=options.budget,
         evaluations=options.evaluations, methods=_names(options.methods), tasks=_names(options.tasks),
-        seed=options.seed, patience_s=options.patience, workers=options.workers, out=options.out,
-        resume=options.resume, command=options.command,
+        seed=options.seed, patience_s=options.patience, workers=options.workers, cost_model=options.cost_model,
+        out=options.out, resume=options.resume, command=options.command,
     )  # fmt: skip
     with Bars() as bars:
         result = place_as_asked(request, bars.show)

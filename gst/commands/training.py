@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from gst.files.replaced import replaced
+
+AS_IT_SHOULD_BE = (
+    r"Attribute '(encoder|head)' is an instance of `nn\.Module` and is already saved",  # they are built from settings
+    r"Found keys that are not in the model state dict .*\['estimator\.table\._extra_state'\]",  # exact: reads no table
+)
+"""Warnings of Lightning about reading a checkpoint, which is read on purpose as they say."""
 
 
 def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -18,8 +27,12 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         "order the configurations of a program with a trained model",
         "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv",
     )
-    rank.add_argument("checkpoint", type=Path)
+    rank.add_argument("checkpoint", type=Path, help="what gst fit wrote, such as best.ckpt")
     rank.add_argument("file", type=Path, help="a TpuGraphs npz file")
+    rank.add_argument(
+        "--trust", action="append", default=[], metavar="PACKAGE",
+        help="a package of yours that the checkpoint names an encoder of, which is imported (may be repeated)",
+    )  # fmt: skip
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
 
@@ -27,17 +40,16 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
     from gst.training.rank import rank
 
-    scores = rank(options.checkpoint, options.file)
+    for expected in AS_IT_SHOULD_BE:
+        warnings.filterwarnings("ignore", expected, module=r"lightning\.pytorch")
+    scores = rank(options.checkpoint, options.file, trusted=options.trust)
     order = scores.argsort(kind="stable")
     print(f"{'config':>8}  score (lower = faster)")
     for config in order[: options.top]:
         print(f"{config:>8}  {scores[config]:.6g}")
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        partial = options.out.with_name(options.out.name + ".partial")
-        with partial.open("w", newline="") as file:
+        with replaced(options.out) as file:
             writer = csv.writer(file)
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
-        partial.replace(options.out)
     return {"file": str(options.file), "num_configs": len(scores), "top": order[: options.top].tolist()}

@@ -54,7 +54,11 @@ def _first_slower(ascending: Scores) -> Int64[Tensor, "graphs configs"]:
 
 
 def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
-    """Mean squared error of scores against the logarithm of the targets."""
+    """Mean squared error of scores against the natural logarithm of the targets.
+
+    Raises:
+        ValueError: a target is not positive.
+    """
     present = ~targets.isnan()
     if bool((targets[present] <= 0).any()):
         raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")

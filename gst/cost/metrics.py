@@ -79,6 +79,10 @@ def kaggle_score(layout_scores: Mapping[str, float], tile_error_at_5: float) -> 
 
     Args:
         layout_scores: `layout_score` of each of `LAYOUTS`.
+        tile_error_at_5: `tile_errors` of the fifth collection, for 5.
+
+    Raises:
+        ValueError: a collection is missing, or is none of `LAYOUTS`.
     """
     if set(layout_scores) != set(LAYOUTS):
         raise ValueError(

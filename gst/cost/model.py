@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -14,16 +13,14 @@ from jaxtyping import Bool, Float64
 
 from gst.cost.calibration import Calibration, held_out
 from gst.cost.member import Lesson, Member
+from gst.files.replaced import replaced_file
+from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
 from gst.graph import Graph
 from gst.segments import segment
 
 SCHEMA = 2
 HELD_OUT = 0.2  # share of the configurations that an ensemble is calibrated on
 SEEDS_APART = 1 << 20  # of members, so that models with neighbouring seeds have none in common
-
-DAMAGE = (
-    OSError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError, pickle.UnpicklingError
-)  # fmt: skip
 
 Runtimes = Float64[np.ndarray, " configs"]
 
@@ -136,15 +133,14 @@ class CostModel:
     def save(self, path: Path | str) -> None:
         """Write a file that `load` reads: numbers and tensors only."""
         calibration = self.calibration
-        torch.save(
-            {
-                "schema": SCHEMA, "settings": self.settings, "mean": self.mean, "deviation": self.deviation,
-                "members": [member.state_dict() for member in self.members],
-                "ratios": None if calibration is None else torch.from_numpy(calibration.ratios),
-                "offset": None if calibration is None else calibration.offset,
-            },
-            path,
-        )  # fmt: skip
+        content = {
+            "schema": SCHEMA, "settings": self.settings, "mean": self.mean, "deviation": self.deviation,
+            "members": [member.state_dict() for member in self.members],
+            "ratios": None if calibration is None else torch.from_numpy(calibration.ratios),
+            "offset": None if calibration is None else calibration.offset,
+        }  # fmt: skip
+        with replaced_file(Path(path)) as file:
+            torch.save(content, file)
 
     @staticmethod
     def load(path: Path | str) -> CostModel:
@@ -154,21 +150,26 @@ class CostModel:
             ValueError: it is missing, damaged, or of another version.
         """
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = read_tensors(Path(path))
             schema = content["schema"]
-        except (*DAMAGE, ValueError) as error:
-            raise ValueError(f"{path} is no saved cost model ({type(error).__name__})") from error
-        if schema != SCHEMA:
-            raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}; fit it again")
+        except DAMAGE as error:
+            raise ValueError(f"{path} is no saved cost model ({type(error).__name__}: {plain(error)})") from error
+        if not isinstance(schema, int) or schema != SCHEMA:
+            raise ValueError(f"{path} has schema {shown(schema)}, this version reads {SCHEMA}; fit it again")
         try:
-            model = CostModel(**content["settings"])
+            settings, states = content["settings"], content["members"]
+            if settings["members"] != len(states):
+                raise ValueError(f"it has {len(states)} members")
+            for state in states:
+                check_weights(lambda: Member(settings, 0).encoder, state["encoder"], (settings["num_layers"],))
+            model = CostModel(**settings)
             model.mean, model.deviation = content["mean"], content["deviation"]
-            for member, state in zip(model.members, content["members"], strict=True):
+            for member, state in zip(model.members, states, strict=True):
                 member.load_state_dict(state)
             if content["ratios"] is not None:
                 model.calibration = Calibration(content["ratios"].numpy(), content["offset"])
-        except (*DAMAGE, ValueError) as error:
-            raise ValueError(f"{path} is no saved cost model ({type(error).__name__})") from error
+        except DAMAGE as error:
+            raise ValueError(f"{path} is no saved cost model ({type(error).__name__}: {plain(error)})") from error
         return model
 
     def _kept(self, graph: Graph) -> Bool[np.ndarray, " configs"]:

@@ -65,7 +65,6 @@ class Rescorer:
 
     Attributes:
         num_encoded: (segment, content) pairs encoded so far, those of bases included.
-        num_reused: (segment, configuration) pairs scored so far without encoding.
 
     Raises:
         ValueError: the capacity is below 1, or the model has learned nothing yet.
@@ -81,7 +80,7 @@ class Rescorer:
         cut = segment(base, model.settings["max_nodes"])
         assert len(cut.config_columns) == len(graph.config_nodes), "without context no node stands in two segments"
         self.model, self.capacity = model, capacity
-        self.num_encoded, self.num_reused = 0, 0
+        self.num_encoded = 0
         self._bounds = cut.config_ptr
         self._weights = cut.owned_counts / cut.num_nodes
         self._pieces = [_piece(cut, number) for number in range(cut.num_segments)]
@@ -100,7 +99,12 @@ class Rescorer:
         return np.exp(self.logs(changes)[0])
 
     def predict_with_spread(self, changes: Sequence[Change], coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
-        """As `CostModel.predict_with_spread` of these configurations, with its errors."""
+        """As `CostModel.predict_with_spread` of these configurations.
+
+        Raises:
+            ValueError: the model has one member, which cannot disagree; the coverage is no share, or needs more
+                held-out configurations than there are.
+        """
         if self.model.settings["members"] == 1:
             raise ValueError("one network cannot disagree; make the model with CostModel(members=3) or more")
         logs, spreads = self.logs(changes)
@@ -115,7 +119,6 @@ class Rescorer:
         """
         if self._members is not self.model.members:
             self._begin()
-        encoded = self.num_encoded
         pooled = np.tile(self._pooled, (len(changes), 1))
         waiting: list[tuple[int, int, np.ndarray]] = []
         for number, change in enumerate(changes):
@@ -124,7 +127,6 @@ class Rescorer:
                 self._add_differences(pooled, waiting)
                 waiting = []
         self._add_differences(pooled, waiting)
-        self.num_reused += len(changes) * self.num_segments - (self.num_encoded - encoded)
         return self._read_out(pooled)
 
     def rebase(self, change: Change) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gst.data.derivation import derivation, derived
 from gst.data.fingerprint import of_files
 from gst.data.source import GraphSource
 from gst.data.tpugraphs import VERSION, read
+from gst.files.untrusted import parse_json, plain
 from gst.graph import Graph
 
 COLLECTIONS = ("layout/xla/random", "layout/xla/default", "layout/nlp/random", "layout/nlp/default", "tile/xla")
@@ -73,7 +73,11 @@ class TpuGraphsCollection(GraphSource):
             yield derived(graph, self.features, self.reduction)
 
     def fingerprint(self) -> str:
-        """Equal for equal files and settings, so that a prepared dataset is found without reading them all."""
+        """Equal for equal files and settings, so that a prepared dataset is found without reading them all.
+
+        Raises:
+            ValueError: the part, or the list of configurations, is not there.
+        """
         listing = [] if self.eval_indices is None else [Path(self.eval_indices)]
         if listing and not listing[0].is_file():
             raise ValueError(f"{self.eval_indices}: there is no such file; give the list of this collection")
@@ -82,7 +86,11 @@ class TpuGraphsCollection(GraphSource):
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The files of the part, by name."""
+        """The files of the part, by name.
+
+        Raises:
+            ValueError: there are none; the message holds the command that gets them.
+        """
         if paths := _files(self.root, self.collection, self.part):
             return paths
         command = download_command(self.collection, self.part, self.root)
@@ -172,12 +180,12 @@ def _read_indices(path: Path) -> dict[str, list[int]]:
     """The listed configurations by graph."""
     advice = "want a JSON object with a list of configurations for each graph"
     try:
-        lists = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); {advice}") from error
+        lists = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({plain(error)}); {advice}") from error
     if not isinstance(lists, dict) or not lists:
         raise ValueError(f"{path} holds no object; {advice}")
     for name, rows in lists.items():
         if not isinstance(rows, list) or not rows or not all(type(row) is int and 0 <= row < 2**31 for row in rows):
-            raise ValueError(f"{path}: {name} has no list of places in a file, counted from 0; {advice}")
+            raise ValueError(f"{path}: {plain(name, 60)} has no list of places in a file, counted from 0; {advice}")
     return lists

@@ -8,9 +8,7 @@ millisecond, so milliseconds are assumed.
 
 from __future__ import annotations
 
-import json
-import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -27,7 +25,11 @@ from gst.devices.costs import Costs, Storages
 from gst.devices.discover import Device
 from gst.devices.plan import Plan
 from gst.devices.simulator import Contention
+from gst.files.untrusted import read_object, shown
 
+MOST_DEVICES = 4096  # of a kind
+MOST = 2**53  # whole numbers are read as float64, which holds those below exactly
+HIGHEST = 1e15  # of any number of a file: sums and products of such are finite
 BYTES_PER_MS = 2**31 / 1e3
 """What the published transfer times amount to: the link of the latency inputs."""
 
@@ -112,11 +114,11 @@ def read_cost_graph(path: Path) -> CostGraph:
         ValueError: not such a file, a cost is missing, negative or no number, outputs of a node cost differently,
             an edge leads nowhere, or the graph has a cycle or several parts that nothing joins, edges or colocation.
     """
-    record = _record(path)
+    record = read_object(path)
     nodes, edges = _items(path, record, "nodes"), _items(path, record, "edges")
     ids = [_whole(path, "a node", node, "id") for node in nodes]
     if len(set(ids)) < len(ids):
-        raise ValueError(f"{path}: node {next(i for i in ids if ids.count(i) > 1)} is there twice")
+        raise ValueError(f"{path}: node {Counter(ids).most_common(1)[0][0]} is there twice")
     known, transfer = set(ids), dict.fromkeys(ids, 0.0)
     readers: dict[int, list[int]] = defaultdict(list)
     for edge in edges:
@@ -134,7 +136,7 @@ def read_cost_graph(path: Path) -> CostGraph:
     ordered = [by_id[node] for node in order]
     pairs = sorted({(position[node], position[reader]) for node in readers for reader in readers[node]})
     column = lambda key: np.array([_number(path, f"node {n['id']}", n, key) for n in ordered])  # noqa: E731
-    colours = np.array([node.get("colorClass", f"alone {node['id']}") for node in ordered], object).astype(str)
+    colours = np.array([str(node.get("colorClass", f"alone {node['id']}")) for node in ordered])
     graph = CostGraph(
         name=path.stem,
         ids=np.array(order, np.int64),
@@ -145,10 +147,12 @@ def read_cost_graph(path: Path) -> CostGraph:
         sizes=column("size"),
         colocation=np.unique(colours, return_inverse=True)[1].astype(np.int64),
         backward=column("isBackwardNode") > 0,
-        num_accelerators=_whole(path, "the file", record, "maxFPGAs"),
-        num_cores=_whole(path, "the file", record, "maxCPUs"),
+        num_accelerators=_devices(path, record, "maxFPGAs"),
+        num_cores=_devices(path, record, "maxCPUs"),
         memory_limit=_number(path, "the file", record, "maxSizePerFPGA"),
     )
+    if not graph.devices:
+        raise ValueError(f"{path}: the file: maxFPGAs and maxCPUs are 0, want a device")
     _check_connected(path, graph)
     return graph
 
@@ -159,15 +163,20 @@ def read_split(path: Path, graph: CostGraph) -> Plan:
     Raises:
         ValueError: not such a file, or it does not place every node of the graph exactly once.
     """
-    record = _record(path)
+    record = read_object(path)
     groups = [_items(path, record, "cpus"), _items(path, record, "fpgas")]
     names = ("cpu:0", *(f"accelerator:{number}" for number in range(len(groups[1]))))
     position = {int(node): number for number, node in enumerate(graph.ids)}
     placement = np.full(graph.num_nodes, -1, np.int64)
     for device, group in [(0, each) for each in groups[0]] + list(enumerate(groups[1], start=1)):
-        for node in group.get("nodes", []):
-            if node not in position:
-                raise ValueError(f"{path}: node {node} is not in {graph.name}; is it the split of another graph?")
+        members = group.get("nodes", [])
+        if not isinstance(members, list):
+            raise ValueError(f"{path}: the nodes of a device are {shown(members)}, want a list")
+        for node in members:
+            if type(node) is not int or node not in position:
+                raise ValueError(
+                    f"{path}: node {shown(node)} is not in {graph.name}; is it the split of another graph?"
+                )
             if placement[position[node]] >= 0:
                 raise ValueError(f"{path}: node {node} is placed twice")
             placement[position[node]] = device
@@ -198,16 +207,6 @@ def _check_connected(path: Path, graph: CostGraph) -> None:
         raise ValueError(f"{path}: nothing joins node {alone} to node {graph.ids[0]}; want one connected graph")
 
 
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{path}: holds a {type(record).__name__}, want an object")
-    return record
-
-
 def _items(path: Path, record: dict[str, Any], key: str) -> list[dict[str, Any]]:
     items = record.get(key)
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
@@ -219,13 +218,20 @@ def _number(path: Path, owner: str, record: dict[str, Any], key: str) -> float:
     if key not in record:
         raise ValueError(f"{path}: {owner}: {key} is missing")
     value = record[key]
-    if not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{path}: {owner}: {key} is {value!r}, want a number >= 0")
+    if not isinstance(value, int | float) or not 0 <= value < HIGHEST:
+        raise ValueError(f"{path}: {owner}: {key} is {shown(value)}, want a number >= 0")
     return float(value)
+
+
+def _devices(path: Path, record: dict[str, Any], key: str) -> int:
+    count = _whole(path, "the file", record, key)
+    if count > MOST_DEVICES:
+        raise ValueError(f"{path}: the file: {key} is {count}, want at most {MOST_DEVICES}")
+    return count
 
 
 def _whole(path: Path, owner: str, record: dict[str, Any], key: str) -> int:
     value = _number(path, owner, record, key)
-    if value != int(value):
-        raise ValueError(f"{path}: {owner}: {key} is {value}, want a whole number")
+    if value != int(value) or value >= MOST:
+        raise ValueError(f"{path}: {owner}: {key} is {value}, want a whole number below 2**53")
     return int(value)

@@ -42,6 +42,7 @@ def entries(name: str) -> list[str]:
 
 
 def is_opcode(graph: Graph, *names: str) -> Bool[np.ndarray, " nodes"]:
+    """Which nodes have one of these opcodes of XLA."""
     return np.isin(graph.opcodes, [OPCODE_NAMES.index(name) for name in names])
 
 

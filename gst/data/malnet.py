@@ -113,7 +113,7 @@ class MalNet(GraphSource):
         for number, line in enumerate(listing.read_text(errors="replace").splitlines(), 1):
             if name := line.strip():
                 path = Path(self.root, f"{name}.edgelist")
-                if name.count("/") != 2 or ".." in name or not path.is_file():
+                if name.count("/") != 2 or name.startswith("/") or ".." in name or not path.is_file():
                     raise ValueError(f"{listing}, line {number}: {name!r} is no type/family/hash below {self.root}")
                 yield path
 

@@ -16,6 +16,7 @@ from gst.data.fingerprint import of_files
 from gst.data.source import GraphSource
 from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.plan import ranks
+from gst.files.untrusted import plain, read_arrays, shown
 from gst.graph import Graph
 
 LOG = "measurements.jsonl"
@@ -165,19 +166,37 @@ def read_measured(directory: Path) -> MeasuredSet:
         raise ValueError(f"{directory} holds no measured plans; make them with gst measure PROGRAM --out {directory}")
     header, *rest = records
     try:
-        with np.load(directory / GRAPH, allow_pickle=False) as archive:
-            arrays = dict(archive)
+        arrays = read_arrays(directory / GRAPH)
         graph = Graph(arrays["node_features"], arrays["edges"], arrays["opcodes"], name=header["name"])
         devices = tuple(Device(**{**each, "cores": tuple(each["cores"])}) for each in header["devices"])
         profiled = Profiled(graph, arrays["output_bytes"], devices, np.array(header["times_us"], np.float64))
         plans = tuple(Plan.from_dict(record["plan"]) for record in rest)
-        return MeasuredSet(
-            header, profiled, plans, tuple(Measurement.from_dict(record["measurement"]) for record in rest)
-        )
-    except (OSError, KeyError, TypeError, EOFError) as error:
+        measurements = tuple(Measurement.from_dict(record["measurement"]) for record in rest)
+        _check(profiled, plans, measurements)
+        return MeasuredSet(header, profiled, plans, measurements)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise ValueError(
-            f"{directory} does not hold what gst measure writes ({type(error).__name__}: {error}); measure again"
+            f"{directory} does not hold what gst measure writes ({type(error).__name__}: {plain(error)}); measure again"
         ) from error
+
+
+def _check(profiled: Profiled, plans: Sequence[Plan], measurements: Sequence[Measurement]) -> None:
+    nodes, names = profiled.graph.num_nodes, [device.name for device in profiled.devices]
+    graph, output_bytes, times = profiled.graph, profiled.output_bytes, profiled.times_us
+    if (graph.node_features.dtype, graph.edges.dtype, graph.opcodes.dtype) != (np.float32, np.int64, np.int64):
+        raise ValueError("node_features is not float32, or edges or opcodes are not int64")
+    if output_bytes.shape != (nodes,) or output_bytes.dtype != np.int64 or output_bytes.min() < 0:
+        raise ValueError(f"output_bytes is {output_bytes.dtype} {output_bytes.shape}, want bytes of {nodes} nodes")
+    if times.shape != (len(names), nodes) or not np.isfinite(times).all() or times.min() < 0:
+        raise ValueError(f"times_us has shape {times.shape}, want times of {nodes} nodes on {len(names)} devices")
+    if not all(type(core) is int for device in profiled.devices for core in device.cores):
+        raise ValueError("cores of a device are no numbers")
+    for plan in plans:
+        if len(plan.placement) != nodes or not set(plan.devices) <= set(names):
+            raise ValueError(f"a plan places {len(plan.placement)} nodes on {', '.join(plan.devices)}")
+    for seen in measurements:
+        if seen.outcome == "ok" and not 0 < seen.median_ms < np.inf:
+            raise ValueError(f"a plan ran for {shown(seen.median_ms)} ms")
 
 
 class MeasuredPlans(GraphSource):
@@ -194,7 +213,11 @@ class MeasuredPlans(GraphSource):
         self.directories = tuple(directories)
 
     def paths(self) -> list[Path]:
-        """The directories found, in order of name, each once."""
+        """The directories found, in order of name, each once.
+
+        Raises:
+            ValueError: nothing was measured in one of `directories`.
+        """
         found: set[Path] = set()
         for pattern in self.directories:
             logs = glob.glob(f"{pattern}/{LOG}")  # noqa: PTH207 (absolute patterns too)
@@ -219,4 +242,7 @@ class MeasuredPlans(GraphSource):
                     f"{path} was measured on {', '.join(theirs)}, the first directory on {', '.join(ours)}; a dataset "
                     "has one list of devices"
                 )
-            yield measured.graph()
+            try:
+                yield measured.graph()
+            except ValueError as error:
+                raise ValueError(f"{path}: {plain(error, 400)}") from error

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float64, Int8, Int64
 
 from gst.data.source import GraphSource
+from gst.files.scratch import CHUNK, chunks, empty
 from gst.graph import Graph
-from gst.scratch import CHUNK, chunks, empty
 
 NUM_OPCODES = 8
 NUM_CHOICES = 4
@@ -42,6 +42,9 @@ def synthetic_program(
         scratch: an empty directory for the arrays, which are then memory-mapped; without one they are in memory.
         chunk: how much is drawn at once. It bounds the memory needed besides the arrays and a few numbers per
             configurable node, and does not change what is drawn.
+
+    Raises:
+        ValueError: there are no nodes.
     """
     if num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes}; a program needs at least one")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import glob
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,12 @@ from gst.data.derivation import derivation, derived
 from gst.data.fingerprint import of_files
 from gst.data.merging import merge_repeats
 from gst.data.source import GraphSource
+from gst.files.scratch import chunks
+from gst.files.untrusted import read_arrays
 from gst.graph import Graph
-from gst.scratch import chunks
 
 VERSION = 1  # of what is read
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
-DAMAGE = (NotImplementedError, RuntimeError, zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error)
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
 ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
@@ -45,7 +43,7 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
         ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names it.
     """
     path = Path(path)
-    arrays = _load(path)
+    arrays = read_arrays(path)
     try:
         _take_rows(arrays, rows, merge)
         graph = (
@@ -77,6 +75,11 @@ class TpuGraphs(GraphSource):
         derivation(self.features, self.reduction)
 
     def paths(self) -> list[Path]:
+        """The files found, in the order of their patterns.
+
+        Raises:
+            ValueError: nothing matches a pattern.
+        """
         found: list[Path] = []
         for pattern in self.files:
             matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns too)
@@ -91,20 +94,6 @@ class TpuGraphs(GraphSource):
     def fingerprint(self) -> str:
         """Equal for equal files and settings, so that a prepared dataset is found without reading them all."""
         return of_files(self.paths(), f"TpuGraphs {VERSION}{derivation(self.features, self.reduction)}")
-
-
-def _load(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, TypeError, AttributeError, KeyError, *DAMAGE) as error:
-        raise ValueError(f"{path}: not a readable npz file ({error}); fetch or copy it again") from error
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"{path}: not a readable npz file ({key} is no array); fetch or copy it again")
-    return arrays
 
 
 def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge: bool) -> None:

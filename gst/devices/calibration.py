@@ -19,16 +19,15 @@ TRIMMED = 0.01  # share of the operations left out, those that fit least: interr
 UNKNOWN = Contention()
 
 
-def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan], repetitions: int = 3) -> Contention:
+def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan]) -> Contention:
     """Run plans that use several devices, and learn from the quickest run of each.
 
     Args:
         executor: entered, with the devices of `costs`.
         costs: measured on it.
         plans: a dozen will do; they should keep several devices busy.
-        repetitions: runs of each, in turns.
     """
-    return fit(costs, quickest_runs(executor, plans, repetitions))
+    return fit(costs, quickest_runs(executor, plans))
 
 
 def quickest_runs(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:

@@ -3,7 +3,7 @@
     python -m gst.devices.child    # standard input: settings, then requests; standard output: answers; JSON lines
 
 Requests are `{"profile": repetitions}`, `{"timelines": {"plans": [plan, ...], "repetitions": n}}`, and
-`{"compile": plan}`, `{"check": plan}` and `{"time": plan}`.
+`{"groups": plan}`, `{"compile": plan}`, `{"check": plan}` and `{"time": plan}`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gst.devices.costs import measure_costs
 from gst.devices.discover import Device
 from gst.devices.execution import AnyExecutor, executor
 from gst.devices.executor import eager
+from gst.devices.fusion.choice import group_records
 from gst.devices.measure import timed
 from gst.devices.native import NativeExecutor
 from gst.devices.plan import Plan
@@ -85,6 +86,8 @@ def _answer(made: AnyExecutor, request: dict[str, Any], limit: int | None, want:
         if what == "timelines":
             return _timelines(made, [Plan.from_dict(each) for each in record["plans"]], record["repetitions"])
         plan = Plan.from_dict(record)
+        if what == "groups":
+            return _groups(made, plan)
         made.compile(plan)
         if what == "compile":
             return {}
@@ -116,6 +119,15 @@ def _timelines(made: AnyExecutor, plans: Sequence[Plan], repetitions: int) -> di
         return {"runs": []}
     runs = quickest_runs(made, plans, repetitions)
     return {"runs": [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in runs]}
+
+
+def _groups(made: AnyExecutor, plan: Plan) -> dict[str, Any]:
+    """Of each legal group of a plan the first node and the share of its time that it takes compiled; none where nobody
+    compiles groups."""
+    if not isinstance(made, NativeExecutor):
+        return {"groups": []}
+    records = group_records(made.program, plan, made.devices)
+    return {"groups": [(group.nodes[0], record.share) for group, record in records]}
 
 
 def _reason(words: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices.remembered import machine_file, this_machine
+from gst.files.untrusted import plain, read_object, shown
 from gst.programs import Program, Reference
 
 SCHEMA = 1
@@ -66,11 +68,17 @@ class CostCache:
         if not self.path.exists():
             return {}
         try:
-            record = json.loads(self.path.read_text())
+            record = read_object(self.path)
             fits = record["schema"] == SCHEMA and record["machine"] == self._machine
-            return dict(record["operations"]) if fits else {}
+            known = dict(record["operations"]) if fits else {}
+            for time_us, own in known.values():
+                if not (0 <= time_us < math.inf and type(own) is int and 0 <= own < 2**63):
+                    raise ValueError(f"an operation took {shown(time_us)} us and {shown(own)} bytes")
+            return known
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path}: damaged cache of operation times ({error}); delete the file") from error
+            raise ValueError(
+                f"{self.path}: damaged cache of operation times ({plain(error)}); delete the file"
+            ) from error
 
 
 def signatures(program: Program) -> list[str | None]:

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -78,7 +79,8 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
         if (stream := STREAM.fullmatch(name)) and name not in found and stream[1] in found:
             found[name] = replace(found[stream[1]], name=name)
         if name not in found:
-            raise ValueError(f"there is no device {name!r} here; there are {', '.join(found) or 'none'}")
+            here = ", ".join(found) or "none"
+            raise ValueError(f"there is no device {name!r} here; there are {here}, and sets of cores such as cpu:0-1")
     if len(set(names)) < len(names):
         raise ValueError(f"devices are named twice in {', '.join(names)}; name each once")
     return [found[name] for name in names]
@@ -88,6 +90,15 @@ def overlap(devices: Sequence[Device]) -> bool:
     """Do two of them share a core?"""
     cores = [core for device in devices for core in device.cores]
     return len(set(cores)) < len(cores)
+
+
+def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
+    """The cores of each device, numbered 0, 1, ... in the order of the system's numbers, as bits of the simulator and
+    of the interpreter; a device free to use any core has a number of its own. The first is that of the thread which
+    runs the device."""
+    number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
+    own = count(len(number))
+    return [[number[core] for core in device.cores] or [next(own)] for device in devices]
 
 
 def core_sets(devices: Sequence[Device]) -> list[Device]:

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices.costs import Storages
+from gst.devices.plan import priority_of
+from gst.devices.ways import longest_ways, neighbour_lists
 from gst.programs import Program, Reference
 
 
@@ -25,11 +27,8 @@ def critical_path_priority(program: Program, times_us: Float64[np.ndarray, " nod
     Returns:
         Distinct priorities, the greatest first; of equal ways the first in program order.
     """
-    way = times_us.astype(np.float64).copy()
-    for node in reversed(range(program.num_nodes)):
-        for producer in program.operations[node].producers:
-            way[producer] = max(way[producer], times_us[producer] + way[node])
-    return _priorities(np.argsort(-way, kind="stable"))
+    readers = neighbour_lists(program.graph.edges, program.num_nodes)
+    return priority_of(np.argsort(-longest_ways(times_us, np.zeros(program.num_nodes), *readers), kind="stable"))
 
 
 def memory_aware_priority(
@@ -55,7 +54,7 @@ def memory_aware_priority(
     orders = (in_order, _greedy(program, placement, storages), _depth_first(program))
     best = min(orders, key=lambda order: peak_bytes(program, order, storages))
     fixed = [node for node, each in enumerate(program.operations) if each.kind != "operation"]
-    return _priorities(np.array([*fixed, *best], np.int64))
+    return priority_of(np.array([*fixed, *best], np.int64))
 
 
 def peak_bytes(program: Program, order: Sequence[int], storages: Storages) -> int:
@@ -77,13 +76,13 @@ class _Memory:
         nodes = program.num_nodes
         self.num_bytes: list[int] = storages.num_bytes.tolist()
         self.allocated = np.bincount(storages.made_by, storages.num_bytes, nodes).astype(np.int64).tolist()
-        consumers: list[list[int]] = [[] for _ in range(nodes)]
+        self.consumers: list[list[int]] = [[] for _ in range(nodes)]
         for producer, node in program.graph.edges.T.tolist():
-            consumers[producer].append(node)
+            self.consumers[producer].append(node)
         kept = {each.node for each in program.outputs if isinstance(each, Reference)}
         waiting: list[set[int]] = [set() for _ in self.num_bytes]
         for storage, node in storages.held.T.tolist():
-            waiting[storage].update([node, *consumers[node]])
+            waiting[storage].update([node, *self.consumers[node]])
             if node in kept:
                 waiting[storage].add(-1)  # never runs
         self.waiting = waiting
@@ -111,9 +110,6 @@ def _greedy(program: Program, placement: Int64[np.ndarray, " nodes"], storages: 
     memory = _Memory(program, storages)
     computed = [each.kind == "operation" for each in program.operations]
     pending = [sum(computed[producer] for producer in each.producers) for each in program.operations]
-    consumers: list[list[int]] = [[] for _ in computed]
-    for producer, node in program.graph.edges.T.tolist():
-        consumers[producer].append(node)
     ready: list[list[tuple[int, int]]] = [[] for _ in range(int(placement.max(initial=0)) + 1)]
     done = [not each for each in computed]
 
@@ -133,9 +129,9 @@ def _greedy(program: Program, placement: Int64[np.ndarray, " nodes"], storages: 
             _, node = heappop(waiting)
             done[node] = True
             order.append(node)
-            for consumer in consumers[node]:
+            for consumer in memory.consumers[node]:
                 pending[consumer] -= 1
-            for each in {*memory.run(node), *consumers[node]}:
+            for each in {*memory.run(node), *memory.consumers[node]}:
                 if not done[each] and not pending[each]:
                     offer(each)
     return order
@@ -160,10 +156,3 @@ def _depth_first(program: Program) -> list[int]:
             closed[node] = True
             order.append(node)
     return order
-
-
-def _priorities(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """The first of the order gets the greatest number, the last 0."""
-    priority = np.empty(len(order), np.int64)
-    priority[order] = np.arange(len(order))[::-1]
-    return priority

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from gst.devices.discover import Device
+from gst.files.untrusted import plain, read_json, shown
 from gst.programs import Program
 
 SCHEMA = 1
@@ -55,6 +57,7 @@ class Plan:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict:
+        """For JSON; `from_dict` reads it."""
         as_list = lambda values: None if values is None else values.tolist()  # noqa: E731
         return {
             "schema": SCHEMA,
@@ -65,16 +68,23 @@ class Plan:
         }
 
     @staticmethod
-    def from_dict(record: dict) -> Plan:
+    def from_dict(record: Any) -> Plan:
+        """What `to_dict` gave.
+
+        Raises:
+            ValueError: it is something else, or of another version.
+        """
+        if not isinstance(record, dict):
+            raise ValueError(f"a plan is an object, got {shown(record)}")
         if record.get("schema") != SCHEMA:
             raise ValueError(
-                f"plan has schema {record.get('schema')!r}, this version reads {SCHEMA}; make the plan again"
+                f"plan has schema {shown(record.get('schema'))}, this version reads {SCHEMA}; make the plan again"
             )
-        as_array = lambda values: None if values is None else np.asarray(values, np.int64)  # noqa: E731
-        return Plan(
-            tuple(record["devices"]), np.asarray(record["placement"], np.int64),
-            as_array(record["priority"]), as_array(record["fusion"]),
-        )  # fmt: skip
+        devices = record.get("devices")
+        if not isinstance(devices, list) or not all(isinstance(name, str) for name in devices):
+            raise ValueError(f"devices of a plan are {shown(devices)}, want a list of names")
+        optional = lambda key: None if record.get(key) is None else _numbers(record, key)  # noqa: E731
+        return Plan(tuple(devices), _numbers(record, "placement"), optional("priority"), optional("fusion"))
 
     def save(self, path: Path) -> None:
         """Write `path` at once or not at all."""
@@ -84,7 +94,22 @@ class Plan:
 
     @staticmethod
     def load(path: Path) -> Plan:
-        return Plan.from_dict(json.loads(path.read_text()))
+        """What `save` wrote.
+
+        Raises:
+            ValueError: it is missing or no plan; the message names the file.
+        """
+        try:
+            return Plan.from_dict(read_json(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is no plan ({plain(error)})") from error
+
+
+def _numbers(record: dict[str, Any], key: str) -> Int64[np.ndarray, " nodes"]:
+    values = record.get(key)
+    if not isinstance(values, list) or not all(type(value) is int and abs(value) < 2**63 for value in values):
+        raise ValueError(f"{key} of a plan is {shown(values)}, want a list of whole numbers of 64 bits")
+    return np.array(values, np.int64)
 
 
 def positions_of_nodes(plan: Plan, program: Program, devices: Sequence[Device]) -> Int64[np.ndarray, " nodes"]:
@@ -112,3 +137,27 @@ def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return rank
+
+
+def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """`Plan.priority` of an order of all nodes: the first gets the greatest number, the last 0."""
+    priority = np.empty(len(order), np.int64)
+    priority[order] = np.arange(len(order))[::-1]
+    return priority
+
+
+def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:
+    """The plan of a program in which several nodes became one, which runs where they did, with the greatest of their
+    priorities; nothing more is fused.
+
+    Args:
+        plan: of the old program; nodes that became one are on one device.
+        node_of: for each old node the new one that computes it.
+        origin: for each new node an old one that it stands for.
+    """
+    priority = None
+    if plan.priority is not None:
+        greatest = np.full(len(origin), np.iinfo(np.int64).min)
+        np.maximum.at(greatest, node_of, plan.priority)
+        priority = greatest[node_of[origin]]
+    return Plan(plan.devices, plan.placement[origin], priority)

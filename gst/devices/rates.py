@@ -15,6 +15,7 @@ from gst.devices.discover import Device
 from gst.devices.load import LoadMeter
 from gst.devices.probes import PROBES, OperationRates, Probe, copy_speed, hand_over_us, operation_rates, ping_pong
 from gst.devices.remembered import machine_file, this_machine
+from gst.files.untrusted import plain, read_object
 from gst.progress import Progress
 
 SCHEMA = 1
@@ -126,10 +127,10 @@ def saved_rates(directory: Path | None = None) -> Rates | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text())
+        record = read_object(path)
         if record.pop("schema") != SCHEMA or record["machine"] != this_machine():
             return None
         operations = tuple(OperationRates(**each) for each in record.pop("operations"))
         return Rates(operations=operations, links=tuple(Link(**each) for each in record.pop("links")), **record)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: damaged rates of devices ({error}); run gst devices --measure") from error
+        raise ValueError(f"{path}: damaged rates of devices ({plain(error)}); run gst devices --measure") from error

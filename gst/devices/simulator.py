@@ -13,8 +13,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices.costs import Costs
+from gst.devices.discover import core_numbers
 from gst.devices.event_kernel import simulate
 from gst.devices.plan import Plan, ranks
+from gst.devices.ways import neighbour_lists
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Contention:
     helper_spin_us: float = 25.0
 
     def to_dict(self) -> dict[str, float]:
+        """For JSON; `Contention(**record)` reads it."""
         return asdict(self)
 
 
@@ -63,6 +66,7 @@ class Simulation:
 
     @property
     def makespan_us(self) -> float:
+        """When the last operation ends."""
         return float(self.end_us.max(initial=0.0))
 
 
@@ -180,28 +184,18 @@ class _Arrays:
     def of(costs: Costs) -> _Arrays:
         nodes = costs.num_nodes
         edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-        forward, backward = (edges[:, np.argsort(edges[end], kind="stable")] for end in (0, 1))
-        indptr, producer_indptr = (np.zeros(nodes + 1, np.int64) for _ in range(2))
-        np.cumsum(np.bincount(edges[0], minlength=nodes), out=indptr[1:])
-        np.cumsum(np.bincount(edges[1], minlength=nodes), out=producer_indptr[1:])
+        indptr, consumers = neighbour_lists(edges, nodes)
+        producer_indptr, producers = neighbour_lists(edges[::-1], nodes)
         return _Arrays(
-            indptr, np.ascontiguousarray(forward[1]), np.diff(producer_indptr), producer_indptr,
-            np.ascontiguousarray(backward[0]), costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
+            indptr, consumers, np.diff(producer_indptr), producer_indptr, producers,
+            costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
         )  # fmt: skip
 
 
 def _cores(costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bits of each device's cores, the thread that runs it, and the bit of each thread's own core."""
-    number = {core: index for index, core in enumerate(sorted({c for each in costs.devices for c in each.cores}))}
-    leaders: list[int] = []
-    cores, worker = np.zeros(len(costs.devices), np.uint64), np.zeros(len(costs.devices), np.int64)
-    free = len(number)
-    for position, device in enumerate(costs.devices):
-        mine = [number[core] for core in device.cores]
-        if not mine:
-            mine, free = [free], free + 1
-        cores[position] = sum(1 << core for core in mine)
-        if mine[0] not in leaders:
-            leaders.append(mine[0])
-        worker[position] = leaders.index(mine[0])
+    numbers = core_numbers(costs.devices)
+    leaders = list(dict.fromkeys(mine[0] for mine in numbers))
+    cores = np.array([sum(1 << core for core in mine) for mine in numbers], np.uint64)
+    worker = np.array([leaders.index(mine[0]) for mine in numbers], np.int64)
     return cores, worker, np.array([1 << core for core in leaders], np.uint64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +21,18 @@ class GINConvolution(nn.Module):
     def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
         super().__init__()
         self.parts: tuple[Part, ...] = tuple(directions)
-        self.eps = nn.Parameter(torch.zeros(()))
+        self.eps = nn.Parameter(torch.zeros(1))
         self.mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
 
     def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
         own = product(sharing.matrix(number, ("own",)), rows)
         return self.mlp((1 + self.eps) * own + product(sharing.matrix(number, self.parts), rows))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Earlier checkpoints have an eps without an axis."""
+        if (name := f"{prefix}eps") in state_dict:
+            state_dict[name] = state_dict[name].view(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class GIN(Encoder):

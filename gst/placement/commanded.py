@@ -18,11 +18,16 @@ from gst.devices.costs import profiled_costs
 from gst.devices.discover import parse_bytes, usable_devices
 from gst.devices.isolated import IsolatedExecutor
 from gst.devices.simulator import Contention
+from gst.files.replaced import replaced
+from gst.files.untrusted import read_object
 from gst.placement.drawn import drawn
+from gst.placement.fleet.cluster import kind_of_search, kinds_with
+from gst.placement.fleet.connection import joined
+from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
 from gst.placement.outcome import Found, Settings
-from gst.placement.place import measured_task, place_measured
+from gst.placement.place import SEARCH_RUNS, measured_task, place_measured
 from gst.placement.place_on_costs import place_graph, place_simulated
 from gst.placement.plan_files import save_plan
 from gst.placement.task import Task
@@ -31,7 +36,7 @@ from gst.progress import Progress
 from gst.report import render
 
 COSTS = "costs.json"
-WRITTEN = (COSTS, "searches.jsonl", "measurements.jsonl", "plan.json", "report.html")
+WRITTEN = (COSTS, "searches.jsonl", "searches_fused.jsonl", "measurements.jsonl", "plan.json", "report.html")
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Request:
     tasks: tuple[str, ...]
     seed: int
     patience_s: float
-    workers: int
+    workers: int | str
+    cost_model: str
     out: Path
     resume: bool
     command: str
@@ -66,14 +72,16 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     _check(request)
     settings = Settings(
         request.budget, request.evaluations, request.methods, request.tasks, seed=request.seed,
-        patience_s=request.patience_s, workers=request.workers,
+        patience_s=request.patience_s, workers=request.workers if isinstance(request.workers, int) else 1,
+        cost_model=request.cost_model,
     )  # fmt: skip
     found = _found(request, settings, progress)
     request.out.mkdir(parents=True, exist_ok=True)
     save_plan(found.plan, found.task, request.out / "plan.json")
     result = {"command": request.command, **found.result}
     record = result | drawn(found.task, found.plan) | found.drawn | {"seconds": time.perf_counter() - started}
-    (request.out / "report.html").write_text(render(record))
+    with replaced(request.out / "report.html") as file:
+        file.write(render(record))
     return result
 
 
@@ -84,6 +92,11 @@ def _check(request: Request) -> None:
         raise ValueError("a cost graph brings devices and limits; leave --devices, --machine and --memory-limit away")
     if request.machine is not None and request.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
+    if isinstance(request.workers, str) and (request.graph or request.machine or request.runtime == "simulated"):
+        raise ValueError("--workers names hosts that measure; leave --graph, --machine and --runtime simulated away")
+    measured = request.runtime == "measured" and not (request.graph or request.machine)
+    if request.cost_model != "sums" and not (measured and request.budget > 0 and "ours" in request.methods):
+        raise ValueError("--cost-model learns from what the method 'ours' measures; leave it away where nothing is")
     if request.machine is None and request.runtime == "simulated" and "fusion" in request.tasks:
         raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
 
@@ -101,11 +114,28 @@ def _found(request: Request, settings: Settings, progress: Progress) -> Found:
         limited = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
         runtime = FusedRuntime(limited, program) if "fusion" in settings.tasks else None
         return place_simulated(limited.task(program), request.out, settings, progress, runtime)
+    if isinstance(request.workers, str):
+        return _found_by_fleet(request, request.workers, limit, settings, progress)
     devices = usable_devices(request.devices, limit)
     program = _captured(request, progress)
     if request.runtime == "measured":
         return place_measured(program, request.program, devices, request.out, settings, progress)
     return place_simulated(_profiled(request, program, devices), request.out, settings, progress)
+
+
+def _found_by_fleet(
+    request: Request, address: str, limit: int | None, settings: Settings, progress: Progress
+) -> Found:  # fmt: skip
+    assert request.program is not None
+    with joined(address):
+        program = _captured(request, progress)
+        progress("starting workers", 0, 1)
+        kind = kind_of_search(kinds_with(request.devices), request.out / "measurements.jsonl")
+        devices = [replace(each, memory_limit=limit) for each in kind.selected(request.devices, with_sets=True)]
+        fleet = FleetWorkers(
+            kind, program, devices, limit, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
+        )  # fmt: skip
+        return place_measured(program, request.program, devices, request.out, settings, progress, fleet)
 
 
 def _captured(request: Request, progress: Progress) -> Program:
@@ -127,11 +157,9 @@ def _profiled(request: Request, program: Program, devices: Sequence[Device]) -> 
             "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
         }  # fmt: skip
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(known))
-        partial.replace(path)
-    known = json.loads(path.read_text())
+        with replaced(path) as file:
+            file.write(json.dumps(known))
+    known = read_object(path)
     if known["program"] != program.key or known["devices"] != [device.name for device in devices]:
         raise ValueError(f"{path} is of another program or other devices; give another --out")
     costs = profiled_costs(program, devices, np.array(known["times_us"], np.float64))

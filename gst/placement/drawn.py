@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -14,12 +15,13 @@ from gst.placement.task import Task
 from gst.segments import segment
 
 NUM_NAMED = 3
+SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
 
 
 def drawn(task: Task, plan: Plan) -> dict[str, Any]:
-    """The graph coloured by segment and device, and the plan's simulated timeline, for `gst.report.render`."""
+    """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.report.render`."""
     graph = task.graph
-    cut = segment(graph, max_nodes=max(64, task.num_nodes // 12))
+    cut = segment(graph, max_nodes=max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes))))
     part = np.empty(graph.num_nodes, np.int64)
     part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
     run = task.simulator.run(plan)

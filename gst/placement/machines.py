@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import Bool, Float64
 
 from gst.devices import Device
 from gst.devices.costs import Costs, profiled_costs
@@ -38,6 +39,20 @@ class Chip:
     launch_us: float
     memory_bytes: int | None = None
 
+    def times_us(
+        self, arithmetic: Float64[np.ndarray, " nodes"], traffic: Float64[np.ndarray, " nodes"],
+        is_view: Bool[np.ndarray, " nodes"],
+    ) -> Float64[np.ndarray, " nodes"]:  # fmt: skip
+        """Of operations: the launch, and the longer of arithmetic and traffic (Williams, Waterman and Patterson,
+        Roofline, CACM 52(4), 2009); of views `VIEW_US`.
+
+        Args:
+            arithmetic: floating-point operations.
+            traffic: bytes read and written.
+        """
+        busy = np.maximum(arithmetic / self.gflops, traffic / self.gb_per_s) / 1e3
+        return np.where(is_view, VIEW_US[self.kind], self.launch_us + busy)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -55,6 +70,7 @@ class Machine:
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """One of one thread for each chip."""
         names = [f"{chip.kind}:{number}" for number, chip in enumerate(self.chips)]
         return tuple(
             Device(name, chip.kind, (), 1, name, f"simulated: {chip.gflops:g} GFLOP/s", chip.memory_bytes)  # type: ignore[arg-type]
@@ -62,19 +78,12 @@ class Machine:
         )
 
     def costs(self, program: Program) -> Costs:
-        """An operation takes its launch, and the longer of its arithmetic and its traffic (Williams, Waterman and
-        Patterson, Roofline, CACM 52(4), 2009)."""
+        """Of a program on these chips; an operation takes the roofline of its chip."""
         arithmetic, size = flops(program.operations), program.output_bytes.astype(np.float64)
         read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
         computed = np.array([each.kind == "operation" for each in program.operations])
         view = np.array([each.is_view for each in program.operations])
-        rows = [
-            np.where(
-                view, VIEW_US[chip.kind],
-                chip.launch_us + np.maximum(arithmetic / chip.gflops / 1e3, (read + size) / chip.gb_per_s / 1e3),
-            ) * computed
-            for chip in self.chips
-        ]  # fmt: skip
+        rows = [chip.times_us(arithmetic, read + size, view) * computed for chip in self.chips]
         found = profiled_costs(program, self.devices, np.stack(rows))
         apart = found.latency_us > 0
         return replace(
@@ -82,6 +91,7 @@ class Machine:
         )
 
     def task(self, program: Program) -> Task:
+        """The task of placing a program on these chips."""
         return Task.of_program(program, self.costs(program))
 
 
@@ -101,4 +111,3 @@ def machine(name: str) -> Machine:
         raise ValueError(f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4")
     count = int(found[2])
     return Machine((CORE,) * count, 20.0, 5.0) if found[1] == "cores" else Machine((GPU,) * count, 15.0, 12.0)
-

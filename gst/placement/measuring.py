@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, read_measured, write_header
-from gst.devices import Device, LoadGate, Log, Plan, discover, select
+from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.remembered import this_machine
 from gst.placement.plan_files import load_plan
@@ -71,29 +74,33 @@ def measure_program(
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
         header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
         gate = LoadGate(patience_s=patience_s)
-        measured = _begun(out, header, program, devices, isolated, gate, progress)
-        task = Task.of_profile(program, devices, measured.profiled.times_us)
-        known = {plan.key for plan in measured.plans}
-        wanted = {plan.key: (kind, plan) for kind, plan in [*given, *islice(random_plans(task, seed), num_random)]}
-        left = [entry for key, entry in wanted.items() if key not in known]
+
+        def profile() -> Float64[np.ndarray, "devices nodes"]:
+            progress("profiling", 0, 1)
+            if patience_s > 0:
+                gate.wait()
+            return isolated.profile()
+
+        measured = begun(out, header, program, devices, profile)
+        left = not_measured(measured, program, given, num_random, seed)
         for start in range(0, len(left), AT_ONCE):
             progress("measuring", start, len(left))
             _measure(Log(out / LOG), isolated, left[start : start + AT_ONCE], repetitions, gate)
         progress("measuring", len(left), len(left))
-    return _summary(out)
+    return summary(out)
 
 
-def _begun(
-    out: Path, header: dict[str, Any], program: Program, devices: tuple[Device, ...], isolated: IsolatedExecutor,
-    gate: LoadGate, progress: Progress,
+def begun(
+    out: Path, header: dict[str, Any], program: Program, devices: tuple[Device, ...],
+    profile: Callable[[], Float64[np.ndarray, "devices nodes"]],
 ) -> MeasuredSet:  # fmt: skip
-    """What is in `out`, after it was begun if there was nothing."""
+    """What is in `out`, after it was begun with a profile if there was nothing.
+
+    Raises:
+        ValueError: it is of another program, other devices, another memory limit or machine.
+    """
     if not Log(out / LOG).read():
-        progress("profiling", 0, 1)
-        if gate.patience_s > 0:
-            gate.wait()
-        graph = program.graph
-        write_header(out, header, Profiled(graph, program.output_bytes, devices, isolated.profile()))
+        write_header(out, header, Profiled(program.graph, program.output_bytes, devices, profile()))
     measured = read_measured(out)
     here = {**header, "devices": [device.name for device in devices]}
     there = {**measured.header, "devices": [device.name for device in measured.profiled.devices]}
@@ -105,20 +112,31 @@ def _begun(
     return measured
 
 
+def not_measured(
+    measured: MeasuredSet, program: Program, given: Sequence[tuple[str, Plan]], num_random: int, seed: int
+) -> list[tuple[str, Plan]]:
+    """The plans `given` and random ones, each with its kind, that are not among those measured."""
+    task = Task.of_profile(program, measured.profiled.devices, measured.profiled.times_us)
+    known = {plan.key for plan in measured.plans}
+    wanted = {plan.key: (kind, plan) for kind, plan in [*given, *islice(random_plans(task, seed), num_random)]}
+    return [entry for key, entry in wanted.items() if key not in known]
+
+
+def write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], seen: Sequence[Measurement]) -> None:
+    """A row for each plan."""
+    for (kind, plan), measurement in zip(few, seen, strict=True):
+        log.append({"program": program_key, "kind": kind, "plan": plan.to_dict(), "measurement": measurement.to_dict()})
+
+
 def _measure(
     log: Log, isolated: IsolatedExecutor, few: Sequence[tuple[str, Plan]], repetitions: int, gate: LoadGate
 ) -> None:
     seen = measure_plans(isolated, [plan for _, plan in few], repetitions, gate=gate)
-    for (kind, plan), measurement in zip(few, seen, strict=True):
-        log.append(
-            {
-                "program": isolated.program_key, "kind": kind, "plan": plan.to_dict(),
-                "measurement": measurement.to_dict(),
-            }
-        )  # fmt: skip
+    write(log, isolated.program_key, few, seen)
 
 
-def _summary(out: Path) -> dict[str, Any]:
+def summary(out: Path) -> dict[str, Any]:
+    """What `measure_program` returns, of all that was measured into `out`; makes the dataset there."""
     measured = read_measured(out)
     ran = [each.median_ms for each in measured.measurements if each.outcome == "ok"]
     failed = Counter(each.reason for each in measured.measurements if each.outcome == "failed")

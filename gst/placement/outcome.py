@@ -11,6 +11,9 @@ from gst.devices import Plan, machine_record
 from gst.placement.planning import USUAL, Planned, check_names
 from gst.placement.task import Task
 
+COST_MODELS = ("sums", "network")
+"""Linear regression on sums over the operations of a plan, and the GST cost model (`gst.placement.screening`)."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -25,6 +28,7 @@ class Settings:
         seed: of everything that is drawn.
         patience_s: how long to wait for quiet cores.
         workers: processes that measure for the search.
+        cost_model: one of `COST_MODELS`, which learns from what the search measures how wrong the simulator is.
     """
 
     budget: int = 50
@@ -35,6 +39,7 @@ class Settings:
     seed: int = 0
     patience_s: float = 20.0
     workers: int = 1
+    cost_model: str = "sums"
 
     def __post_init__(self) -> None:
         check_names(self.methods, self.tasks)
@@ -44,6 +49,8 @@ class Settings:
         for what in ("repetitions", "workers"):
             if getattr(self, what) < 1:
                 raise ValueError(f"{what} is {getattr(self, what)}; want 1 or more")
+        if self.cost_model not in COST_MODELS:
+            raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
 
 
 AS_USUAL = Settings()

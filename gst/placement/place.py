@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan, pointwise_chains
+from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan
 from gst.devices.calibration import fit
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import Failure
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
+from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.outcome import AS_USUAL, Found, Settings, check_fits, curves, evaluations, placed_result
-from gst.placement.planning import Planned, plan_all
+from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.random_plans import random_plans
 from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime
-from gst.placement.search import Search
+from gst.placement.screening import NetworkCorrection
+from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.placement.workers import Workers
 from gst.programs import Program
@@ -32,6 +35,7 @@ from gst.store import prepare
 NUM_CALIBRATION = 12  # plans that contention is learned from
 CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
+LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
 
 
 def place_measured(
@@ -41,9 +45,10 @@ def place_measured(
     out: Path,
     settings: Settings = AS_USUAL,
     progress: Progress = lambda what, done, total: None,
+    fleet: FleetWorkers | None = None,
 ) -> Found:
-    """Profile a program on devices of this machine, plan by every method in simulation, search with real measurements,
-    and measure all finalists afresh beside plain PyTorch.
+    """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
+    with real measurements, and measure all finalists afresh beside plain PyTorch.
 
     Writes to `out` `searches.jsonl` and `measurements.jsonl` as they grow, from which the same call goes on.
 
@@ -51,59 +56,65 @@ def place_measured(
         program: what is placed.
         source: its name (`traced`), or a directory where it is saved: processes that run plans read it.
         devices: where its operations may go; a memory limit of a device holds for the values of a run.
+        fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
             do), or `out` is of another program, other devices or settings.
     """
     limit = min((each.memory_limit for each in devices if each.memory_limit is not None), default=None)
-    with IsolatedExecutor(source, devices, limit) as isolated:
+    with fleet or IsolatedExecutor(source, devices, limit) as isolated:
         progress("profiling", 0, 1)
-        LoadGate(patience_s=settings.patience_s).wait()
+        if fleet is None:
+            LoadGate(patience_s=settings.patience_s).wait()
         task = measured_task(program, isolated, settings.seed)
-        simulated = SimulatedRuntime(task)
-        planned = plan_all(
-            task, simulated, [name for name in settings.methods if name != "ours"], evaluations(settings),
-            [name for name in settings.tasks if name != "fusion"], settings.seed, Log(out / "searches.jsonl"), progress,
-        )  # fmt: skip
+        planned = _planned(task, out / "searches.jsonl", settings, progress)
         check_fits(task, planned)
-        finalists = {name: each.plan for name, each in planned.items() if each.plan is not None}
+        finalists = dict(planned)
+        fused = fused_task(task, isolated, progress) if "fusion" in settings.tasks else None
+        starts = planned
+        if fused is not None:
+            starts = _planned(fused.task, out / "searches_fused.jsonl", settings, progress)
+            best = min(starts, key=lambda name: np.nan_to_num(starts[name].expected_ms, nan=np.inf))
+            finalists[f"{best}:fused"] = _unfolded(starts[best], fused)
+            if program.num_nodes <= LARGEST_WHOLE:
+                finalists["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
         if settings.budget > 0 and "ours" in settings.methods:
             with _measuring(source, isolated, settings) as runtime:
-                search = _search(task, runtime, finalists, out, settings, progress)
-                finalists["ours"] = search.run()
-        if "fusion" in settings.tasks:
-            finalists |= _fused(program, task, finalists)
-        final = _measure_finally(source, isolated, finalists, settings, progress)
-    ran = {name: final[name].median_ms for name in finalists if final[name].outcome == "ok"}
+                search = _search(task, fused, runtime, starts, out, settings, progress)
+                finalists["ours"] = _unfolded(search.found(), fused)
+        plans = plans_found(finalists)
+        final = _measure_finally(source, isolated, plans, settings, progress)
+    ran = {name: final[name].median_ms for name in plans if final[name].outcome == "ok"}
     if not ran:
-        reasons = sorted({final[name].reason for name in finalists})
+        reasons = sorted({final[name].reason for name in plans})
         raise ValueError(f"no plan of {program.name} ran on {', '.join(task.names)}: {'; '.join(reasons)}")
     best = min(ran, key=lambda name: ran[name])
-    expected = {name: float(simulated([plan])[0]) for name, plan in finalists.items()}
-    plans = {name: _measured_entry(seen, planned.get(name), search, expected.get(name)) for name, seen in final.items()}
-    result = placed_result(task, "measured", best, ran[best], lower_bound_us(task) / 1e3, plans)
-    result |= {"pytorch_ms": final["pytorch"].median_ms, "cost_model": _cost_model(search)}
+    entries = {
+        name: _measured_entry(seen, finalists.get(name), search if name == "ours" else None)
+        for name, seen in final.items()
+    }
+    result = placed_result(task, "measured", best, ran[best], lower_bound_us(task) / 1e3, entries)
+    known = {"name": settings.cost_model, **_cost_model(search)}
+    result |= {"pytorch_ms": final["pytorch"].median_ms, "cost_model": known}
+    if fleet is not None:
+        result |= {"machine": dict(final["pytorch"].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512)
     shown = {"measurements": [] if search is None else search.shown(), "curves": curves(planned)}
-    return Found(task, finalists[best], result, shown)
+    return Found(task, plans[best], result, shown)
 
 
-def _fused(program: Program, task: Task, finalists: dict[str, Plan]) -> dict[str, Plan]:
-    """The plans that are best by simulation and by search, with chains of element-wise operations fused: compiled, and
-    kept where that is faster (see `gst.devices.fused`)."""
-    took = SimulatedRuntime(task)(list(finalists.values()))
-    best = list(finalists)[int(np.nanargmin(took))]
-    chosen = {name: finalists[name] for name in (best, "ours") if name in finalists}
-    return {
-        f"{name}:fused": replace(plan, fusion=pointwise_chains(program, plan.placement))
-        for name, plan in chosen.items()
-    }
+def _planned(task: Task, path: Path, settings: Settings, progress: Progress) -> dict[str, Planned]:
+    """What baselines and methods find in simulation. Groups are of the task, or there are none."""
+    return plan_all(
+        task, SimulatedRuntime(task), [name for name in settings.methods if name != "ours"], evaluations(settings),
+        [name for name in settings.tasks if name != "fusion"], settings.seed, Log(path), progress,
+    )  # fmt: skip
 
 
-def measured_task(program: Program, isolated: IsolatedExecutor, seed: int) -> Task:
+def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, seed: int) -> Task:
     """Costs as profiled, and contention as learned from a few plans that keep several devices busy.
 
     A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
@@ -129,9 +140,12 @@ def measured_task(program: Program, isolated: IsolatedExecutor, seed: int) -> Ta
 
 @contextmanager
 def _measuring(
-    source: Path | str, isolated: IsolatedExecutor, settings: Settings
-) -> Iterator[MeasuredRuntime | Workers]:
-    """What a search measures by: the process that profiled, or several others."""
+    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, settings: Settings
+) -> Iterator[MeasuredRuntime | Workers | FleetWorkers]:
+    """What a search measures by: the process that profiled, several others, or the hosts of a fleet."""
+    if isinstance(isolated, FleetWorkers):
+        yield isolated
+        return
     gate = LoadGate(patience_s=settings.patience_s)
     if settings.workers == 1:
         yield MeasuredRuntime(isolated, SEARCH_RUNS, gate=gate)
@@ -142,39 +156,49 @@ def _measuring(
 
 
 def _search(
-    task: Task, runtime: MeasuredRuntime | Workers, starts: dict[str, Plan], out: Path, settings: Settings,
-    progress: Progress,
+    task: Task, fused: FusedTask | None, runtime: MeasuredRuntime | Workers | FleetWorkers,
+    starts: Mapping[str, Planned], out: Path, settings: Settings, progress: Progress,
 ) -> Search:  # fmt: skip
+    searched = task if fused is None else fused.task
     return Search(
-        task, runtime, Log(out / "measurements.jsonl"), dict(starts), settings.budget, settings.evaluations,
-        settings.tasks, seed=settings.seed, progress=progress,
+        searched, runtime, Log(out / "measurements.jsonl"), plans_found(starts), settings.budget, settings.evaluations,
+        settings.tasks, seed=settings.seed, progress=progress, as_run=as_is if fused is None else fused.unfold,
+        correction=NetworkCorrection(searched, settings.seed) if settings.cost_model == "network" else None,
     )  # fmt: skip
 
 
+def _unfolded(found: Planned, fused: FusedTask | None) -> Planned:
+    """What was found for a task whose groups are single operations, as a plan of the program."""
+    return found if fused is None or found.plan is None else replace(found, plan=fused.unfold(found.plan))
+
+
 def _measure_finally(
-    source: Path | str, isolated: IsolatedExecutor, plans: dict[str, Plan], settings: Settings, progress: Progress
-) -> dict[str, Measurement]:
+    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], settings: Settings,
+    progress: Progress,
+) -> dict[str, Measurement]:  # fmt: skip
     """Fresh, interleaved runs of every plan and of plain PyTorch (`pytorch`); a plan under several names runs once."""
     distinct = {plan.key: plan for plan in plans.values()}
-    with PlainPyTorch(source) as plain:
-        *measured, pytorch = measure_plans(
-            isolated, list(distinct.values()), settings.repetitions, 2, LoadGate(patience_s=settings.patience_s),
-            {"pytorch": plain}, lambda done, total: progress("measuring the finalists afresh", done, total),
-        )  # fmt: skip
+    if isinstance(isolated, FleetWorkers):
+        progress("measuring the finalists afresh", 0, 1)
+        *measured, pytorch = isolated.measure_beside_pytorch(list(distinct.values()), settings.repetitions, 2)
+    else:
+        with PlainPyTorch(source) as plain:
+            *measured, pytorch = measure_plans(
+                isolated, list(distinct.values()), settings.repetitions, 2, LoadGate(patience_s=settings.patience_s),
+                {"pytorch": plain}, lambda done, total: progress("measuring the finalists afresh", done, total),
+            )  # fmt: skip
     seen = dict(zip(distinct, measured, strict=True))
     return {**{name: seen[plan.key] for name, plan in plans.items()}, "pytorch": pytorch}
 
 
-def _measured_entry(
-    seen: Measurement, planned: Planned | None, search: Search | None, simulated_ms: float | None
-) -> dict[str, Any]:
+def _measured_entry(seen: Measurement, planned: Planned | None, search: Search | None) -> dict[str, Any]:
     record = seen.to_dict()
-    spent = len(search.trials) if planned is None and search is not None and seen.plan_key else 0
-    seconds = planned.seconds if planned is not None else search.seconds if spent and search is not None else None
+    simulated_ms = float("nan") if planned is None else planned.expected_ms
     return {
         **{key: record[key] for key in ("median_ms", "low_ms", "high_ms")}, "feasible": seen.outcome == "ok",
-        "reason": seen.reason, "seconds_to_plan": seconds, "measurements": spent, "runs": seen.repetitions,
-        "simulated_ms": simulated_ms,
+        "reason": seen.reason, "seconds_to_plan": None if planned is None else planned.seconds,
+        "measurements": 0 if search is None else len(search.trials), "runs": seen.repetitions,
+        "simulated_ms": None if np.isnan(simulated_ms) else simulated_ms,
     }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class PlacedModule(nn.Module):
 def place(
     model: nn.Module | Step,
     example_inputs: Sequence[Any] | Any = (),
-    devices: Sequence[str] | None = None,
+    devices: Sequence[str] | str | None = None,
     budget: int = 50,
     out: Path | str | None = None,
     memory_limit: int | None = None,
@@ -124,7 +124,8 @@ def place(
         model: whose inference is placed (`model.eval()` first, if dropout is to be off), or a `Step`
             (`gst.programs.training_step` makes one), which brings its own inputs.
         example_inputs: what the model is called with; one tensor, or several in a sequence.
-        devices: names, see `gst devices`; all of this machine and the sets of cores if None.
+        devices: names, or one text with commas between them, see `gst devices`; all of this machine and the sets of
+            cores if None.
         budget: plans that may be measured; 0 = baselines alone.
         out: directory for what is measured, from which the same call goes on; a temporary one if None.
         memory_limit: bytes that the values of a run may take on each device.
@@ -136,7 +137,7 @@ def place(
     """
     step, parameters = _step(model, example_inputs)
     program = capture(step)
-    chosen = usable_devices(devices, memory_limit)
+    chosen = usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit)
     settings = replace(settings or Settings(methods=("annealing", "ours")), budget=budget)
     with tempfile.TemporaryDirectory() as temporary, Bars() as bars:
         directory = Path(temporary) if out is None else Path(out)
@@ -153,5 +154,7 @@ def place(
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:
     if isinstance(model, Step):
         return model, {}
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"got a {type(model).__name__} to place; want a torch.nn.Module or a gst.programs.Step")
     given = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     return inference_step(model, given), dict(model.named_parameters()) | dict(model.named_buffers())

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from gst.devices import Device, Plan
 from gst.devices.plan import positions_of_nodes
+from gst.files.replaced import replaced
+from gst.files.untrusted import plain, read_object
 from gst.placement.task import Task
 from gst.programs import Program
 
 
 def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
     """Write `path` at once or not at all; `Plan.load` reads it too."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"program": program.key, **plan.to_dict()}))
-    partial.replace(path)
+    with replaced(path) as file:
+        file.write(json.dumps({"program": program.key, **plan.to_dict()}))
 
 
 def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
@@ -26,18 +27,15 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
         ValueError: it is no plan, or one for another program (by key, where the file has one, and number of nodes) or
             for other devices.
     """
-    try:
-        record = json.loads(path.read_text())
-        plan = Plan.from_dict(record)
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no plan ({type(error).__name__}: {error})") from error
-    if record.get("program", program.key) != program.key:
+    plan = Plan.load(path)
+    key = read_object(path).get("program", program.key)
+    if key != program.key:
         raise ValueError(
-            f"{path} is a plan for the program with key {record['program']}, {program.name!r} has {program.key}; "
+            f"{path} is a plan for the program with key {plain(str(key), 40)}, {program.name!r} has {program.key}; "
             "make the plan again for this program"
         )
     try:
         positions_of_nodes(plan, program, devices)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {plain(error)}") from error
     return plan

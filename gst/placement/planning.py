@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class Planned:
     curve: tuple[tuple[int, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON; NaN becomes None."""
         return {
             "plan": None if self.plan is None else self.plan.to_dict(), "seconds": self.seconds,
             "expected_ms": None if np.isnan(self.expected_ms) else self.expected_ms, "evaluations": self.evaluations,
@@ -59,6 +60,7 @@ class Planned:
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Planned:
+        """What `to_dict` gave."""
         return Planned(
             None if record["plan"] is None else Plan.from_dict(record["plan"]),
             float("nan") if record["expected_ms"] is None else record["expected_ms"], record["seconds"],
@@ -95,16 +97,19 @@ def plan_all(
     each_s = (time.perf_counter() - started) / max(len(baselines), 1)
     for (name, plan), took in zip(baselines.items(), runtime(list(baselines.values())), strict=True):
         found[name] = Planned(plan, float(took), each_s, 1)
-    for number, name in enumerate(methods if evaluations > 0 else ()):
+    for name in methods if evaluations > 0 else ():
         if name not in known:
-            progress(name, number, len(methods))
-            known[name] = _search(name, task, runtime, evaluations, tasks, seed)
+            known[name] = _search(name, task, runtime, evaluations, tasks, seed, progress)
             if log is not None:
                 settings = {"task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations}
                 log.append({"method": name, **settings, **known[name].to_dict()})
         found[name] = known[name]
-    progress("planned", len(methods), len(methods))
     return found
+
+
+def plans_found(planned: Mapping[str, Planned]) -> dict[str, Plan]:
+    """The plans by name, of those that came up with one."""
+    return {name: each.plan for name, each in planned.items() if each.plan is not None}
 
 
 def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
@@ -125,10 +130,17 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
     )
 
 
-def _search(name: str, task: Task, runtime: Runtime, evaluations: int, tasks: Sequence[str], seed: int) -> Planned:
+def _search(
+    name: str, task: Task, runtime: Runtime, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
+) -> Planned:
     tracked = Tracked(runtime if "schedule" in tasks else _Unscheduled(runtime), evaluations)
+
+    def told(*_: object) -> None:
+        progress(f"planning by {name}", tracked.num_asked, evaluations)
+
     started = time.perf_counter()
-    METHODS[name](task, tracked, seed, **({"tasks": tasks} if name in JOINT else {}))
+    told()
+    METHODS[name](task, tracked, seed, progress=told, **({"tasks": tasks} if name in JOINT else {}))
     seconds = time.perf_counter() - started
     plan = None if tracked.best is None else restrict(tracked.best, tasks)
     expected = tracked.best_ms if plan is not None else float("nan")

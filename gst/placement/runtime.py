@@ -21,20 +21,25 @@ class Runtime(Protocol):
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]: ...
 
 
+class Measures(Protocol):
+    """Runs plans, and says everything that was seen."""
+
+    def measure(self, plans: Sequence[Plan]) -> list[Measurement]: ...
+
+
 class MeasuredRuntime:
     """Runs plans on the devices, in turns, on quiet cores.
 
     Args:
         executor: entered; an `IsolatedExecutor` survives plans that crash or hang.
-        repetitions, warmup: of each plan, see `gst.devices.measure`.
+        repetitions: timed runs of each plan, after one that is not timed.
         gate: asked before every round.
     """
 
     def __init__(
-        self, executor: AnyExecutor | IsolatedExecutor, repetitions: int = 7, warmup: int = 1,
-        gate: LoadGate | None = None,
-    ) -> None:  # fmt: skip
-        self.executor, self.repetitions, self.warmup, self.gate = executor, repetitions, warmup, gate
+        self, executor: AnyExecutor | IsolatedExecutor, repetitions: int = 7, gate: LoadGate | None = None
+    ) -> None:
+        self.executor, self.repetitions, self.gate = executor, repetitions, gate
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
@@ -42,13 +47,13 @@ class MeasuredRuntime:
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
         """As a call, with everything that was seen."""
         if isinstance(self.executor, IsolatedExecutor):
-            return measure_plans(self.executor, plans, self.repetitions, self.warmup, self.gate)
+            return measure_plans(self.executor, plans, self.repetitions, gate=self.gate)
         labels = [f"{i}:{plan.key}" for i, plan in enumerate(plans)]
         runs: dict[str, Callable[[], object]] = {
             label: partial(self.executor.run, plan) for label, plan in zip(labels, plans, strict=True)
         }
         keys = {label: plan.key for label, plan in zip(labels, plans, strict=True)}
-        seen = measure(runs, self.repetitions, self.warmup, self.gate, plan_keys=keys)
+        seen = measure(runs, self.repetitions, 1, self.gate, plan_keys=keys)
         return [seen[label] for label in labels]
 
 

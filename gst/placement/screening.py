@@ -22,7 +22,7 @@ from gst.data.measured_plans import Profiled, core_use, plans_graph
 from gst.devices import Plan
 from gst.devices.plan import ranks
 from gst.neighbours import neighbours
-from gst.placement.runtime import Runtime, SimulatedRuntime
+from gst.placement.runtime import SimulatedRuntime
 from gst.placement.task import Task
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
@@ -56,12 +56,11 @@ class ScreenedRuntime:
     Args:
         task: what is placed where.
         correction: what learns; `SummedCosts(task)` if not given.
-        simulated: who says how long a plan takes before anything is learned; `SimulatedRuntime(task)` if not given.
     """
 
-    def __init__(self, task: Task, correction: Correction | None = None, simulated: Runtime | None = None) -> None:
+    def __init__(self, task: Task, correction: Correction | None = None) -> None:
         self.task = task
-        self.simulated = SimulatedRuntime(task) if simulated is None else simulated
+        self.simulated = SimulatedRuntime(task)
         self.correction = SummedCosts(task) if correction is None else correction
         self._known: dict[str, tuple[Plan, float, float]] = {}  # plan, simulated ms, logarithm of the ratio
 
@@ -92,6 +91,10 @@ class ScreenedRuntime:
 
     def __call__(self, plans: Sequence[Plan]) -> Answers:
         return self.with_spread(plans)[0]
+
+    def excess(self, plan: Plan) -> float:
+        """How much of what it may take a plan takes too much, as `SimulatedRuntime` says."""
+        return self.simulated.excess(plan)
 
     def with_spread(self, plans: Sequence[Plan], coverage: float = 0.68) -> tuple[Answers, Answers]:
         """Runtimes in milliseconds, and for each a factor >= 1: measured, it should lie between runtime / factor and
@@ -157,8 +160,9 @@ class SummedCosts:
 
 class NetworkCorrection:
     """The GST cost model, asked through a `Rescorer`; learning again goes on from the weights it has. Deviations are
-    the disagreement of the members and the error on what was learned. It takes a minute where `SummedCosts` takes a
-    second, and from 16 to 50 measured plans of a program it was no better; but what it learns it knows by operation.
+    the disagreement of the members and the error on what was learned. It takes minutes where `SummedCosts` takes
+    seconds, and a search of 50 measurements ends about as well by either (`experiments.benchmarks.search_loop`); but
+    what it learns it knows by operation.
 
     Args:
         task: what is placed where.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,12 @@ from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.graph import Graph
+from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.moves import crossover, mutate
-from gst.placement.planning import restrict
-from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime, Tracked
-from gst.placement.screening import ScreenedRuntime
+from gst.placement.planning import Planned, restrict
+from gst.placement.runtime import Measures, Runtime, Tracked
+from gst.placement.screening import Correction, ScreenedRuntime
 from gst.placement.task import Task
 from gst.placement.workers import Workers
 from gst.progress import Progress
@@ -45,6 +47,7 @@ class Trial:
     measurement: Measurement
 
     def to_dict(self) -> dict[str, Any]:
+        """For a `Log`; NaN becomes None."""
         return {
             "origin": self.origin, "round": self.round,
             "predicted_ms": None if np.isnan(self.predicted_ms) else self.predicted_ms,
@@ -53,6 +56,7 @@ class Trial:
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Trial:
+        """What `to_dict` gave."""
         predicted = record["predicted_ms"]
         return Trial(
             Plan.from_dict(record["plan"]), record["origin"], record["round"],
@@ -68,6 +72,11 @@ class Proposal:
     origin: str
 
 
+def as_is(plan: Plan) -> Plan:
+    """A plan that runs as it was proposed (`Search.as_run`)."""
+    return plan
+
+
 @dataclass(eq=False)
 class Search:
     """A search for the fastest plan of a task. Every measurement is on disk before the next begins; a search that is
@@ -75,19 +84,21 @@ class Search:
 
     Args:
         task: what is placed where.
-        runtime: measures, in this process or in others.
+        runtime: measures, in this process, in others, or on other hosts.
         log: where trials are appended; trials of it are taken over.
         starts: plans by name, baselines above all, the first that are measured.
         budget: plans to measure, `starts` included.
-        evaluations: simulated plans for each proposal of annealing.
+        evaluations: plans that annealing may ask the simulator about in each round, and as many the corrected one.
         tasks: what is decided, see `gst.placement.planning.restrict`.
         rounds: how often what was measured is learned from.
         seed: of everything that is drawn.
         progress: told what is going on.
+        as_run: a plan of the task as one that the runtime takes, where these differ.
+        correction: what learns by how much the simulator is wrong; `SummedCosts(task)` if not given.
     """
 
     task: Task
-    runtime: MeasuredRuntime | Workers
+    runtime: Measures | Workers | FleetWorkers
     log: Log
     starts: Mapping[str, Plan]
     budget: int = 50
@@ -96,6 +107,8 @@ class Search:
     rounds: int = 4
     seed: int = 0
     progress: Progress = lambda what, done, total: None
+    as_run: Callable[[Plan], Plan] = as_is
+    correction: Correction | None = None
     num_screened: int = 0
     seconds: float = 0.0
     trials: list[Trial] = field(init=False)
@@ -104,7 +117,7 @@ class Search:
         records = self.log.read()
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
-        self.screen = ScreenedRuntime(self.task)
+        self.screen = ScreenedRuntime(self.task, self.correction)
         for record, trial in zip(records, self.trials, strict=True):
             if record.get("program") != self.task.key or trial.plan.devices != self.task.names:
                 raise ValueError(
@@ -131,6 +144,11 @@ class Search:
         self._measure([Proposal(plan, "again") for plan in self._fastest(again)], self.rounds)
         self.seconds += time.perf_counter() - started
         return self.best()
+
+    def found(self) -> Planned:
+        """`run`, with what the simulator says of the plan."""
+        plan = self.run()
+        return Planned(plan, float(self.screen.simulated([plan])[0]), self.seconds, len(self.trials))
 
     def best(self) -> Plan:
         """The plan with the lowest median of all its runs.
@@ -189,7 +207,7 @@ class Search:
         """`starts`, the fastest in simulation first, as far as half of the budget goes, the portfolio or not."""
         known = {trial.plan.key for trial in self.trials}
         plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
-        expected = dict(zip(plans, SimulatedRuntime(self.task)([each.plan for each in plans.values()]), strict=True))
+        expected = dict(zip(plans, self.screen.simulated([each.plan for each in plans.values()]), strict=True))
         in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
         wanted = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in known]
         return wanted[: self.budget - len(self.trials)]
@@ -212,36 +230,43 @@ class Search:
 
     def _proposed(self, number: int) -> list[Proposal]:
         top = self._fastest(NUM_TOP)
-        proposed = []
-        for turn, start in enumerate([top[:1], top]):
-            self.progress("annealing", turn, 2)
-            tracked = Tracked(SimulatedRuntime(self.task), self.evaluations)
-            anneal(self.task, tracked, seed=self.seed + 2 * number + turn, start=start)
-            self.num_screened += tracked.num_asked
-            proposed += [Proposal(restrict(plan, self.tasks), "annealing") for plan in tracked.improvements[-32:]]
+        proposed = self._annealed("the simulator", self.screen.simulated, self.seed + 2 * number, top[:1])
+        proposed += self._annealed("the cost model", self.screen, self.seed + 2 * number + 1, top)
         sources = top + [each.plan for each in proposed[-NUM_TOP:]]
         mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
         return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
+
+    def _annealed(self, by: str, runtime: Runtime, seed: int, start: Sequence[Plan]) -> list[Proposal]:
+        def told(what: str, done: int, total: int) -> None:
+            self.progress(f"annealing by {by}", done, total)
+
+        tracked = Tracked(runtime, self.evaluations)
+        anneal(self.task, tracked, seed, told, start)
+        self.num_screened += tracked.num_asked
+        return [Proposal(restrict(plan, self.tasks), "annealing") for plan in tracked.improvements[-32:]]
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
         if self._generator.random() < 0.3:
             return crossover(self.task, plans, self._generator)
         return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
-    def _answers(self, several: Sequence[Sequence[Proposal]]) -> Iterator[list[Measurement]]:
-        """Workers are asked about all at once, a runtime of this process about a few at a time."""
-        asked = [[each.plan for each in few] for few in several]
-        if isinstance(self.runtime, MeasuredRuntime):
-            return map(self.runtime.measure, asked)
-        futures = [self.runtime.submit(plans) for plans in asked]
-        return (future.result() for future in futures)
+    def _answers(self, several: Sequence[Sequence[Proposal]]) -> Iterator[tuple[int, list[Measurement]]]:
+        """What was measured, with its position in `several`. A runtime of this process is asked about a few at a time,
+        workers about all at once, and they answer in any order."""
+        asked = [[self.as_run(each.plan) for each in few] for few in several]
+        if not isinstance(self.runtime, Workers | FleetWorkers):
+            yield from enumerate(map(self.runtime.measure, asked))
+            return
+        positions = {self.runtime.submit(plans): position for position, plans in enumerate(asked)}
+        for future in as_completed(positions):
+            yield positions[future], future.result()
 
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
         """Measure a few plans at a time, in turns, and write down each as soon as it is there."""
         several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
         predicted = [self.screen([each.plan for each in few]) for few in several]
-        for few, said_of, seen in zip(several, predicted, self._answers(several), strict=True):
-            for each, said, measurement in zip(few, said_of, seen, strict=True):
+        for position, seen in self._answers(several):
+            for each, said, measurement in zip(several[position], predicted[position], seen, strict=True):
                 trial = Trial(each.plan, each.origin, number, float(said), measurement)
                 self.log.append({"program": self.task.key, **trial.to_dict()})
                 self.trials.append(trial)

@@ -32,6 +32,7 @@ class Task:
         contention: what operations cost each other.
         program: what is executed; None if it exists as costs only.
         sizes_hold_values: whether `resident_bytes` are all that counts, as published sizes hold values of a run too.
+        known_as: what `key` is, where it is not that of the program.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Task:
     contention: Contention = field(default_factory=Contention)
     program: Program | None = None
     sizes_hold_values: bool = False
+    known_as: str = ""
 
     @staticmethod
     def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
@@ -97,6 +99,8 @@ class Task:
     @cached_property
     def key(self) -> str:
         """Of the program if there is one, otherwise of the costs; 16 hexadecimal digits."""
+        if self.known_as:
+            return self.known_as
         if self.program is not None:
             return self.program.key
         digest = hashlib.sha256(repr(self.names).encode())
@@ -117,9 +121,7 @@ class Task:
             limits[device.memory] = min(known, default=None)
         return limits
 
-    def plan(
-        self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None
-    ) -> Plan:
+    def plan(self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None) -> Plan:
         return Plan(self.names, placement.astype(np.int64), priority)
 
     def plan_of_groups(

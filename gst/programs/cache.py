@@ -26,6 +26,7 @@ from gst.programs.workloads.hugging_face import PREFIX
 
 TRACES = Path("runs/traces")
 SOURCES = "sources.json"
+LEFT_S = 3600.0  # nobody writes that long
 STARTED = time.time()  # of this process, nearly
 
 
@@ -91,7 +92,11 @@ def _changed_since_import(files: Iterable[Path]) -> bool:
 
 
 def _keep(program: Program, directory: Path, sources: Iterable[Path]) -> None:
-    """Put the trace in place of what is there, at once."""
+    """Put the trace in place of what is there, at once, and remove what a kill left of earlier ones."""
+    for left in directory.parent.glob(f".partial-{directory.name}-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
     partial = directory.with_name(f".partial-{directory.name}-{uuid4().hex}")
     try:
         program.save(partial / "program")

@@ -64,6 +64,8 @@ def _from_function(name: str, module_name: str, function_name: str) -> Step:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
+        if module_name.endswith(".py"):
+            raise ValueError(f"{name!r} names a file; write {module_name[:-3]}:{function_name}") from error
         raise ValueError(f"cannot import {module_name!r} of {name!r}: {error}; is it on PYTHONPATH?") from error
     factory = getattr(module, function_name, None)
     if not callable(factory):

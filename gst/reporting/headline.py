@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gst.charts import DASH, brief, escape, number, span, whole
+from gst.reporting.charts import DASH, brief, escape, number, span, whole
+from gst.reporting.page import tiles
 from gst.reporting.record import (
     Record,
     best_baseline,
@@ -86,11 +87,7 @@ def lead(record: Record) -> str:
 
 def facts(record: Record) -> str:
     """The numbers of the headline, and how many plans they come from, as tiles."""
-    tiles = _measured_facts(record) if runtime_of(record) == "measured" else _computed_facts(record)
-    cells = (
-        f'<li><b class="{tone}">{escape(value)}</b><span>{escape(what)}</span></li>' for value, what, tone in tiles
-    )
-    return f'<ul class="facts">{"".join(cells)}</ul>'
+    return tiles(_measured_facts(record) if runtime_of(record) == "measured" else _computed_facts(record))
 
 
 def _measured_facts(record: Record) -> list[tuple[str, str, str]]:

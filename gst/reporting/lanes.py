@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.charts import NUM_COLOURS, Axis, brief, drawing, text
+from gst.reporting.charts import NUM_COLOURS, Axis, brief, drawing, text
 
 WIDTH, LEFT, RIGHT = 960.0, 8.0, 948.0
 CELL = 0.5  # pixels
@@ -119,7 +119,8 @@ def lanes(bars: Bars, names: Sequence[tuple[int, str]], kinds: Sequence[int], la
         out.append(text(min(x(tick), RIGHT - 4), bottom + 22, f"{tick:,.6g}", css="tick", size=14))
     out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{RIGHT:g}"/>')
     out.append(text((LEFT + RIGHT) / 2, bottom + 42, f"simulated milliseconds, {brief(bars.span_ms)} in all", size=14))
-    return drawing(label, "".join(out), WIDTH, bottom + 52, "min-width:720px")
+    told = "; ".join(words for _, words in names)
+    return drawing(label, "".join(out), WIDTH, bottom + 52, "min-width:720px", told)
 
 
 def height(position: int, kinds: Sequence[int]) -> float:

@@ -1,13 +1,56 @@
-"""What every section is made of: headings, tables, figures, legends. All text from outside is escaped here."""
+"""What every page is made of: its frame, headings, tables, figures, legends. All text from outside is escaped here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Any
 
-from gst.charts import CROSS, SHAPES, escape, mark
+from gst.reporting.charts import CROSS, DASH, SHAPES, escape, mark
 
 KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation", "uncertain": "uncertain"}
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: str) -> str:
+    """A page that is one file and loads nothing.
+
+    Args:
+        title, heading, command: plain words.
+        eyebrow, lead, body: HTML, above and below the heading and in the main part.
+    """
+    css, script = (
+        resources.files("gst").joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><header>"
+        f'<p class="eyebrow">{eyebrow}</p><h1>{_unbroken(heading)}</h1>{lead}</header>\n<main>{body}</main>\n'
+        f"<footer><p>Written by {escape(command)}. This page is one file and loads nothing.</p></footer>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _unbroken(words: str) -> str:
+    """The words, escaped, with no line broken within an interval or before a unit."""
+    kept = escape(words).replace(DASH, f"\u2060{DASH}\u2060")
+    return kept.replace(" ms", "\u00a0ms").replace(" %", "\u00a0%")
+
+
+def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
+    """Numbers (value, what it is, '' or 'good' or 'bad') in large type."""
+    cells = (
+        f'<li><b class="{tone}">{escape(value)}</b><span>{escape(what)}</span></li>' for value, what, tone in entries
+    )
+    return f'<ul class="facts">{"".join(cells)}</ul>'
+
+
+def definitions(entries: Iterable[tuple[Any, Any]]) -> str:
+    """Names and what they stand for."""
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in entries)}</dl>"
 
 
 def section(name: str, title: str, *parts: str) -> str:
@@ -27,15 +70,20 @@ def empty(sentence: str) -> str:
 
 
 def rows(
-    caption: str, heads: Sequence[str], lines: Iterable[Sequence[Any]], best: int | None = None, words: int = 1
-) -> str:
-    """A table whose first `words` columns are words and whose others are numbers, in a box that scrolls."""
+    caption: str, heads: Sequence[str], lines: Iterable[Sequence[Any]], best: int | None = None, words: int = 1,
+    anchor: str = "",
+) -> str:  # fmt: skip
+    """A table whose first `words` columns are words and whose others are numbers, in a box that scrolls.
+
+    With `anchor` each row can be linked to by that and the first of its words.
+    """
     kind = ["" if column < words else ' class="num"' for column in range(len(heads))]
     head = "".join(f'<th scope="col"{css}>{escape(cell)}</th>' for css, cell in zip(kind, heads, strict=True))
     body = []
     for index, line in enumerate(lines):
         cells = "".join(f"<td{css}>{escape(cell)}</td>" for css, cell in zip(kind[1:], line[1:], strict=True))
-        body.append(f'<tr{" class=best" * (index == best)}><th scope="row">{escape(line[0])}</th>{cells}</tr>')
+        name = f' id="{anchor}{escape(line[0])}"' if anchor else ""
+        body.append(f'<tr{name}{" class=best" * (index == best)}><th scope="row">{escape(line[0])}</th>{cells}</tr>')
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
@@ -47,20 +95,16 @@ def figure(svg: str, caption: str, table: str = "", legend: str = "", heading: s
     title = f"<h3>{heading}</h3>" if heading else ""
     return (
         f'<div>{title}<figure><div class="plot">{svg}</div>{legend}<figcaption>{caption}</figcaption>'
-        f"{_details(table)}</figure></div>"
+        f"{details(table)}</figure></div>"
     )
 
 
-def wide_figure(name: str, svg: str, caption: str, table: str, legend: str = "", told: bool = False) -> str:
-    """A drawing as wide as the page, which scrolls where it does not fit and has buttons to zoom.
-
-    With `told` a tap on a circle shows its title beneath.
-    """
-    line = '<p class="told" aria-live="polite"></p>' if told else ""
+def wide_figure(name: str, svg: str, caption: str, table: str, legend: str = "") -> str:
+    """A drawing as wide as the page, which scrolls where it does not fit and has buttons to zoom."""
     return (
         f'<h3>{name}</h3><figure class="graph">{legend}'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{svg}</div>'
-        f'{line}<figcaption>{caption}</figcaption>{_details(table)}</figure>'
+        f"<figcaption>{caption}</figcaption>{details(table)}</figure>"
     )
 
 
@@ -79,5 +123,6 @@ def kind_legend(kinds: set[str], failed: bool = False) -> str:
     return legend(shown + [("", f'<path class="mark failed" d="{CROSS}"/>', "failed")] * failed)
 
 
-def _details(table: str) -> str:
+def details(table: str) -> str:
+    """A table that opens on demand; nothing where there is none."""
     return f"<details><summary>The same in numbers</summary>{table}</details>" if table else ""

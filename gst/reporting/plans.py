@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gst import charts
-from gst.charts import brief, escape, number, span, whole
+from gst.reporting import charts
+from gst.reporting.charts import brief, escape, number, span, whole
 from gst.reporting.headline import ratio_of
 from gst.reporting.page import empty, figure, pair, rows, section
 from gst.reporting.record import (
@@ -121,15 +121,11 @@ def _times(record: Record, names: list[str]) -> str:
 
 
 def _curves(record: Record) -> str:
-    curves = {
-        str(name): kept for name, points in mapping(record.get("curves")).items() if (kept := _points(points))
-    }
+    curves = {str(name): kept for name, points in mapping(record.get("curves")).items() if (kept := _points(points))}
     if not curves:
         return f"<div><h3>How the methods got there</h3>{empty('No account was kept of what the methods tried.')}</div>"
     known, most = plans_of(record), max(points[-1][0] for points in curves.values())
-    drawn = [
-        Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()
-    ]
+    drawn = [Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()]
     least, name = min(_asked_baselines(record), default=(math.nan, ""))
     by = "published latency" if runtime_of(record) == "published" else "simulated time"
     label = f"Best {by} so far of {len(drawn)} methods over the plans they asked about"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from gst.charts import number
+from gst.reporting.charts import number
 
 Record = Mapping[str, Any]
 
@@ -89,8 +89,8 @@ def overlaps(one: Record, other: Record) -> bool:
 
 
 def command_of(record: Record) -> str:
-    """'gst place' or 'gst demo', or 'gst' if the record names another or none."""
-    named = re.match(r"gst (place|demo)(?=\s|$)", str(record.get("command") or ""))
+    """'gst place', 'gst demo' or 'gst fit', or 'gst' if the record names another or none."""
+    named = re.match(r"gst (place|demo|fit)(?=\s|$)", str(record.get("command") or ""))
     return named.group() if named else "gst"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gst import charts
-from gst.charts import DASH, brief, number, span
+from gst.reporting import charts
+from gst.reporting.charts import DASH, brief, number, span
 from gst.reporting.page import empty, figure, kind_legend, rows, section
 from gst.reporting.record import Record, kind_of, mapping, mappings, pytorch_of, time_of
 

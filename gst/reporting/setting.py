@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gst.charts import brief, escape
-from gst.reporting.page import empty, pair, rows, section
+from gst.reporting.charts import brief, escape
+from gst.reporting.page import definitions, empty, pair, rows, section
 from gst.reporting.record import Record, device_names, mapping, runtime_of
 
 HOW = {
@@ -37,14 +37,14 @@ def setting(record: Record) -> str:
     """Machine, devices, command and method, in words that hold for the runtime of the record."""
     measured = runtime_of(record) == "measured"
     machine = {**mapping(record.get("machine")), "seconds in all": brief(record.get("seconds"))}
-    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in machine.items())
+    facts = definitions(machine.items())
     title, words = HOW[runtime_of(record)]
     where = "Machine" if measured else "Machine that computed this"
     return section(
         "setting",
         "Machine, devices, command",
         pair(
-            f"<div><h3>{where}</h3><dl>{facts}</dl></div>",
+            f"<div><h3>{where}</h3>{facts}</div>",
             f"<div><h3>{'Devices' if measured else 'Devices of the costs'}</h3>{_devices(record)}</div>",
         ),
         f"<h3>Command</h3><pre><code>{escape(record.get('command') or 'not recorded', 4000)}</code></pre>",

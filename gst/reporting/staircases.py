@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gst.charts import WIDTH, Axis, brief, drawing, escape, frame, text
+from gst.reporting.charts import WIDTH, Axis, brief, drawing, escape, frame, text
 
 HEIGHT = 372
 RIGHT = WIDTH - 102  # where curves end and their names begin
@@ -53,7 +53,8 @@ def staircases(curves: Sequence[Curve], reference: float, reference_name: str, l
         lead = f"M{x(curve.asked)} {end}H{RIGHT + 2}L{RIGHT + 12} {at:g}"
         out.append(f'<path class="leader {colour}" d="{lead}"/>')
         out.append(text(RIGHT + 15, at + 4, curve.name[:14], "start", "note"))
-    return drawing(label, "".join(out), height=HEIGHT)
+    ends = "; ".join(f"{curve.name} ends at {brief(curve.points[-1][1])} ms" for curve in curves)
+    return drawing(label, "".join(out), height=HEIGHT, description=ends)
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gst.charts import NUM_COLOURS, brief, escape, number, whole
+from gst.reporting.charts import NUM_COLOURS, brief, escape, number, whole
 from gst.reporting.lanes import Bars, busy_ms, lanes, swatch
 from gst.reporting.page import empty, legend, rows, section, wide_figure
 from gst.reporting.record import Record, best_of, device_names, mapping, runtime_of, time_of

@@ -1,7 +1,29 @@
-"""Graph Segment Training under Lightning."""
+"""Graph Segment Training under Lightning, and W&B.
 
-from gst.training.datamodule import SegmentDataModule
-from gst.training.finetuning import HeadFinetuning
-from gst.training.module import SegmentTrainingModule
+Names are loaded when they are first used, so that a sweep, whose trainings are other processes, does not
+wait for Lightning.
+"""
 
-__all__ = ["HeadFinetuning", "SegmentDataModule", "SegmentTrainingModule"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gst.training.datamodule import SegmentDataModule
+    from gst.training.finetuning import HeadFinetuning
+    from gst.training.module import SegmentTrainingModule
+    from gst.training.sharding import FullySharded
+
+_HOMES = {
+    "FullySharded": "sharding", "HeadFinetuning": "finetuning", "SegmentDataModule": "datamodule",
+    "SegmentTrainingModule": "module",
+}  # fmt: skip
+
+__all__ = ["FullySharded", "HeadFinetuning", "SegmentDataModule", "SegmentTrainingModule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gst.training' has no attribute {name!r}")
+    return getattr(import_module(f"gst.training.{_HOMES[name]}"), name)

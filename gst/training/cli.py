@@ -4,20 +4,58 @@ from __future__ import annotations
 
 import argparse
 import csv
+import logging
+import os
 import pickle
 import shlex
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from jsonargparse import DefaultHelpFormatter
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from gst.files.replaced import replaced
+from gst.files.untrusted import check_yaml
+from gst.training.checkpoints import BackgroundCheckpointIO
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
+from gst.training.processes import gathered
+from gst.training.recorder import Recorder
+from gst.training.report import ReportPage
+from gst.training.sharding import FullySharded as FullySharded  # --trainer.strategy fsdp2
+from gst.training.stopping import Stoppable
+
+AN_EXAMPLE = "experiments/configs/giant_synthetic.yaml"
+LAST = "runs/giant_synthetic/checkpoints/last.ckpt"
+EXAMPLES = {
+    "fit": (
+        f"--config {AN_EXAMPLE}",
+        f"--config {AN_EXAMPLE} --trainer.max_epochs 3 --model.num_fresh 2 --json runs/fit.json",
+        f"--config {AN_EXAMPLE} --ckpt_path last",
+        f"--config {AN_EXAMPLE} --print_config > mine.yaml",
+    ),
+    "validate": (f"--config {AN_EXAMPLE} --ckpt_path {LAST}",),
+    "test": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --json runs/test.json",),
+    "predict": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --predictions.path runs/scores.csv",),
+}
+"""What the help of each command ends with."""
+
+NOT_FOR_USERS = (
+    "💡 Tip: For seamless cloud",  # two advertisements of services, printed whatever the configuration says
+    "TPU available: False",  # the line about GPUs stays: those are what people look for
+    "`weights_only` was not set, defaulting to `False`",  # on saving; BackgroundCheckpointIO loads weights alone
+)
+"""Beginnings of messages of Lightning that nobody can act on."""
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -39,21 +77,46 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        with partial.open("w", newline="") as file:
+        predictions = gathered(predictions)
+        if not trainer.is_global_zero:
+            return
+        with replaced(self.path) as file:
             writer = csv.writer(file)
             writer.writerow(["graph", "unique_config", "score"])
             for rows in predictions:
                 writer.writerows(rows)
-        partial.replace(self.path)
 
 
 class GstCLI(LightningCLI):
-    """LightningCLI with a writer of predictions."""
+    """LightningCLI with a writer of predictions, checkpoints that are written in the background, and trainings that end
+    in order when they are asked to."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(PredictionWriter, "predictions")
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        strategy = self._get(self.config_init, "trainer", default={}).get("strategy")
+        by_layers = isinstance(strategy, FSDPStrategy | ModelParallelStrategy)
+        if by_layers or strategy in FSDPStrategy.get_registered_strategies():
+            name = strategy if isinstance(strategy, str) else type(strategy).__name__
+            raise ValueError(
+                f"strategy {name} gathers parameters layer by layer, and processes run encoders different numbers of "
+                "times; --trainer.strategy fsdp2 gathers them once a step, on any device"
+            )
+        trainer: L.Trainer = super().instantiate_trainer(**kwargs)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
+            trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
+        trainer.callbacks.insert(0, Recorder())  # type: ignore[attr-defined]
+        if self.subcommand == "fit":
+            trainer.callbacks.insert(0, Stoppable())  # type: ignore[attr-defined]
+        page = ReportPage(shlex.join(["gst", *sys.argv[1:]]))  # for all commands: checkpoints name it
+        trainer.callbacks.insert(0, page)  # type: ignore[attr-defined]
+        if trainer.num_nodes == 1 and sys.platform == "linux":  # nobody else is to be reached
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                _settle(logger)
+        return trainer
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -64,17 +127,24 @@ def run(arguments: list[str]) -> dict[str, Any]:
     """
     if arguments[0] != "fit" and not any(argument.startswith("--ckpt_path") for argument in arguments):
         raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is the one nobody trained")
+    for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if name in ("--config", "-c") or name.startswith("--config="):
+            check_yaml(Path(name.partition("=")[2] or value))
+    _silence_what_nobody_can_act_on(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
-        cli = GstCLI(
-            SegmentTrainingModule,
-            SegmentDataModule,
-            save_config_kwargs={"overwrite": True},
-            parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)", "exit_on_error": False}
-            | {name: {"exit_on_error": False} for name in ("fit", "validate", "test", "predict")},
-        )
+        with _own_run():
+            cli = GstCLI(
+                SegmentTrainingModule,
+                SegmentDataModule,
+                save_config_kwargs={"overwrite": True},
+                parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)", "exit_on_error": False}
+                | {"formatter_class": _HelpFormatter}  # of the commands too
+                | {name: {"exit_on_error": False, **_help(name)} for name in EXAMPLES},
+            )
     except argparse.ArgumentError as error:
-        raise ValueError(f"{error.message} (see gst {arguments[0]} --help)") from error
+        missing = f"; --config FILE.yaml gives them, such as {AN_EXAMPLE}" if "required" in error.message else ""
+        raise ValueError(f"{error.message}{missing} (see gst {arguments[0]} --help)") from error
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
     except pickle.UnpicklingError as error:
@@ -87,3 +157,58 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "best": None if best is None else {str(getattr(callback, "monitor", "")): float(best)},
         "epochs": cli.trainer.current_epoch,
     }
+
+
+@contextmanager
+def _own_run() -> Iterator[None]:
+    """A run of W&B that a training begins ends with it; else the next one of this process would go on with it."""
+    known = _current_run()
+    exit_code = 1
+    try:
+        yield
+        exit_code = 0
+    finally:
+        run = _current_run()
+        if run is not None and run is not known:
+            run.finish(exit_code)
+
+
+def _current_run() -> Any:
+    return getattr(sys.modules.get("wandb"), "run", None)  # imported where something is logged
+
+
+def _help(name: str) -> dict[str, Any]:
+    """A short usage, since the long one lists a hundred flags, and at the end, where a terminal stops, examples."""
+    examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
+    return {
+        "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",
+        "epilog": f"examples:\n{examples}\n\nAny key of the file is a flag too, as above: --trainer.max_epochs, "
+        "--data.max_nodes.\nBeside those listed: --json FILE, --quiet, --verbose and --debug.",
+    }
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """As jsonargparse's, with the lines of the examples as they are."""
+
+
+def _silence_what_nobody_can_act_on(arguments: list[str]) -> None:
+    # Lightning 2.6 calls what torch 2.9 and later deprecate, whenever a loader moves its batches.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", module=r"lightning\.pytorch")
+    if any(argument.startswith("--ckpt_path") for argument in arguments):  # of course: it holds what is gone on from
+        warnings.filterwarnings("ignore", "Checkpoint directory .* is not empty", module=r"lightning\.pytorch")
+    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").addFilter(_is_for_users)  # the same function is added once
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(NOT_FOR_USERS)
+
+
+def _settle(logger: WandbLogger) -> None:
+    """Files go below the directory of this training, wherever W&B's service, which writes them, was started; and two
+    warnings are spared, about what Lightning asks for and no user did."""
+    logger._wandb_init.pop("anonymous", None)  # "has no effect and will be removed"
+    if logger.save_dir is not None:
+        folder = Path(logger.save_dir).resolve()
+        folder.mkdir(parents=True, exist_ok=True)  # "git root ... does not exist": it is looked for before
+        logger._wandb_init["dir"] = str(folder)

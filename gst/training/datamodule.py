@@ -8,17 +8,18 @@ from typing import Any, Literal
 import lightning as L
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from gst.cost.metrics import are_placeholders
 from gst.data.collections import TpuGraphsCollection
 from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.data.tpugraphs import TpuGraphs
+from gst.progress import bar
 from gst.segments import SegmentedGraph
 from gst.store import open_store, prepare
 
 TRAIN, VALID, TEST = range(3)
+_NAMES = {VALID: "valid_source", TEST: "test_source"}
 _NEEDED = {"fit": (TRAIN, VALID), "validate": (VALID,), "test": (TEST,), "predict": (TEST,)}
 _SCORED = {"fit": VALID, "validate": VALID, "test": TEST}
 
@@ -33,12 +34,16 @@ class SegmentDataModule(L.LightningDataModule):
         split_by: hold out `configs` of every graph, whole `graphs`, or `groups` of them (`package/binary`).
         num_valid, num_test: how many are held out, for parts without a source of their own.
         split_seed: of the draw of what is held out.
-        graphs_per_step, configs_per_graph: size of a training step.
+        graphs_per_step, configs_per_graph: size of a training step, of each process where several train.
         lists_per_graph: at most so many lists of `configs_per_graph` configurations of each graph in one epoch.
         eval_configs: configurations per step of validation, test and prediction.
         seed: of the order of steps.
         valid_source, test_source: the graphs of that part, all of them, where a dataset is published in parts; nothing
             of `source` is held out for it then. Only the commands that need a part read it.
+
+    Attributes:
+        digest: the content key of the store of `source`, once it is prepared.
+        versions: the content keys of all stores that were opened, by the name of their source.
     """
 
     def __init__(
@@ -78,6 +83,14 @@ class SegmentDataModule(L.LightningDataModule):
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
         self.parts: dict[int, list[Selection]] = {}
         self.digest = ""
+        self.versions: dict[str, str] = {}
+
+    def prepare_data(self) -> None:
+        """Where several processes train, one on each host prepares the data while the others wait."""
+        trainer, stage = self.trainer, str(self.trainer.state.fn) if self.trainer else ""
+        if trainer is not None and trainer.world_size > 1 and stage in _NEEDED:
+            for source in {id(each): each for each in map(self._source, _NEEDED[stage])}.values():
+                self._prepared(source)
 
     def setup(self, stage: str) -> None:
         """Prepare what `stage` needs and is not there yet.
@@ -104,23 +117,28 @@ class SegmentDataModule(L.LightningDataModule):
     def _read(self, part: int) -> None:
         """This part or, if it has no source of its own, all parts that `source` is divided into."""
         if part in self.published:
-            _, graphs = self._prepared(self.published[part])
+            self.versions[_NAMES[part]], graphs = self._prepared(self._source(part))
             self.parts[part] = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
             return
         self.digest, graphs = self._prepared(self.source)
+        self.versions["source"] = self.digest
         divided = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
         self.parts |= {number: each for number, each in enumerate(divided) if number not in self.published}
 
+    def _source(self, part: int) -> GraphSource:
+        return self.published.get(part, self.source)
+
     def _prepared(self, source: GraphSource) -> tuple[str, list[SegmentedGraph]]:
         """The digest of the store of `source` and its graphs."""
-        with tqdm(desc="preparing segments", unit=" graphs", delay=2, leave=False) as bar:
-            directory = prepare(source, self.store, **self.segmentation, progress=lambda name: bar.update() and None)
+        with bar(desc="preparing segments", unit=" graphs", delay=2) as shown:
+            directory = prepare(source, self.store, **self.segmentation, progress=lambda name: shown.update() and None)
         return directory.name, open_store(directory)
 
     def train_dataloader(self) -> StepLoader:
         return StepLoader(
-            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, True, self.seed
-        )
+            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, True, self.seed,
+            *self._place(),
+        )  # fmt: skip
 
     def val_dataloader(self) -> StepLoader:
         return self._in_order(self._part(VALID))
@@ -146,7 +164,12 @@ class SegmentDataModule(L.LightningDataModule):
         return self.parts[i]
 
     def _in_order(self, selections: list[Selection]) -> StepLoader:
-        return StepLoader(selections, 1, self.eval_configs, shuffle=False)
+        rank, world_size = self._place()
+        return StepLoader(selections, 1, self.eval_configs, shuffle=False, rank=rank, world_size=world_size)
+
+    def _place(self) -> tuple[int, int]:
+        """Of this process among those that train, and how many they are."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
 
 def _check_labels(selections: list[Selection]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lightning as L
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from gst.training.module import SegmentTrainingModule
 
@@ -27,7 +28,15 @@ class HeadFinetuning(L.Callback):
             raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
         if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
             pl_module.estimator.freeze_encoder()
+            _reduce_what_learns(trainer.strategy, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A training resumed between two epochs begins the next one without `on_train_epoch_start`."""
         self.on_train_epoch_start(trainer, pl_module)
+
+
+def _reduce_what_learns(strategy: Strategy, module: SegmentTrainingModule) -> None:
+    """DistributedDataParallel waits for gradients of all parameters that learned when it was made: make it anew."""
+    if isinstance(strategy, DDPStrategy) and strategy.model is not module:
+        strategy.model = module
+        strategy.configure_ddp()

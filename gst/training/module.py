@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Step, StepLoader
@@ -19,6 +20,9 @@ from gst.data.prefetch import Reader
 from gst.estimator import GraphSegmentTraining
 from gst.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
+from gst.training.processes import gathered, share_of
+
+SCHEMA = 1  # of checkpoints; one without a number has this one
 
 
 class SegmentTrainingModule(L.LightningModule):
@@ -70,16 +74,20 @@ class SegmentTrainingModule(L.LightningModule):
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         self.offset: Tensor
         self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
-        self._evaluated: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._ddp_params_and_buffers_to_ignore = ["offset"]  # equal everywhere: not sent with every step
+        self._drawn = torch.get_rng_state()  # what lazy layers draw from
+        self._evaluated: list[tuple[int, str, Tensor, Tensor]] = []
+        self.scored: dict[str, tuple[Tensor, Tensor]] = {}  # scores and targets of the last evaluation, by graph
 
     @property
     def _data(self) -> SegmentDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        if self.trainer.world_size > 1:
+        if self.trainer.world_size > 1 and self.refresh == "drift":
             raise ValueError(
-                f"{self.trainer.world_size} processes would all train on the same steps; use --trainer.devices 1"
+                f"refresh='drift' looks at one table, and {self.trainer.world_size} processes share theirs; use "
+                "--model.refresh uniform, or --trainer.devices 1"
             )
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
@@ -91,14 +99,22 @@ class SegmentTrainingModule(L.LightningModule):
 
     def materialise(self, step: Step) -> None:
         """Give lazy layers their widths and make the table."""
+        if self.trainer.world_size > 1:  # Lightning seeds anew where processes meet; one alone draws on
+            torch.set_rng_state(self._drawn)
         embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
         if self.wants_table and self.estimator.table is None:
-            path = self._disk() if self.table_options["tier"] == "disk" else None
-            self.estimator.table = EmbeddingTable(
-                1, embedded.shape[-1], path=path, device=self.trainer.strategy.root_device, dataset=self._data.digest,
-                **self.table_options,
-            )  # fmt: skip
+            self.estimator.table = self._table(embedded.shape[-1])
             self.estimator.refresh = self.refresh
+
+    def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
+        """Of all rows, or of those of this process where several train; `table_capacity` is that of all."""
+        processes, capacity = self.trainer.world_size, self.table_options["capacity"]
+        path = self._disk() if self.table_options["tier"] == "disk" else None
+        options = self.table_options | {"capacity": None if capacity is None else -(-capacity // processes)}
+        table = EmbeddingTable(
+            1, channels, path=path, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
+        )
+        return table if processes == 1 else ShardedTable(table)
 
     def _disk(self) -> Path:
         path = Path(self.trainer.default_root_dir) / "runs"
@@ -119,30 +135,34 @@ class SegmentTrainingModule(L.LightningModule):
                 f"are as they were: look at these graphs' features, or lower --optimizer.init_args.lr"
             )
         self.log("train/loss", loss, prog_bar=True, batch_size=len(step.graphs))
-        return loss
+        return loss if step.peers is None else loss * share_of(step, step.peers, self.loss)
 
     def on_train_start(self) -> None:
         """A resumed training goes on with the steps of its own epoch. Segments are read one step ahead."""
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
+            if loader.world_size > 1:
+                self.estimator.register(graph for graph, _ in loader.selections)
             loader.set_epoch(self.current_epoch)
-            draw = lambda step, ahead: self.estimator.draw(step.graphs, step.configs, ahead)  # noqa: E731
+            draw = lambda step, ahead: self.estimator.draw(step.graphs, step.configs, ahead, step.peers)  # noqa: E731
             loader.reader = Reader(draw, self.estimator.load)
 
     def on_train_epoch_end(self) -> None:
         if isinstance(self.trainer.train_dataloader, StepLoader):
-            self.log("data/stall", self.trainer.train_dataloader.stall)
+            self.log("data/stall", self.trainer.train_dataloader.stall, sync_dist=True)
         if self.estimator.table is not None:
             statistics = self.estimator.table.statistics()
-            self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
+            self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()}, sync_dist=True)
 
     def validation_step(self, step: Step, index: int) -> None:
-        self._evaluate(step)
+        self._evaluate(step, index)
 
     def test_step(self, step: Step, index: int) -> None:
-        self._evaluate(step)
+        self._evaluate(step, index)
 
     def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float]]:
+        if step.peers is not None and step.peers.idle:
+            return []
         scores = self(step).cpu()
         if self.loss == "cross_entropy":
             scores = scores.argmax(-1)
@@ -159,24 +179,41 @@ class SegmentTrainingModule(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_metrics("test")
 
-    def _evaluate(self, step: Step) -> None:
+    def _evaluate(self, step: Step, index: int) -> None:
+        """Keep what the scores of a step are; those of other processes come in at the end."""
+        if step.peers is not None and step.peers.idle:
+            return
         scores = self(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
             real = ~targets.isnan()
-            self._evaluated[graph.name].append((row[real], targets[real]))
+            self._evaluated.append((index, graph.name, row[real], targets[real]))
 
     def _log_metrics(self, part: str) -> None:
-        pairs = [tuple(map(torch.cat, zip(*pieces, strict=True))) for pieces in self._evaluated.values()]
+        by_graph: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for _, name, scores, targets in sorted(gathered(self._evaluated), key=lambda each: each[0]):
+            by_graph[name].append((scores, targets))
         self._evaluated.clear()
+        self.scored = {name: _joined(pieces) for name, pieces in by_graph.items()}
+        pairs = list(self.scored.values())
         if pairs and all(len(scores) == 1 for scores, _ in pairs):  # one target per graph: rank the graphs
-            pairs = [tuple(map(torch.cat, zip(*pairs, strict=True)))]
+            pairs = [_joined(pairs)]
         measure = classify if self.loss == "cross_entropy" else evaluate
         metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
-        self.log_dict(means, prog_bar=True)
+        self.log_dict(means, prog_bar=True, sync_dist=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["segmentation"] = self._data.segmentation
+        checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raises:
+        ValueError: another version wrote the checkpoint.
+        """
+        if (found := checkpoint.get("schema", SCHEMA)) != SCHEMA:
+            raise ValueError(
+                f"the checkpoint has schema {found}, this version reads {SCHEMA}; train again, or go on with the "
+                "version that wrote it"
+            )
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -198,6 +235,11 @@ def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     correct = scores.argmax(-1) == targets
     by_class = [correct[targets == label].mean() for label in np.unique(targets)]
     return {"accuracy": float(correct.mean()), "balanced_accuracy": float(np.mean(by_class))}
+
+
+def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    scores, targets = zip(*pieces, strict=True)
+    return torch.cat(scores), torch.cat(targets)
 
 
 def _mean_of_known(values: list[float]) -> float:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from tqdm import tqdm
 
 from gst.data.derivation import derived
 from gst.data.tpugraphs import read
+from gst.files.untrusted import DAMAGE, check_classes, plain, read_tensors
 from gst.graph import Graph
+from gst.progress import bar
 from gst.segments import SegmentedGraph, segment
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
@@ -21,8 +22,14 @@ from gst.training.module import SegmentTrainingModule
 UNCHANGED = {"features": (), "reduction": "none"}
 
 
-def load(checkpoint: Path) -> tuple[SegmentTrainingModule, Callable[[Graph], SegmentedGraph]]:
+def load(
+    checkpoint: Path, trusted: Sequence[str] = ()
+) -> tuple[SegmentTrainingModule, Callable[[Graph], SegmentedGraph]]:
     """The model of a checkpoint in evaluation mode, and what makes of a graph the segments it would have learned from.
+
+    Args:
+        trusted: packages beside this one, torch and torch_geometric whose networks the checkpoint may name: they are
+            imported.
 
     Raises:
         ValueError: it is missing, damaged, or not a checkpoint of `gst fit`.
@@ -30,20 +37,22 @@ def load(checkpoint: Path) -> tuple[SegmentTrainingModule, Callable[[Graph], Seg
     if not checkpoint.is_file():
         raise ValueError(f"{checkpoint}: there is no such checkpoint; train one with `gst fit`")
     try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        content = read_tensors(checkpoint)
+        check_classes(content["hyper_parameters"], [f"{name}." for name in trusted])
         segmentation, derivation = content["segmentation"], content.get(SegmentDataModule.__qualname__, UNCHANGED)
         model = SegmentTrainingModule.load_from_checkpoint(
             checkpoint, map_location="cpu", weights_only=True, strict=False
         )
-    except (KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({first_line})") from error
+    except (*DAMAGE, ArgumentError) as error:
+        raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error)})") from error
     return model.eval(), lambda graph: segment(derived(graph, **derivation), **segmentation)
 
 
-def rank(checkpoint: Path, file: Path, configs_at_once: int = 256) -> Float[np.ndarray, " configs"]:
+def rank(
+    checkpoint: Path, file: Path, configs_at_once: int = 256, trusted: Sequence[str] = ()
+) -> Float[np.ndarray, " configs"]:
     """Scores of all configurations of `file`, in its order; the lower, the faster. Memory does not grow with them."""
-    model, cut = load(checkpoint)
+    model, cut = load(checkpoint, trusted)
     if model.loss == "cross_entropy":
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
     graph = cut(read(file, merge=False))
@@ -56,5 +65,5 @@ def rank(checkpoint: Path, file: Path, configs_at_once: int = 256) -> Float[np.n
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:
     parts = torch.arange(graph.num_configs).split(configs_at_once)
-    scores = [model.estimator.exact([graph], part[None])[0] for part in tqdm(parts, "scoring", delay=2, leave=False)]
+    scores = [model.estimator.exact([graph], part[None])[0] for part in bar(parts, "scoring", delay=2)]
     return (torch.cat(scores).cpu() + model.offset.float()).numpy()

@@ -44,7 +44,7 @@ def test_the_simulator_benchmark_tells_of_each_program() -> None:
 @needs_compiler
 @needs_two_cores
 def test_the_placement_benchmark_tells_of_each_program(tmp_path: Path) -> None:
-    settings = {"budget": 4, "evaluations": 20, "seeds": 1, "repetitions": 2, "compiled": False}
+    settings = {"budget": 4, "evaluations": 20, "seeds": 1, "repetitions": 2, "compiled": False, "patience_s": 0.0}
     result = placement.bench([TINY], tmp_path, **settings)
     row = result["workloads"][TINY]
     for name in ("one_device", "pytorch", "heft", "metis", "annealing", "go", "best", "moldable"):

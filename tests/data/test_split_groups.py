@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ NAMES = st.lists(
 ).map(lambda pairs: ["/".join(pair) for pair in pairs])
 
 
+@cache
 def named(name: str) -> SegmentedGraph:
     """Two nodes, three configurations."""
     features, given_by_configs = np.zeros((2, 1), np.float32), np.arange(3, dtype=np.int8).reshape(3, 1, 1)

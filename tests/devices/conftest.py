@@ -3,8 +3,8 @@
 import pytest
 
 from gst.devices import Device
-from gst.programs import WORKLOADS, Program, capture
-from tests.programs.small import SMALL
+from gst.programs import Program
+from tests.programs.small import SMALL, small_program
 
 __all__ = ["SMALL", "pair", "program", "programs"]
 
@@ -19,9 +19,9 @@ def pair(separate_memory: bool) -> list[Device]:
 
 @pytest.fixture(scope="session")
 def programs() -> dict[str, Program]:
-    return {name: capture(WORKLOADS[name](**sizes)) for name, sizes in SMALL.items()}
+    return {name: small_program(name) for name in SMALL}
 
 
 @pytest.fixture(params=sorted(SMALL))
-def program(request: pytest.FixtureRequest, programs: dict[str, Program]) -> Program:
-    return programs[request.param]
+def program(request: pytest.FixtureRequest) -> Program:
+    return small_program(request.param)

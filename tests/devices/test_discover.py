@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from gst.devices import discover, select
+from gst.devices import Device, discover, select
+from gst.devices.discover import core_numbers
 
 
 def test_one_device_for_each_usable_core() -> None:
@@ -26,3 +27,9 @@ def test_a_missing_device_is_refused() -> None:
         select(["cpu:0", "tpu:0"], devices)
     with pytest.raises(ValueError, match="twice"):
         select(["cpu:0", "cpu:0"], devices)
+
+
+def test_cores_are_numbered_in_the_order_of_the_system_and_free_devices_after_them() -> None:
+    cores: list[tuple[int, ...]] = [(5,), (), (2,), (2, 5), ()]
+    devices = [Device(f"cpu:{i}", "cpu", each, 1, "host", "made up") for i, each in enumerate(cores)]
+    assert core_numbers(devices) == [[1], [2], [0], [0, 1], [3]]

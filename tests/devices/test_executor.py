@@ -30,10 +30,10 @@ def alone(program: Program, name: str = "cpu:0", priority: np.ndarray | None = N
 
 
 @pytest.mark.parametrize("separate_memory", [False, True])
-def test_thirty_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
+def test_ten_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
     want, rng = eager(program), np.random.default_rng(0)
     with Executor(program, pair(separate_memory)) as executor:
-        for _ in range(30):
+        for _ in range(10):
             assert outputs_differ(executor.run(random_plan(program, rng)), want) is None
 
 
@@ -43,7 +43,7 @@ def test_three_devices_in_two_memories(program: Program) -> None:
     devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
     want, rng = eager(program), np.random.default_rng(1)
     with Executor(program, devices) as executor:
-        for _ in range(10):
+        for _ in range(4):
             plan = random_plan(program, rng, ("cpu:0", "cpu:1", "cpu:2"))
             assert outputs_differ(executor.run(plan), want) is None
             memory = [memories[place] for place in plan.placement]

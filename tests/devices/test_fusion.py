@@ -89,7 +89,7 @@ def drawn(data: st.DataObject, program: Program, greatest: int) -> np.ndarray:
     return np.array([data.draw(st.integers(-1, greatest)) for _ in range(program.num_nodes)], np.int64)
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(STEPS, st.data())
 def test_what_is_asked_becomes_legal_and_what_is_legal_stays(steps: list, data: st.DataObject) -> None:
     program = random_program(steps)
@@ -104,7 +104,7 @@ def test_what_is_asked_becomes_legal_and_what_is_legal_stays(steps: list, data: 
         assert partition(legal) == partition(asked)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(STEPS, st.data())
 def test_chains_are_legal_long_enough_and_cannot_be_joined(steps: list, data: st.DataObject) -> None:
     program = random_program(steps)
@@ -153,7 +153,7 @@ def by_operations(program: Program, group: Group) -> Callable[..., Any]:
     return call
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(STEPS, st.data())
 def test_a_rewritten_program_computes_the_same(steps: list, data: st.DataObject) -> None:
     program = random_program(steps)

@@ -20,11 +20,18 @@ from gst.devices import Device, LoadGate, Measurement, Plan
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.native import build
 from gst.programs import Program, Step, capture
+from tests.programs.small import small_program
 
 from .conftest import pair
 
 HERE = ("cpu:0", "cpu:1")
 TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Program]:
+    """Without capturing every workload."""
+    return {name: small_program(name) for name in ("rnnlm", "inception")}
 
 
 @pytest.fixture(scope="module")

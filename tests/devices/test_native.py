@@ -55,19 +55,19 @@ def test_random_plans_compute_the_program_and_keep_the_rule(program: Program, de
 
 
 @pytest.mark.slow
-def test_two_hundred_random_plans_give_the_outputs_of_the_program(program: Program) -> None:
+def test_dozens_of_random_plans_give_the_outputs_of_the_program(program: Program) -> None:
     want, rng = eager(program), np.random.default_rng(3)
     with NativeExecutor(program, MOLDABLE) as native:
-        for _ in range(200):
+        for _ in range(60 if program.num_nodes < 1_000 else 24):
             assert outputs_differ(native.run(random_plan(program, rng, names(MOLDABLE))), want) is None
 
 
 @pytest.mark.slow
-def test_a_thousand_random_plans_do_not_block_each_other(programs: dict[str, Program]) -> None:
+def test_many_random_plans_do_not_block_each_other(programs: dict[str, Program]) -> None:
     program, rng = programs["rnnlm"], np.random.default_rng(1)
     devices = [dataclasses.replace(device, threads=1) for device in CHAINED]
     with NativeExecutor(program, devices) as native:
-        for _ in range(1000):
+        for _ in range(300):
             native.run(random_plan(program, rng, names(CHAINED)))
 
 

@@ -10,8 +10,8 @@ from experiments.benchmarks.timeline import draw
 from gst.devices import Timeline
 from gst.devices.simulator import Simulation
 from gst.devices.trace import KINDS, chrome_trace, kind_of, save_trace
-from gst.programs import WORKLOADS, Program, capture
-from tests.programs.small import SMALL
+from gst.programs import Program
+from tests.programs.small import small_program
 
 from .conftest import pair
 
@@ -19,7 +19,7 @@ from .conftest import pair
 @pytest.fixture(scope="module")
 def two() -> dict[str, Program]:
     """Without capturing every workload: a recurrent one and one with convolutions."""
-    return {name: capture(WORKLOADS[name](**SMALL[name])) for name in ("rnnlm", "inception")}
+    return {name: small_program(name) for name in ("rnnlm", "inception")}
 
 
 def made(program: Program) -> tuple[Timeline, Simulation]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from experiments.reproductions import common_columns as common
-from experiments.reproductions import tpugraphs_across as across
-from experiments.reproductions.alexnet_columns import KEPT, broken_laws, with_all_columns
-from experiments.reproductions.layout_features import MEANINGS, NAMES, layout_features
+from experiments.reproductions.tpugraphs import across
+from experiments.reproductions.tpugraphs import common_columns as common
+from experiments.reproductions.tpugraphs.alexnet_columns import KEPT, broken_laws, with_all_columns
+from experiments.reproductions.tpugraphs.layout_features import MEANINGS, NAMES, layout_features
 from gst.data.features import FEATURES, enrich
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.hlo.opcodes import opcode_number

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.reproductions import tpugraphs_tile as tile
-from experiments.reproductions.late_fusion import Settings, fit_late_fusion
-from experiments.reproductions.tile_features import MINOR_TO_MAJOR, NAMES, NUM_ELEMENTS, SIZES, tile_features
+from experiments.reproductions.tpugraphs import tile
+from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
+from experiments.reproductions.tpugraphs.tile_features import MINOR_TO_MAJOR, NAMES, NUM_ELEMENTS, SIZES, tile_features
 from gst.cost.metrics import kendall_tau, slowdown_at_k
 from gst.graph import Graph
 

@@ -7,12 +7,12 @@ import pytest
 
 from gst.devices import Device
 from gst.placement.task import Task
-from gst.programs import WORKLOADS, capture
+from tests.programs.small import small_program
 
 
 @pytest.fixture(scope="session")
 def task() -> Task:
-    program = capture(WORKLOADS["rnnlm"](layers=2, hidden=16, steps=3, batch=4, vocabulary=30))
+    program = small_program("rnnlm")
     devices = tuple(Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2))
     computed = np.array([operation.kind == "operation" for operation in program.operations])
     times = np.random.default_rng(0).lognormal(3, 1, program.num_nodes) * computed

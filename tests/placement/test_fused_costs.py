@@ -148,7 +148,7 @@ def test_nothing_is_lost_and_nothing_comes_too_early(runtime: FusedRuntime) -> N
         assert run.makespan_us == pytest.approx(1e3 * runtime([plan])[0])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(STEPS, st.integers(0, 10_000), st.integers(1, 4))
 def test_refused_is_what_would_have_to_be_made_legal(steps: list, seed: int, groups: int) -> None:
     runtime, generator = FusedRuntime(machine("gpus:2"), random_program(steps)), np.random.default_rng(seed)

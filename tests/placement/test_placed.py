@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from torch import nn
 
 import gst
 from gst.devices.native import build
+from gst.placement.outcome import Settings
 from gst.programs import training_step
 
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+QUICK = Settings(evaluations=100, methods=("annealing", "ours"), repetitions=5, patience_s=0.0)
 
 
 class Branches(nn.Module):
@@ -37,7 +40,7 @@ def model() -> Branches:
 @needs_compiler
 def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Path) -> None:
     example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
-    placed = gst.place(model, example, devices=["cpu:0"], budget=4, out=tmp_path)
+    placed = gst.place(model, example, devices=["cpu:0"], budget=4, out=tmp_path, settings=QUICK)
     module = placed.module()
     torch.testing.assert_close(module(other), model(other))
     with torch.no_grad():
@@ -56,7 +59,7 @@ def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Pat
 def test_a_training_step_is_placed_too(model: Branches) -> None:
     data = torch.linspace(-1, 1, 64).reshape(4, 16)
     step = training_step("branches", model, lambda m, x: m(x).square().mean(), [data])
-    placed = gst.place(step, devices=["cpu:0"], budget=0)
+    placed = gst.place(step, devices=["cpu:0"], budget=0, settings=QUICK)
     loss, state = placed.module()(*step.inputs)
     want_loss, want_state = step.function(*step.inputs)
     torch.testing.assert_close(loss, want_loss)
@@ -65,7 +68,17 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
         placed.device_map()
 
 
-def test_another_program_in_the_same_directory_is_refused(model: Branches, tmp_path: Path) -> None:
+def test_another_program_in_the_same_directory_is_refused(
+    model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gst.placement.placed.Settings", partial(Settings, patience_s=0.0))
     gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], budget=0, out=tmp_path)
     with pytest.raises(ValueError, match="another program"):
         gst.place(model, torch.zeros(2, 16), devices=["cpu:0"], budget=0, out=tmp_path)
+
+
+def test_what_is_no_model_or_no_device_is_refused(model: Branches) -> None:
+    with pytest.raises(ValueError, match=r"got a str to place; want a torch\.nn\.Module"):
+        gst.place("rnnlm", devices=["cpu:0"])
+    with pytest.raises(ValueError, match=r"no device 'tpu:0' here; .* sets of cores"):
+        gst.place(model, torch.zeros(4, 16), devices="cpu:0,tpu:0")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
-from gst.devices import Device, Plan
+from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.simulator import Contention
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.annealing import anneal
 from gst.placement.random_plans import random_plans
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.screening import NetworkCorrection, PlanFeatures, ScreenedRuntime
+from gst.placement.search import Search
 from gst.placement.task import Task
 
 TRUTH = Contention(slowdown=0.25, helper_us=15.0, hand_over_us=6.0)  # what the task's simulator does not know of
@@ -55,6 +59,40 @@ def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> Screened
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gst.placement.screening.EPOCHS", 3)
     monkeypatch.setattr("gst.placement.screening.MORE_EPOCHS", 1)
+
+
+class Simulates:
+    """Measures by simulation."""
+
+    def __init__(self, task: Task) -> None:
+        self.simulated = SimulatedRuntime(task)
+
+    def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
+        took = self.simulated(plans).tolist()
+        return [Measurement(plan.key, plan.key, (ms,), ms, ms, ms) for plan, ms in zip(plans, took, strict=True)]
+
+
+def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
+    moldable: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def recorded(task: Task, runtime: Tracked, *arguments: object, **options: object) -> None:
+        asked.append(runtime.runtime)
+        anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gst.placement.search.anneal", recorded)
+    starts, log = portfolio(moldable), Log(tmp_path / "log.jsonl")
+    search = Search(moldable, Simulates(moldable), log, starts, 2 * len(starts) + 8, 50, rounds=2)
+    search.run()
+    assert asked == 2 * [search.screen.simulated, search.screen]
+
+
+def test_what_does_not_fit_is_told_by_how_much(moldable: Task, plans: list[Plan]) -> None:
+    small = replace(moldable, costs=replace(moldable.costs, devices=tuple(
+        replace(device, memory_limit=1) for device in moldable.devices
+    )))  # fmt: skip
+    assert ScreenedRuntime(small).excess(plans[0]) == SimulatedRuntime(small).excess(plans[0]) > 0
 
 
 def error(said: np.ndarray, measured: np.ndarray) -> float:

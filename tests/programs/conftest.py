@@ -2,16 +2,20 @@
 
 import pytest
 
-from gst.programs import WORKLOADS, Program, TrainingStep, capture
-
-from .small import SMALL
+from gst.programs import WORKLOADS, Program, TrainingStep
+from tests.programs.small import SMALL, small_program  # by the name that other directories use: one cache
 
 
 @pytest.fixture(scope="session", params=sorted(SMALL))
-def step(request: pytest.FixtureRequest) -> TrainingStep:
-    return WORKLOADS[request.param](**SMALL[request.param])
+def small_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def program(step: TrainingStep) -> Program:
-    return capture(step)
+def step(small_name: str) -> TrainingStep:
+    return WORKLOADS[small_name](**SMALL[small_name])
+
+
+@pytest.fixture(scope="session")
+def program(small_name: str) -> Program:
+    return small_program(small_name)

@@ -1,6 +1,9 @@
 """Sizes of the bundled workloads at which a test takes milliseconds."""
 
+from functools import cache
 from typing import Any
+
+from gst.programs import WORKLOADS, Program, capture
 
 SMALL: dict[str, dict[str, Any]] = {
     "rnnlm": {"layers": 2, "hidden": 16, "steps": 3, "batch": 4, "vocabulary": 30},
@@ -13,3 +16,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpt": {"layers": 1, "width": 16, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
     "moe": {"layers": 1, "width": 16, "experts": 3, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
 }
+
+
+@cache
+def small_program(name: str) -> Program:
+    """The workload of that name at its small size, captured once for all tests of this process."""
+    return capture(WORKLOADS[name](**SMALL[name]))

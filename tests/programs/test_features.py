@@ -5,10 +5,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gst.programs import FEATURE_NAMES, NUM_OPCODES, WORKLOADS, Program, TrainingStep, capture
+from gst.programs import FEATURE_NAMES, NUM_OPCODES, Program, TrainingStep, capture
 from gst.programs.features import KNOWN_OPERATIONS, flops, opcode
-
-from .small import SMALL
+from tests.programs.small import small_program
 
 
 def _product(parameters: dict) -> tuple:
@@ -60,7 +59,7 @@ def test_flops_of_a_grouped_convolution_by_hand() -> None:
 
 
 def test_opcodes_fit_and_tell_kinds_apart() -> None:
-    operations = capture(WORKLOADS["rnnlm"](**SMALL["rnnlm"])).operations
+    operations = small_program("rnnlm").operations
     numbers = [opcode(each) for each in operations]
     assert min(numbers) >= 0 and max(numbers) < NUM_OPCODES
     assert {number for number, each in zip(numbers, operations, strict=True) if each.kind == "input"} == {0}

@@ -33,6 +33,7 @@ def test_a_workload_takes_arguments() -> None:
     [
         ("nothing", "gnmt, gpt, inception, inception_v3, moe, nasnet, rnnlm, transformer_xl, wavenet"),
         ("no_such_module:f", "cannot import 'no_such_module'"),
+        ("no_such_module.py:f", "names a file; write no_such_module:f"),
         (f"{__name__}:absent", "has no function 'absent'"),
         (f"{__name__}:no_step", "returned a int"),
         ("rnnlm:depth=3", "has no argument 'depth'; there are layers, hidden"),

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gst.programs import WORKLOADS
-
-from .small import SMALL
+from tests.programs.small import SMALL
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import wandb
 
 from gst.cli import main
 from gst.data.tpugraphs import read
@@ -53,6 +57,17 @@ def test_every_shipped_yaml_parses_and_runs_one_batch(name: str) -> None:
     assert np.isfinite(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
 
 
+@pytest.mark.slow
+def test_a_training_says_nothing_that_nobody_can_act_on() -> None:
+    quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
+    arguments = [sys.executable, "-m", "gst.cli", *command("fit", "giant_synthetic", *quick)]
+    said = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ).stderr
+    assert "GPU available" in said
+    assert not [each for each in ("Tip", "TPU", "LeafSpec", "anonymous", "git root") if each in said], said
+
+
 def checkpoint_of(directory: str, epochs: int, *more: str) -> dict:
     arguments = [
         f"--trainer.max_epochs={epochs}", "--data.lists_per_graph=4", "--model.table=true",
@@ -84,6 +99,7 @@ def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None
 
 @pytest.mark.slow
 def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    wandb.teardown()  # the service of an earlier test stays in that test's directory
     assert main(command("fit", "alexnet_layout", "--trainer.max_epochs=2", "--trainer.limit_train_batches=10")) == 0
     assert list(Path("runs/alexnet_layout").glob("wandb/offline-run-*")), "W&B logged nothing"
     checkpoint = "runs/alexnet_layout/checkpoints/best.ckpt"
@@ -124,3 +140,21 @@ def test_every_variant_trains_by_flags(flags: list[str]) -> None:
     metrics = json.loads(Path("fit.json").read_text())["metrics"]
     assert np.isfinite(metrics["train/loss"])
     assert ("table/age_mean" in metrics) == ("--model.table=true" in flags)
+
+
+@pytest.mark.slow
+def test_networks_of_other_packages_are_imported_only_where_they_are_trusted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.py").write_text("from gst.nn import SAGE\nclass Mine(SAGE): ...\nprint('mine runs')\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--model.encoder=mine.Mine"]
+    assert main(command("fit", "alexnet_layout", *quick)) == 0
+    arguments = ["rank", "runs/alexnet_layout/checkpoints/best.ckpt", str(FIXTURES / "alexnet_small.npz")]
+    sys.modules.pop("mine")  # as in another process
+    capsys.readouterr()
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert "mine.Mine" in err and "--trust" in err and "mine runs" not in out
+    assert main([*arguments, "--trust", "mine"]) == 0
+    assert "mine runs" in capsys.readouterr().out

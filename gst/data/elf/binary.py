@@ -83,6 +83,7 @@ class Binary:
         return 0
 
     def table(self, name: str, row: np.dtype) -> Shaped[np.ndarray, " rows"]:
+        """The rows of a section, without what is left of a last one that is cut short."""
         content = self.content(name)
         return content[: len(content) // row.itemsize * row.itemsize].view(row)
 
@@ -96,6 +97,7 @@ class Binary:
 
     @cached_property
     def symbols(self) -> Shaped[np.ndarray, " symbols"]:
+        """Of the dynamic symbol table."""
         return self.table(".dynsym", SYMBOL)
 
     def needed(self) -> list[str]:

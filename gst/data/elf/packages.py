@@ -43,7 +43,7 @@ def owners(paths: Iterable[Path], dpkg: Path) -> dict[Path, Package]:
             continue
         for line in listing.read_text(errors="surrogateescape").splitlines():
             folder, _, name = line.rpartition("/")
-            if name in wanted:
+            if name in wanted and "\0" not in folder:
                 path = folders.setdefault(folder, Path(os.path.realpath(folder or "/"))) / name
                 if path in wanted[name]:
                     found[path] = package

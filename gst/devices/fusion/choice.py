@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,12 @@ from jaxtyping import Int64
 from gst.devices.discover import Device
 from gst.devices.fusion.legality import Group, fusion_groups
 from gst.devices.fusion.library import Record, library_path, make, recorded
-from gst.devices.fusion.rewrite import Rewritten, rewritten
+from gst.devices.fusion.rewrite import rewritten
 from gst.devices.fusion.structure import example_values, layouts, structure_key
 from gst.devices.native.lower import CompiledGroup
-from gst.devices.plan import Plan
+from gst.devices.plan import Plan, contracted_plan
 from gst.programs import Program
+from gst.progress import notice
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,19 +54,29 @@ def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faste
     Raises:
         ValueError: the plan is not for this program or these devices.
     """
-    by_name = {device.name: device for device in devices}
-    if missing := [name for name in plan.devices if name not in by_name]:
-        raise ValueError(f"the plan uses device {missing[0]!r}; there are {', '.join(by_name)}")
-    groups = [group for group in fusion_groups(program, plan) if group.outputs]
-    home = {group: by_name[plan.devices[plan.placement[group.nodes[0]]]] for group in groups}
-    records = _records(program, home)
+    records = group_records(program, plan, devices)
     chosen = {
         group: CompiledGroup(library_path(record.key), len(group.nodes))
         for group, record in records
         if record.pays or (not keep_if_faster and not record.reason)
     }
     made = rewritten(program, chosen)
-    return Fused(made.program, _plan(plan, made), made.node_of, len(chosen), tuple(records))
+    return Fused(
+        made.program, contracted_plan(plan, made.node_of, made.origin), made.node_of, len(chosen), tuple(records)
+    )
+
+
+def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> list[tuple[Group, Record]]:
+    """Each legal group of a plan with what is known of its structure, compiled and measured if nothing was (`fused`).
+
+    Raises:
+        ValueError: as `fused`.
+    """
+    by_name = {device.name: device for device in devices}
+    if missing := [name for name in plan.devices if name not in by_name]:
+        raise ValueError(f"the plan uses device {missing[0]!r}; there are {', '.join(by_name)}")
+    groups = [group for group in fusion_groups(program, plan) if group.outputs]
+    return _records(program, {group: by_name[plan.devices[plan.placement[group.nodes[0]]]] for group in groups})
 
 
 def _records(program: Program, home: Mapping[Group, Device]) -> list[tuple[Group, Record]]:
@@ -88,17 +98,6 @@ def _records(program: Program, home: Mapping[Group, Device]) -> list[tuple[Group
                 unknown[key] = group
     values = example_values(program, {node for group in unknown.values() for node in group.inputs}) if unknown else {}
     for number, (key, group) in enumerate(unknown.items(), 1):
-        print(f"gst: compiling group {number} of {len(unknown)} ({len(group.nodes)} operations, once)", file=sys.stderr)
+        notice(f"compiling group {number} of {len(unknown)} ({len(group.nodes)} operations, once)")
         found[key] = make(key, program, group, [values[node] for node in group.inputs], home[group])
     return [(group, found[key]) for group, key in keys.items()]
-
-
-def _plan(plan: Plan, made: Rewritten) -> Plan:
-    """The plan of the rewritten program: a group runs where its operations did, with the greatest of their
-    priorities."""
-    priority = None
-    if plan.priority is not None:
-        greatest = np.full(len(made.origin), np.iinfo(np.int64).min)
-        np.maximum.at(greatest, made.node_of, plan.priority)
-        priority = greatest[made.node_of[made.origin]]
-    return Plan(plan.devices, plan.placement[made.origin], priority)

@@ -23,6 +23,7 @@ from gst.devices.fusion.structure import layout
 from gst.devices.native.build import cache_directory, load
 from gst.devices.native.lower import CompiledGroup, lower
 from gst.devices.native.machine import machine
+from gst.files.untrusted import read_object
 from gst.programs import Program, as_module, outputs_differ
 
 LIBRARY, RECORD = "group.so", "record.json"
@@ -38,8 +39,8 @@ class Record:
         num_operations: of the group.
         threads: of the device and of the compiled code.
         compile_s: how long compiling took, in seconds.
-        compiled_us: median time of the compiled group in the interpreter, in microseconds; None if it cannot run.
-        eager_us: median time of its operations one by one, in turns with the former; None likewise.
+        compiled_us: least time of the compiled group in the interpreter, in microseconds; None if it cannot run.
+        eager_us: least time of its operations one by one, in turns with the former; None likewise.
         reason: why it cannot run compiled; empty if it can.
     """
 
@@ -54,7 +55,14 @@ class Record:
     @property
     def pays(self) -> bool:
         """Is the compiled group there, and faster?"""
-        return self.compiled_us is not None and self.eager_us is not None and self.compiled_us < self.eager_us
+        return self.share < 1.0
+
+    @property
+    def share(self) -> float:
+        """What part of the time of its operations the group takes; 1 where it runs as it did, one by one."""
+        if self.compiled_us is None or self.eager_us is None:
+            return 1.0
+        return min(1.0, self.compiled_us / self.eager_us)
 
 
 def library_path(key: str) -> Path:
@@ -65,7 +73,7 @@ def library_path(key: str) -> Path:
 def recorded(key: str) -> Record | None:
     """What was measured before; None if nothing was, or the files of it are damaged."""
     try:
-        record = Record(**json.loads((_home(key) / RECORD).read_text()))
+        record = Record(**read_object(_home(key) / RECORD))
     except (OSError, ValueError, TypeError):
         return None
     return record if record.reason or library_path(key).exists() else None
@@ -121,7 +129,8 @@ def _compile(program: Program, library: Path, threads: int) -> None:
 
 
 def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple[float, float]:
-    """Median microseconds of the compiled group and of its operations one by one, in turns, in the interpreter.
+    """Microseconds of the compiled group and of its operations one by one, in turns, in the interpreter: the least of
+    all runs, which other work on this machine disturbs least.
 
     Raises:
         ValueError: their outputs differ in value or in layout, or one of them fails.
@@ -148,7 +157,7 @@ def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple
     finally:
         runner.forget()
         runner.close()
-    compiled_us, eager_us = np.median(times[WARMUP:], axis=0).tolist()
+    compiled_us, eager_us = times[WARMUP:].min(0).tolist()
     return compiled_us, eager_us
 
 

@@ -7,11 +7,12 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+
+from gst.progress import notice
 
 SOURCE = Path(__file__).with_name("interpreter.cpp")
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
@@ -56,7 +57,7 @@ def _compile(library: Path) -> None:
     program = compiler()
     if program is None:
         raise ValueError("plans on core sets need a C++ compiler, and there is none; install g++ or set CXX")
-    print("gst: compiling the interpreter of plans (once, about 20 s)", file=sys.stderr)
+    notice("compiling the interpreter of plans (once, about 20 s)")
     home = Path(torch.__file__).parent
     library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_suffix(f".{os.getpid()}.partial")

@@ -16,19 +16,6 @@ from partitioners.compiled import compiled
 
 @compiled
 @no_type_check
-def longest_ways(times, transfer, indptr, consumers):
-    """From the start of each node to the end of all: its time, and the longest way on, by way of a transfer."""
-    way = np.zeros(len(times))
-    for node in range(len(times) - 1, -1, -1):
-        longest = 0.0
-        for position in range(indptr[node], indptr[node + 1]):
-            longest = max(longest, transfer[node] + way[consumers[position]])
-        way[node] = times[node] + longest
-    return way
-
-
-@compiled
-@no_type_check
 def arrives(node, device, producer_indptr, producers, placement, finish, num_bytes, fixed, per_byte):
     """When all values that a node reads are at a device."""
     latest = 0.0

@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan
+from gst.devices.plan import priority_of
+from gst.devices.ways import longest_ways, neighbour_lists
 from gst.placement.baselines.fitting import Rooms, fitted, kept, quickest
-from gst.placement.baselines.list_kernels import earliest_first, in_order, longest_ways
+from gst.placement.baselines.list_kernels import earliest_first, in_order
 from gst.placement.baselines.units import Units, both_units, memory_of, smallest_units
 from gst.placement.baselines.width_kernel import with_widths
 from gst.placement.task import Task
@@ -45,14 +47,13 @@ class Arrays:
 
     @staticmethod
     def of(task: Task) -> Arrays:
+        """Edges from inputs and constants, which are there from the beginning, are left out."""
         costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
         edges = costs.edges[:, costs.computed[costs.edges[0]]]
-        forward, backward = (edges[:, np.argsort(edges[end], kind="stable")] for end in (0, 1))
-        starts = [np.concatenate([[0], np.cumsum(np.bincount(edges[end], minlength=nodes))]) for end in (0, 1)]
         bits = (simulator.cores[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1) == 1
         elsewhere = simulator.worker[:, None] != simulator.worker
         return Arrays(
-            starts[0], np.ascontiguousarray(forward[1]), starts[1], np.ascontiguousarray(backward[0]),
+            *neighbour_lists(edges, nodes), *neighbour_lists(edges[::-1], nodes),
             costs.output_bytes.astype(np.float64),
             np.ascontiguousarray(bits[:, bits.any(0)]), np.log2(simulator.leader).astype(np.int64),
             costs.latency_us + task.contention.hand_over_us * elsewhere,
@@ -82,13 +83,6 @@ def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
 def longest_first(task: Task) -> Order:
     """Nodes by upward rank, the greatest first; program order among equals."""
     return np.argsort(-upward_rank(task), kind="stable")
-
-
-def priority_of(order: Order) -> Order:
-    """The first of the order gets the greatest number, the last 0."""
-    priority = np.empty(len(order), np.int64)
-    priority[order] = np.arange(len(order))[::-1]
-    return priority
 
 
 def heft(task: Task, narrow: bool = False) -> Plan | None:

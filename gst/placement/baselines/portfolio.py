@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan, overlap
+from gst.devices.plan import priority_of
 from gst.placement.baselines.favourite_child import sct
 from gst.placement.baselines.fitting import Assignment, Rooms, fitted, quickest, repaired
 from gst.placement.baselines.layers import layers
-from gst.placement.baselines.list_schedules import Arrays, etf, heft, longest_first, moldable, priority_of
+from gst.placement.baselines.list_schedules import Arrays, etf, heft, longest_first, moldable
 from gst.placement.baselines.units import Units, colocated, memory_of, peers, smallest_units, units_of
 from gst.placement.task import Task
 from partitioners import partition

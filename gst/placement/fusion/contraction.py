@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64
 from gst.devices import Plan
 from gst.devices.costs import Storages
 from gst.devices.event_kernel import pop, push
+from gst.devices.plan import contracted_plan
 from gst.graph import Graph
 from gst.placement.task import Task
 from partitioners.compiled import compiled
@@ -37,12 +38,7 @@ class Contraction:
 
     def plan(self, plan: Plan) -> Plan:
         """The plan of the old task as one of the new; a group has the greatest of its members' priorities."""
-        priority = None
-        if plan.priority is not None:
-            greatest = np.full(len(self.origin), np.iinfo(np.int64).min)
-            np.maximum.at(greatest, self.node_of, plan.priority)
-            priority = greatest[self.node_of[self.origin]]
-        return Plan(plan.devices, plan.placement[self.origin], priority)
+        return contracted_plan(plan, self.node_of, self.origin)
 
 
 @dataclass(frozen=True, eq=False)

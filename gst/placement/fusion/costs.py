@@ -101,14 +101,7 @@ class FusedRuntime:
         inside, size = group >= 0, len(traffic)
         arithmetic = np.bincount(group[inside], self._arithmetic[inside], size)
         computes = np.bincount(group[inside & self._computes], minlength=size) > 0
-        rows = [
-            np.where(
-                computes, chip.launch_us + np.maximum(arithmetic / chip.gflops, traffic / chip.gb_per_s) / 1e3,
-                VIEW_US[chip.kind],
-            )
-            for chip in self.machine.chips
-        ]  # fmt: skip
-        return np.stack(rows)
+        return np.stack([chip.times_us(arithmetic, traffic, ~computes) for chip in self.machine.chips])
 
 
 def numbered(fusion: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan, overlap
 from gst.devices.plan import ranks
-from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines, Waits, neighbour_lists
+from gst.devices.ways import neighbour_lists
+from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines, Waits
 from gst.placement.task import Task
 from partitioners import partition
 
@@ -89,6 +90,7 @@ class Neighbourhood:
         return State(placement, (1 - ranks(plan) / len(placement)) * span, False)
 
     def plan(self, state: State) -> Plan:
+        """A state as a plan; its priorities are nanoseconds."""
         key = state.offset_us
         if state.by_tail:
             key = key + self.timelines.tails_us(state.placement)

@@ -15,6 +15,12 @@ from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 from gst.progress import Progress
 
+SAMPLES = 40  # plans that are drawn from one distribution
+ELITE_SHARE = 0.1  # of them, by which the next distribution is chosen
+SMOOTHING = 0.5  # share of the new frequencies in the next distribution
+POPULATION = 24  # survivors, and children of each generation
+CROSSED = 0.3  # share of the children with two parents
+
 
 def cross_entropy(
     task: Task,
@@ -22,9 +28,6 @@ def cross_entropy(
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
     start: Sequence[Plan] = (),
-    samples: int = 40,
-    elite_share: float = 0.1,
-    smoothing: float = 0.5,
     trust: float = 0.95,
 ) -> None:
     """The cross-entropy method (Rubinstein, Methodology and Computing in Applied Probability 1, 1999): every colocation
@@ -34,9 +37,6 @@ def cross_entropy(
 
     Args:
         runtime: asked until nothing is left; about `start` first, the portfolio if there is none.
-        samples: plans that are drawn from one distribution.
-        elite_share: of them, by which the next distribution is chosen.
-        smoothing: share of the new frequencies in the next distribution.
         trust: probability that a group is drawn where the plan has it with which the search begins.
     """
     generator = np.random.default_rng(seed)
@@ -50,13 +50,13 @@ def cross_entropy(
     while runtime.left > 0:
         allowed = np.where(able, chances, 0.0)
         sums = np.cumsum(allowed, axis=1) / np.maximum(allowed.sum(1, keepdims=True), 1e-300)
-        drawn = [(generator.random(task.num_groups)[:, None] > sums[:, :-1]).sum(1) for _ in range(samples)]
+        drawn = [(generator.random(task.num_groups)[:, None] > sums[:, :-1]).sum(1) for _ in range(SAMPLES)]
         answers = runtime([task.plan_of_groups(each, begin.priority) for each in drawn])
         order = np.argsort(np.where(np.isnan(answers), np.inf, answers), kind="stable")
-        elite = [int(each) for each in order[: max(1, int(elite_share * samples))] if np.isfinite(answers[each])]
+        elite = [int(each) for each in order[: max(1, int(ELITE_SHARE * SAMPLES))] if np.isfinite(answers[each])]
         if elite:
             seen = np.stack([np.stack([drawn[each] == device for device in range(devices)], 1) for each in elite])
-            chances = (1 - smoothing) * chances + smoothing * seen.mean(0)
+            chances = (1 - SMOOTHING) * chances + SMOOTHING * seen.mean(0)
         progress("cross-entropy", runtime.num_asked, runtime.budget)
 
 
@@ -66,8 +66,6 @@ def evolve(
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
     start: Sequence[Plan] = (),
-    population: int = 24,
-    crossed: float = 0.3,
 ) -> None:
     """Evolutionary search with elitism: of parents and children the best survive (a (mu + lambda) strategy, Baeck,
     Hoffmeister and Schwefel 1991). A child is a mutation of one of the better parents, or of the beginning of one
@@ -75,28 +73,26 @@ def evolve(
 
     Args:
         runtime: asked until nothing is left; about `start` first, the portfolio if there is none.
-        population: survivors, and children of each generation.
-        crossed: share of the children with two parents.
     """
     generator = np.random.default_rng(seed)
     plans, took = _asked(task, runtime, list(start) or list(portfolio(task).values()))
-    alive = sorted(zip(took.tolist(), range(len(plans)), plans, strict=True))[:population]
+    alive = sorted(zip(took.tolist(), range(len(plans)), plans, strict=True))[:POPULATION]
     born = len(plans)
     while runtime.left > 0:
         children = []
-        for _ in range(population):
+        for _ in range(POPULATION):
             # The better of two drawn.
             parent = alive[min(int(each) for each in generator.integers(len(alive), size=2))][2]
             child = parent
-            if len(alive) > 1 and generator.random() < crossed:
+            if len(alive) > 1 and generator.random() < CROSSED:
                 child = crossover(task, [parent, alive[int(generator.integers(len(alive)))][2]], generator)
             for _ in range(int(generator.geometric(0.6))):
                 child = mutate(task, child, generator)
             children.append(together(task, replace(child, priority=parent.priority)))
         answers = runtime(children)
         answers = np.where(np.isnan(answers), np.inf, answers).tolist()
-        alive = sorted([*alive, *zip(answers, range(born, born + population), children, strict=True)])[:population]
-        born += population
+        alive = sorted([*alive, *zip(answers, range(born, born + POPULATION), children, strict=True)])[:POPULATION]
+        born += POPULATION
         progress("evolution", runtime.num_asked, runtime.budget)
 
 
@@ -108,9 +104,7 @@ def together(task: Task, plan: Plan) -> Plan:
     return replace(plan, placement=plan.placement[leader[np.searchsorted(numbers, task.colocation)]])
 
 
-def _asked(
-    task: Task, runtime: Tracked, plans: Sequence[Plan]
-) -> tuple[list[Plan], Float64[np.ndarray, " plans"]]:
+def _asked(task: Task, runtime: Tracked, plans: Sequence[Plan]) -> tuple[list[Plan], Float64[np.ndarray, " plans"]]:
     """Plans over the devices of the task, and their runtimes; infinite if they failed or were not asked about."""
     position = {name: number for number, name in enumerate(task.names)}
     mapped: list[Plan] = []

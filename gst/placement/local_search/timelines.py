@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 from gst.data.measured_plans import core_use
 from gst.devices.costs import Costs
 from gst.devices.simulator import Simulation
+from gst.devices.ways import neighbour_lists
 from partitioners.compiled import compiled
 
 FIRST, VALUE, CROSSING, BUSY = range(4)
@@ -62,16 +63,6 @@ class Timelines:
         return Waits(nodes, cause)
 
 
-def neighbour_lists(
-    edges: Int64[np.ndarray, "2 edges"], num_nodes: int
-) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " edges"]]:
-    """Where the list of each node begins and ends, and the heads of its edges one list after the other."""
-    order = np.argsort(edges[0], kind="stable")
-    indptr = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(edges[0], minlength=num_nodes), out=indptr[1:])
-    return indptr, np.ascontiguousarray(edges[1][order])
-
-
 @compiled
 @no_type_check
 def _tails(home, indptr, consumers, times, num_bytes, latency, bandwidth):
@@ -104,7 +95,7 @@ def _waits(home, begin, end, computed, order, indptr, producers, use, num_bytes,
                 if last[core] >= 0 and (before[node] < 0 or end[last[core]] > end[before[node]]):
                     before[node] = last[core]
                 last[core] = node
-    chain, cause = np.empty(nodes, np.int64), np.zeros(nodes, np.int64)
+    chain, cause = np.empty(nodes, np.int64), np.full(nodes, FIRST)
     size, node = 0, final
     while node >= 0 and size < nodes:
         maker, arrived = -1, -1.0
@@ -116,10 +107,10 @@ def _waits(home, begin, end, computed, order, indptr, producers, use, num_bytes,
                 maker, arrived = producer, there
         chain[size] = node
         if before[node] >= 0 and end[before[node]] > arrived:
-            cause[size] = 3
+            cause[size] = BUSY
             node = before[node]
         elif maker >= 0:
-            cause[size] = 2 if home[maker] != home[node] else 1
+            cause[size] = CROSSING if home[maker] != home[node] else VALUE
             node = maker
         else:
             node = -1

@@ -24,18 +24,16 @@ SCALE = 0.1  # of logarithms of counts and sizes, so that they are of the order 
 
 def colocrl(
     task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None, *,
-    batch: int = 16, learning_rate: float = 3e-3, entropy: float = 1e-2, hidden: int = 64,
+    learning_rate: float = 3e-3, hidden: int = 64,
 ) -> None:  # fmt: skip
     """Learn to place by REINFORCE, from nothing, until the budget is spent; see `runtime.best`.
 
     Args:
-        batch: plans for each update.
-        entropy: weight of the entropy bonus.
         hidden: width of the networks.
     """
     policy = ColocRL(task, seed, hidden)
     generator = torch.Generator().manual_seed(seed)
-    reinforce("colocrl", policy, task, runtime, generator, progress, batch, learning_rate, entropy)
+    reinforce("colocrl", policy, task, runtime, generator, progress, learning_rate)
 
 
 class UnitEmbedding(nn.Module):

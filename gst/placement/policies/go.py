@@ -114,6 +114,7 @@ class GO(nn.Module):
             self.fuse = nn.Linear(3 * channels, 2)
 
     def forward(self, inputs: PolicyInputs) -> LogProbabilities:
+        """What each task of the policy decides; each knows what those before it decided."""
         nodes = self.embed(inputs)
         groups = self.group(torch.cat([inputs.pooled(nodes), inputs.groups], dim=1))
         gate = 1.0

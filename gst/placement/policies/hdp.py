@@ -18,22 +18,21 @@ from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 from gst.progress import Progress
 
+GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, and faster
+
 
 def hdp(
     task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None, *,
-    groups: int = 64, batch: int = 16, learning_rate: float = 1e-2, entropy: float = 1e-2, hidden: int = 64,
+    learning_rate: float = 1e-2, hidden: int = 64,
 ) -> None:  # fmt: skip
     """Learn to group and to place by REINFORCE, from nothing, until the budget is spent; see `runtime.best`.
 
     Args:
-        groups: the most there may be. The paper has up to 256; fewer are learned sooner, and faster.
-        batch: plans for each update.
-        entropy: weight of the entropy bonus.
         hidden: width of the networks.
     """
-    policy = HDP(task, seed, groups, hidden)
+    policy = HDP(task, seed, GROUPS, hidden)
     generator = torch.Generator().manual_seed(seed)
-    reinforce("hdp", policy, task, runtime, generator, progress, batch, learning_rate, entropy)
+    reinforce("hdp", policy, task, runtime, generator, progress, learning_rate)
 
 
 class HDP(nn.Module):

@@ -14,6 +14,7 @@ from gst.placement.policies.decisions import Decisions, LogProbabilities
 from gst.placement.policies.inputs import PolicyInputs
 from gst.progress import Progress
 
+AT_ONCE = 4  # examples in a step
 SMOOTHING = 0.05  # share of the target that is spread over all actions, so that the policy goes on exploring
 
 
@@ -37,14 +38,13 @@ class Example:
 
 def imitate(
     policy: nn.Module, examples: Sequence[Example], steps: int, learning_rate: float = 2e-3, seed: int = 0,
-    at_once: int = 4, progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> list[float]:  # fmt: skip
     """Make the plans of examples likely: cross-entropy with smoothed labels (Szegedy et al., "Rethinking the Inception
     Architecture", CVPR 2016, section 7), of the tasks that both policy and example decide. The learning rate falls to
     zero as a cosine.
 
-    Args:
-        at_once: examples in a step, all of them in turn.
+    A step takes `AT_ONCE` examples, all of them in turn.
 
     Returns:
         The loss of each step.
@@ -55,9 +55,9 @@ def imitate(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     generator, waiting, losses = np.random.default_rng(seed), list[int](), []
     for step in range(steps):
-        while len(waiting) < min(at_once, len(examples)):
+        while len(waiting) < min(AT_ONCE, len(examples)):
             waiting += generator.permutation(len(examples)).tolist()
-        chosen, waiting = waiting[:at_once], waiting[at_once:]
+        chosen, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
         optimizer.zero_grad()
         loss = 0.0
         for each in chosen:

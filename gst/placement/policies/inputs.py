@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from gst.data.measured_plans import core_use
+from gst.devices.ways import longest_ways, neighbour_lists
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
 from gst.sparse import CsrMatrix
@@ -130,26 +131,19 @@ def ways(
 ) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
     """Upward and downward rank of each node (Topcuoglu et al. 2002): the longest way from its start to the end of the
     program, and from the beginning of the program to its start, in microseconds."""
-    producers, consumers = task.costs.edges
-    forward, backward = np.argsort(consumers, kind="stable"), np.argsort(-producers, kind="stable")
-    return (
-        _longest(consumers[backward], producers[backward], mean_us, transfer_us, True),
-        _longest(producers[forward], consumers[forward], mean_us, transfer_us, False),
-    )
+    edges, nodes = task.costs.edges, task.num_nodes
+    upward = longest_ways(mean_us, transfer_us, *neighbour_lists(edges, nodes))
+    return upward, _downward(mean_us, transfer_us, *neighbour_lists(edges[::-1], nodes))
 
 
 @compiled
 @no_type_check
-def _longest(sources, targets, time, transfer, upward):
-    """Longest ways along edges that are sorted so that all into a source come before those out of it."""
-    way = time.copy() if upward else np.zeros(len(time))
-    for edge in range(len(sources)):
-        source, target = sources[edge], targets[edge]
-        if upward:
-            length = way[source] + transfer[target] + time[target]
-        else:
-            length = way[source] + time[source] + transfer[source]
-        way[target] = max(way[target], length)
+def _downward(time, transfer, indptr, producers):
+    way = np.zeros(len(time))
+    for node in range(len(time)):
+        for position in range(indptr[node], indptr[node + 1]):
+            producer = producers[position]
+            way[node] = max(way[node], way[producer] + time[producer] + transfer[producer])
     return way
 
 

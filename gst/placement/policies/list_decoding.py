@@ -36,10 +36,10 @@ def list_decoded(
         generator: of the noise.
 
     Yields:
-        Up to 40 plans; where the limits of memories leave no plan, none.
+        Up to 40 plans, those without noise first; where the limits of memories leave no plan, none.
     """
     exponential = placement.new_empty((NUM_NOISY, *placement.shape)).exponential_(generator=generator)
-    for strength, noise in product(STRENGTHS, (torch.zeros_like(placement), *-exponential.log())):
+    for noise, strength in product((torch.zeros_like(placement), *-exponential.log()), STRENGTHS):
         scores = (placement + noise).clamp(min=-20.0)
         longer = 1 + strength * (scores.max(1, keepdim=True).values - scores)
         times = task.times_us * longer[inputs.group].T.double().numpy()

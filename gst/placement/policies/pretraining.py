@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 
 from gst.devices import Plan
+from gst.files.replaced import replaced_file
+from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
 from gst.placement.local_search.annealing import anneal
 from gst.placement.policies.decisions import Decisions, canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.go import GO, samples_for
@@ -26,8 +27,7 @@ from gst.progress import Progress
 
 SCHEMA = 1
 MAX_STEPS = 49  # of fine-tuning (Zhou et al. 2020: fewer than 50)
-SHARPER = 0.5  # temperature of half of the plans of `zero_shot`
-DAMAGE = (OSError, KeyError, TypeError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError)
+SHARPER = 0.5  # temperature of half of the plans that are drawn
 
 
 def pretrain(
@@ -44,23 +44,35 @@ def pretrain(
         imitation_steps, iterations: of the two parts.
         samples: plans of each graph in an iteration of PPO.
     """
-    examples = []
+    imitate(policy, examples(tasks, evaluations, seed, progress), imitation_steps, seed=seed, progress=progress)
+    lessons = [Lesson(task, policy_inputs(task), SimulatedRuntime(task)) for task in tasks]
+    train(policy, lessons, iterations, samples, seed, learning_rate=3e-4, entropy=(1e-3, 1e-4), progress=progress)
+    return policy
+
+
+def examples(
+    tasks: Sequence[Task], evaluations: int = 1_000, seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Example]:  # fmt: skip
+    """For each task the best plan that annealing finds from the portfolio, for a policy to imitate."""
+    found = []
     for number, task in enumerate(tasks):
         progress("plans to imitate", number, len(tasks))
         teacher = Tracked(SimulatedRuntime(task), evaluations)
         anneal(task, teacher, seed)
         if teacher.best is not None:
             inputs = policy_inputs(task)
-            examples.append(Example.of(inputs, decisions_of(task, inputs, canonical(inputs, teacher.best))))
-    imitate(policy, examples, imitation_steps, seed=seed, progress=progress)
-    lessons = [Lesson(task, policy_inputs(task), SimulatedRuntime(task)) for task in tasks]
-    train(policy, lessons, iterations, samples, seed, learning_rate=3e-4, entropy=(1e-3, 1e-4), progress=progress)
-    return policy
+            found.append(Example.of(inputs, decisions_of(task, inputs, canonical(inputs, teacher.best))))
+    return found
 
 
-def fine_tune(policy: GO, task: Task, runtime: Tracked, seed: int = 0, steps: int = MAX_STEPS) -> GO:
-    """A copy of a policy that has learned on one graph, in fewer than 50 steps of PPO or until the budget is spent."""
+def fine_tune(
+    policy: GO, task: Task, runtime: Tracked, seed: int = 0, steps: int = MAX_STEPS, listed: bool = True
+) -> GO:
+    """A copy of a policy that has learned on one graph, in fewer than 50 steps of PPO or until the budget is spent. Up
+    to a quarter of the budget goes to the plans that it has without learning (`proposals`, `listed` as there)."""
     tuned = copy.deepcopy(policy)
+    runtime(proposals(policy, task, seed=seed, listed=listed)[: runtime.left // 4])
     learner, lesson = PPO(tuned, learning_rate=3e-4, seed=seed), Lesson(task, policy_inputs(task), runtime)
     steps = min(steps, MAX_STEPS)
     samples = max(samples_for(runtime.left), -(-runtime.left // max(steps, 1)))
@@ -77,17 +89,27 @@ class ZeroShot:
     Args:
         plans: best simulated first.
         simulated_ms: of each; NaN for those that fail.
-        simulations: how many were needed to order them.
     """
 
     plans: list[Plan]
     simulated_ms: list[float]
-    simulations: int
 
 
 def zero_shot(policy: GO, task: Task, samples: int = 32, seed: int = 0) -> ZeroShot:
-    """Plans by one pass of a policy: the most likely, `samples` drawn, half of them from sharper probabilities, and
-    those that list schedules make of it (`list_decoded`, which simulate two or three plans for each)."""
+    """Plans by one pass of a policy (`proposals`), simulated."""
+    plans = proposals(policy, task, samples, seed)
+    took = SimulatedRuntime(task)(plans)
+    order = np.argsort(np.nan_to_num(took, nan=np.inf), kind="stable")
+    return ZeroShot([plans[each] for each in order], took[order].tolist())
+
+
+def proposals(policy: GO, task: Task, samples: int = 32, seed: int = 0, listed: bool = True) -> list[Plan]:
+    """Different plans by one pass of a policy: those that list schedules make of it (`list_decoded`, which simulate two
+    or three plans for each), the most likely one, and `samples` drawn, half of them from sharper probabilities.
+
+    Args:
+        listed: whether list schedules make plans of it.
+    """
     inputs, generator = policy_inputs(task), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         chances = policy(inputs)
@@ -95,17 +117,15 @@ def zero_shot(policy: GO, task: Task, samples: int = 32, seed: int = 0) -> ZeroS
     decided: list[Decisions] = [most_likely(chances)]
     for each, count in ((sharper, samples - samples // 2), (chances, samples // 2)):
         decided += [draw(each, count, generator)] if count else []
-    plans = [plan for each in decided for plan in plans_of(task, inputs, each)]
-    plans += list_decoded(task, inputs, chances["placement"], generator)
-    plans = list({plan.key: plan for plan in plans}.values())
-    took = SimulatedRuntime(task)(plans)
-    order = np.argsort(np.nan_to_num(took, nan=np.inf), kind="stable")
-    return ZeroShot([plans[each] for each in order], took[order].tolist(), len(plans))
+    plans = list(list_decoded(task, inputs, chances["placement"], generator)) if listed else []
+    plans += [plan for each in decided for plan in plans_of(task, inputs, each)]
+    return list({plan.key: plan for plan in plans}.values())
 
 
 def save_policy(policy: GO, path: Path | str) -> None:
     """Write a file that `load_policy` reads: numbers and tensors only."""
-    torch.save({"schema": SCHEMA, "settings": policy.settings, "state": policy.state_dict()}, path)
+    with replaced_file(Path(path)) as file:
+        torch.save({"schema": SCHEMA, "settings": policy.settings, "state": policy.state_dict()}, file)
 
 
 def load_policy(path: Path | str) -> GO:
@@ -115,11 +135,17 @@ def load_policy(path: Path | str) -> GO:
         ValueError: there is no such file, it holds no policy, or one of another version.
     """
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = read_tensors(Path(path))
         if content["schema"] == SCHEMA:
-            policy = GO(**content["settings"])
-            policy.load_state_dict(content["state"])
+            settings, state = content["settings"], content["state"]
+            check_weights(lambda: GO(**settings), state, (settings["encoder_layers"], settings["attention_layers"]))
+            policy = GO(**settings)
+            policy.load_state_dict(state)
             return policy
     except DAMAGE as error:
-        raise ValueError(f"{path} is no policy ({type(error).__name__}: {error}); save one with save_policy") from error
-    raise ValueError(f"{path} has schema {content['schema']!r}, this version reads {SCHEMA}; pretrain the policy again")
+        raise ValueError(
+            f"{path} is no policy ({type(error).__name__}: {plain(error)}); save one with save_policy"
+        ) from error
+    raise ValueError(
+        f"{path} has schema {shown(content['schema'])}, this version reads {SCHEMA}; pretrain the policy again"
+    )

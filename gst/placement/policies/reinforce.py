@@ -18,6 +18,8 @@ from gst.progress import Progress
 FAILED = 100.0  # times the operations one after the other: what a plan that failed counts as
 DECAY = 0.9  # of the moving averages, for each batch
 LONGEST_GRADIENT = 1.0
+BATCH = 16  # plans for each update
+ENTROPY = 1e-2  # weight of the entropy of the decisions, which keeps the policy drawing different ones
 
 
 class DrawsPlans(Protocol):
@@ -62,7 +64,7 @@ class MovingBaseline:
 
 def reinforce(
     name: str, policy: DrawsPlans, task: Task, runtime: Tracked, generator: torch.Generator, progress: Progress,
-    batch: int, learning_rate: float, entropy: float,
+    learning_rate: float,
 ) -> None:  # fmt: skip
     """Let a policy learn until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that
     were faster than usual more likely, by Adam with clipped gradients. Plans drawn again are asked about again; on one
@@ -72,8 +74,6 @@ def reinforce(
         name: of the method, for `progress`.
         policy: starts as it is; nothing else is tried.
         generator: for what it draws.
-        batch: plans for each update.
-        entropy: weight of the entropy of its decisions, which keeps it drawing different ones.
     """
     if len(task.devices) == 1:
         runtime([task.plan(np.zeros(task.num_nodes, np.int64))])
@@ -81,11 +81,11 @@ def reinforce(
     optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
     baseline, unit_ms = MovingBaseline(), sequential_ms(task)
     while runtime.left > 0:
-        decisions = policy.sample(min(batch, runtime.left), generator)
+        decisions = policy.sample(min(BATCH, runtime.left), generator)
         rewards = rewards_of(runtime(policy.plans(decisions)), unit_ms)
         progress(name, runtime.num_asked, runtime.budget)
         if runtime.left > 0:
-            loss = surrogate(*policy.score(decisions), baseline.advantages(rewards), entropy)
+            loss = surrogate(*policy.score(decisions), baseline.advantages(rewards), ENTROPY)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), LONGEST_GRADIENT)

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from gst.data.cost_graphs import CostGraph
 from gst.data.published_latency import refusal
 from gst.devices import Plan
-from gst.placement.local_search.timelines import neighbour_lists
+from gst.devices.ways import neighbour_lists
 from gst.placement.published.cuts import cut_homes
 from partitioners.compiled import compiled
 
@@ -47,7 +47,11 @@ class PublishedRuntime:
         return max(0.0, float(self._taken(self.home(plan)).max(initial=0.0)) / self.graph.memory_limit - 1)
 
     def home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
-        """Accelerator of each node, -1 on the CPU."""
+        """Accelerator of each node, -1 on the CPU.
+
+        Raises:
+            ValueError: the plan is for another number of nodes, or names a device that the graph does not have.
+        """
         strange = len(plan.placement) != self.graph.num_nodes or not self._known.issuperset(plan.devices)
         if strange and (why := refusal(self.graph, plan)):
             raise ValueError(why)

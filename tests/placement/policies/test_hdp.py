@@ -11,7 +11,16 @@ from gst.placement.policies.hdp import HDP, hdp
 from gst.placement.policies.reinforce import surrogate
 from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
-from tests.placement.policies.toy import Asked, every, frequencies, gradient, mismatches, noted, toy
+from tests.placement.policies.toy import (
+    Asked,
+    check_budget_and_seeds,
+    every,
+    frequencies,
+    gradient,
+    mismatches,
+    noted,
+    toy,
+)
 
 
 def sharp(nodes: int) -> HDP:
@@ -97,19 +106,7 @@ def test_it_learns_where_operations_belong() -> None:
 
 @pytest.mark.parametrize("budget", [0, 1, 17, 40])
 def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
-    def keys(seed: int) -> list[str]:
-        asked = Asked()
-        runtime = Tracked(noted(SimulatedRuntime(task), asked), budget)
-        hdp(task, runtime, seed=seed, hidden=8)
-        assert runtime.left == 0 and runtime.num_asked == budget
-        return [plan.key for plans, _ in asked for plan in plans]
-
-    task = toy(9, 3)
-    torch.manual_seed(budget)
-    first = keys(1)
-    torch.manual_seed(budget + 1)
-    assert keys(1) == first
-    assert budget < 2 or keys(2) != first
+    check_budget_and_seeds(hdp, toy(9, 3), budget)
 
 
 def test_failures_one_device_and_one_operation(task: Task) -> None:

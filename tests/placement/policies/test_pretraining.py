@@ -48,7 +48,7 @@ def test_generated_tasks_have_room_for_more_than_one_device() -> None:
 
 def test_imitation_makes_a_plan_likely() -> None:
     task = generated_task(5, num_nodes=80, num_devices=3)
-    inputs, policy = policy_inputs(task), GO(("placement", "schedule"), channels=32)
+    inputs, policy = policy_inputs(task), GO(("placement", "schedule"), channels=32, seed=2)
     plan = portfolio(task)["chunks"]
     wanted = decisions_of(task, inputs, plan)
     losses = imitate(policy, [Example.of(inputs, wanted)], 200, learning_rate=5e-3)
@@ -87,13 +87,13 @@ def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
         load_policy(tmp_path / "damaged.pt")
 
 
-def test_zero_shot_orders_its_plans_and_counts_simulations() -> None:
+def test_zero_shot_orders_its_plans() -> None:
     task = generated_task(5, num_nodes=80, num_devices=3)
     found, again = (zero_shot(GO(channels=16), task, samples=20) for _ in range(2))
-    assert 21 <= len(found.plans) == len(found.simulated_ms) == found.simulations <= 61
+    assert 21 <= len(found.plans) == len(found.simulated_ms) <= 61
     assert found.simulated_ms == sorted(found.simulated_ms) == again.simulated_ms
     np.testing.assert_array_equal(SimulatedRuntime(task)(found.plans), found.simulated_ms)
-    assert 2 <= zero_shot(GO(channels=16), task, samples=0).simulations <= 41
+    assert 2 <= len(zero_shot(GO(channels=16), task, samples=0).plans) <= 41
 
 
 def test_list_schedules_follow_the_policy_as_far_as_it_is_sure() -> None:

@@ -14,6 +14,7 @@ from gst.devices import Device, Plan
 from gst.devices.costs import Costs, Storages
 from gst.graph import Graph
 from gst.placement.policies.reinforce import DrawsPlans
+from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 
 Asked = list[tuple[list[Plan], np.ndarray]]
@@ -71,3 +72,20 @@ def frequencies(policy: DrawsPlans, rows: Tensor, count: int) -> Iterator[tuple[
     probabilities = policy.score(rows)[0].exp().tolist()
     for row, probability in zip(rows, probabilities, strict=True):
         yield (drawn == row).all(1).double().mean().item(), probability
+
+
+def check_budget_and_seeds(learn: Callable[..., None], task: Task, budget: int) -> None:
+    """A learner asks about as many plans as it may, the same ones with the same seed whatever torch drew before."""
+
+    def keys(seed: int) -> list[str]:
+        asked = Asked()
+        runtime = Tracked(noted(SimulatedRuntime(task), asked), budget)
+        learn(task, runtime, seed=seed, hidden=8)
+        assert runtime.left == 0 and runtime.num_asked == budget
+        return [plan.key for plans, _ in asked for plan in plans]
+
+    torch.manual_seed(budget)
+    first = keys(1)
+    torch.manual_seed(budget + 1)
+    assert keys(1) == first
+    assert budget < 2 or keys(2) != first

@@ -1,0 +1,273 @@
+"""One table over many processes: each keeps the rows of its own keys, and rows move in one collective a step.
+
+Key k is kept by process k % world_size, as its key k // world_size. What each process asks for and writes in a step is
+known to all of them (whoever draws steps from a shared seed can tell), so no list of keys is ever sent: a pull is one
+`all_to_all_single` of rows, a push is another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Float, Int64, UInt8
+from torch import Tensor, nn
+
+from embedding_cache.arguments import check_state
+from embedding_cache.table import EmbeddingTable
+
+WORD = 8  # bytes; blocks begin at multiples of it, so that they can be read as rows of any dtype
+Entries = Int64[np.ndarray, " entries"]
+Chosen = Bool[np.ndarray, " entries"]
+
+
+class ShardedTable(nn.Module):
+    """An `EmbeddingTable` of which this process keeps the rows of its own keys. Unless it says otherwise a
+    method is collective: all processes call it, in the same order and with the same arguments but for rows.
+
+    Args:
+        shard: an empty table for the rows of this process; `capacity` bounds these alone.
+        group: the processes; all if not given.
+
+    Attributes:
+        sent_bytes: that this process has sent to others, by `pull`, `push` and `state`.
+
+    Raises:
+        ValueError: the shard tracks drift, whose averages run over all keys.
+    """
+
+    def __init__(self, shard: EmbeddingTable, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        if shard.track_drift:
+            raise ValueError("track_drift averages over all keys; a table over several processes does not track it")
+        object.__setattr__(self, "shard", shard)  # no submodule: the state of this table holds all rows
+        self.shard: EmbeddingTable
+        self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.num_keys, self.track_drift = 1, False
+        self._device = torch.device("cpu") if dist.get_backend(group) == "gloo" else shard.device
+        self.sent_bytes = {"pull": 0, "push": 0, "state": 0}
+        self._written: Pushed | None = None
+
+    @property
+    def step(self) -> int:
+        """The greatest one pushed, 0 at first."""
+        return self.shard.step
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shard.channels * self.shard.dtype.itemsize
+
+    def request(self, keys: Entries, asker: Entries, wanted: Chosen) -> Pulled:
+        """Begin to fetch what is known of `keys`, after all that was pushed before.
+
+        Args:
+            keys: of all processes; each process asks for those with its rank in `asker`.
+            wanted: of which the rows are to be sent, and not only whether they are known.
+        """
+        self.wait()
+        owner = keys % self.world_size
+        asked = _of(owner, self.rank, asker)
+        here = torch.from_numpy(keys[asked] // self.world_size)
+        known = self.shard.known(here)
+        rows = self.shard.pull(here[torch.from_numpy(wanted[asked])])[0]
+        sent = self._packed(rows, known, asker[asked], wanted[asked])
+        mine = _of(asker, self.rank, owner)
+        sizes = [self._block_bytes(*each) for each in self._counts(owner[mine], wanted[mine])]
+        buffer, work = self._exchange("pull", sent, sizes)
+        unknown = np.zeros(len(keys), np.bool_)
+        unknown[asked] = ~known.numpy()
+        return Pulled(self, buffer, work, mine, owner[mine], wanted[mine], unknown)
+
+    def submit(self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int) -> None:
+        """Begin to write a row per key, without its gradient; the next `request`, or `wait`, finishes it. Of a key that
+        comes more than once the first row is kept.
+
+        Args:
+            keys: of all processes, or at least those that this process sends or keeps.
+            sender: which process has the row of each key.
+            rows: those of this process, in the order of its keys.
+        """
+        self.wait()
+        owner = keys % self.world_size
+        mine = _of(sender, self.rank, owner)
+        place = np.empty(len(keys), np.int64)
+        place[np.flatnonzero(sender == self.rank)] = np.arange(len(mine))
+        ordered = rows.detach()[torch.from_numpy(place[mine]).to(rows.device)].to(self._device, self.shard.dtype)
+        counts = np.bincount(owner[mine], minlength=self.world_size) * self.row_bytes
+        blocks = list(_bytes(ordered).split(counts.tolist()))
+        kept = _of(owner, self.rank, sender)
+        sizes = np.bincount(sender[kept], minlength=self.world_size) * self.row_bytes
+        buffer, work = self._exchange("push", blocks, sizes.tolist())
+        self._written = Pushed(buffer, work, kept, keys[kept] // self.world_size, step)
+
+    def wait(self) -> None:
+        """Finish what was submitted."""
+        pushed, self._written = self._written, None
+        if pushed is None:
+            return
+        rows = pushed.rows(self.shard.dtype, self.shard.channels)
+        in_order = np.argsort(pushed.places)
+        first = in_order[np.sort(np.unique(pushed.keys[in_order], return_index=True)[1])]
+        chosen = torch.from_numpy(first)
+        self.shard.push(torch.from_numpy(pushed.keys[first]), rows[chosen.to(rows.device)], pushed.step)
+
+    def resize(self, num_keys: int) -> None:
+        """Make room for keys 0..num_keys-1. Not collective."""
+        self.shard.resize(max(self.shard.num_keys, -(-num_keys // self.world_size)))
+        self.num_keys = num_keys
+
+    def clear(self) -> None:
+        """Forget every row and set the clock to 0."""
+        self.wait()
+        self.shard.clear()
+
+    def statistics(self) -> dict[str, float]:
+        """As of an `EmbeddingTable`, over all processes; `bytes` are the sum."""
+        self.wait()
+        own = self.shard.statistics()
+        every: list[dict[str, float]] = [{}] * self.world_size
+        dist.all_gather_object(every, own, self.group)
+        rows = sum(each["rows_in_use"] for each in every)
+        return {
+            "age_mean": sum(each["age_mean"] * each["rows_in_use"] for each in every) / rows if rows else -1.0,
+            "age_max": max(each["age_max"] for each in every),
+            "share_unknown": 1 - rows / self.num_keys,
+            "rows_in_use": rows,
+            "bytes": sum(each["bytes"] for each in every),
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """For `state_dict`, which is therefore collective too. The first process gets what a single table with all rows
+        would return, and holds it in its memory; the others get the same without rows."""
+        self.wait()
+        state = self.shard.get_extra_state()
+        keys = state["keys"] * self.world_size + self.rank
+        parts = [self._gathered(each) for each in (keys, state["rows"].cpu(), state["written"])]
+        order = torch.from_numpy(np.lexsort((parts[0].numpy(), parts[2].numpy())))
+        gathered = dict(zip(("keys", "rows", "written"), (part[order] for part in parts), strict=True))
+        return {"num_keys": self.num_keys, "step": self.step, **gathered, "dataset": self.shard.dataset}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """For `load_state_dict`: of a whole table, however many processes saved it, keep this process's rows. Not
+        collective.
+
+        Raises:
+            ValueError: what `EmbeddingTable` refuses.
+        """
+        check_state(state, self.shard.channels, self.shard.dtype, self.shard.dataset)
+        self._written = None
+        chosen = (state["keys"] % self.world_size == self.rank).nonzero().squeeze(1)
+        part = {name: state[name][chosen] for name in ("keys", "rows", "written")}
+        part["keys"] = part["keys"] // self.world_size
+        self.num_keys = max(self.num_keys, state["num_keys"])
+        self.shard.set_extra_state(state | part | {"num_keys": -(-self.num_keys // self.world_size)})
+
+    # How rows travel -------------------------------------------------------------------------------------------------
+
+    def _counts(self, peers: np.ndarray, wanted: np.ndarray) -> list[tuple[int, int]]:
+        """Rows and keys from or for each process."""
+        rows = np.bincount(peers[wanted], minlength=self.world_size)
+        return list(zip(rows.tolist(), np.bincount(peers, minlength=self.world_size).tolist(), strict=True))
+
+    def _block_bytes(self, num_rows: int, num_keys: int) -> int:
+        return _padded(num_rows * self.row_bytes) + _padded(num_keys)
+
+    def _packed(self, rows: Tensor, known: Tensor, askers: np.ndarray, wanted: np.ndarray) -> list[Tensor]:
+        """A block for each process: its rows, then a byte for each of its keys."""
+        rows, flags = _bytes(rows.to(self._device)), known.to(self._device, torch.uint8)
+        blocks, row, key = [], 0, 0
+        for num_rows, num_keys in self._counts(askers, wanted):
+            block = flags.new_zeros(self._block_bytes(num_rows, num_keys))
+            length, start = num_rows * self.row_bytes, _padded(num_rows * self.row_bytes)
+            block[:length] = rows[row : row + length]
+            block[start : start + num_keys] = flags[key : key + num_keys]
+            blocks.append(block)
+            row, key = row + length, key + num_keys
+        return blocks
+
+    def _exchange(self, what: str, blocks: list[Tensor], sizes: list[int]) -> tuple[UInt8[Tensor, " bytes"], Any]:
+        """Begin to send a block to each process and to receive so many bytes from each."""
+        sent = torch.cat(blocks)
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        lengths = [len(block) for block in blocks]
+        self.sent_bytes[what] += sum(lengths) - lengths[self.rank]
+        work = dist.all_to_all_single(buffer, sent, sizes, lengths, group=self.group, async_op=True)
+        return buffer, (work, sent)
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        """The parts of all processes one after another, on the first process; nothing on the others."""
+        every: list[int] = [0] * self.world_size
+        dist.all_gather_object(every, part.nbytes, self.group)
+        blocks = [_bytes(part.to(self._device)) if rank == 0 else self._nothing() for rank in range(self.world_size)]
+        buffer, (work, _) = self._exchange("state", blocks, every if self.rank == 0 else [0] * self.world_size)
+        work.wait()
+        return buffer.cpu().view(part.dtype).view(-1, *part.shape[1:])
+
+    def _nothing(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self._device)
+
+
+class Pulled:
+    """What was requested, on its way.
+
+    Attributes:
+        unknown: after `wait`, which of the keys asked for or kept by this process have no row.
+    """
+
+    def __init__(
+        self, table: ShardedTable, buffer: Tensor, work: Any, mine: Entries, owner: Entries, wanted: Chosen,
+        unknown: Chosen,
+    ) -> None:  # fmt: skip
+        self._table, self._buffer, self._work = table, buffer, work
+        self._mine, self._owner, self._wanted, self.unknown = mine, owner, wanted, unknown
+
+    def wait(self) -> tuple[Float[Tensor, "wanted channels"], Bool[Tensor, " keys"]]:
+        """Rows of the wanted keys of this process, zeros where nothing is known; whether each of its keys is known.
+        In the order of the keys; rows are on the table's device."""
+        self._work[0].wait()
+        table, rows, flags, start = self._table, [], [], 0
+        for num_rows, num_keys in table._counts(self._owner, self._wanted):
+            length, after = num_rows * table.row_bytes, start + _padded(num_rows * table.row_bytes)
+            rows.append(self._buffer[start : start + length])
+            flags.append(self._buffer[after : after + num_keys])
+            start = after + _padded(num_keys)
+        received = torch.cat(rows).view(table.shard.dtype).view(-1, table.shard.channels)
+        known = torch.cat(flags).cpu().numpy().astype(np.bool_)
+        self.unknown[self._mine] = ~known
+        places = torch.from_numpy(np.argsort(self._mine[self._wanted])).to(received.device)
+        in_order = torch.from_numpy(known[np.argsort(self._mine)])
+        return received[places].to(table.shard.device), in_order
+
+
+class Pushed:
+    """Rows on their way to this process, which keeps them.
+
+    Attributes:
+        places: of each row among all keys of the push.
+    """
+
+    def __init__(self, buffer: Tensor, work: Any, places: Entries, keys: Entries, step: int) -> None:
+        self._buffer, self._work = buffer, work
+        self.places, self.keys, self.step = places, keys, step
+
+    def rows(self, dtype: torch.dtype, channels: int) -> Tensor:
+        """A row for each of `places`, once all have arrived."""
+        self._work[0].wait()
+        return self._buffer.view(dtype).view(-1, channels)
+
+
+def _of(which: Entries, rank: int, then_by: Entries) -> Entries:
+    """Where `which` is `rank`, sorted by `then_by`, else as they stand."""
+    found = np.flatnonzero(which == rank)
+    return found[np.argsort(then_by[found], kind="stable")]
+
+
+def _bytes(rows: Tensor) -> UInt8[Tensor, " bytes"]:
+    flat = rows.contiguous().flatten()
+    return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8, device=rows.device)
+
+
+def _padded(length: int) -> int:
+    return -(-length // WORD) * WORD

@@ -1,0 +1,248 @@
+"""`gst doctor`: what is installed and what this machine has, and what to do where that is not enough."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+DISTRIBUTION = "graph-segment-training"
+ENOUGH_GIB = 5  # of a disk, for traces, stores and checkpoints
+BUSY = 0.15
+SYMBOLS = {"well": ("ok", "green"), "note": ("note", "yellow"), "problem": ("PROBLEM", "red")}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the answer.
+
+    Args:
+        what: was looked at.
+        state: `problem` where something will fail, `note` where it will be slower or poorer.
+        found: there.
+        advice: what to do; empty if all is well.
+    """
+
+    what: str
+    state: Literal["well", "note", "problem"]
+    found: str
+    advice: str = ""
+
+
+def add_doctor(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    command(
+        commands,
+        "doctor",
+        _doctor,
+        "check the installation, devices, threads, memory and W&B, and say what to do (exit 1 if something will fail)",
+        "gst doctor\ngst doctor --json doctor.json",
+    )
+
+
+def _doctor(options: argparse.Namespace) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.markup import escape
+
+    found, console = list(findings()), Console(soft_wrap=True, highlight=False)
+    width = max(len(each.what) for each in found)
+    for each in found:
+        symbol, colour = SYMBOLS[each.state]
+        console.print(f"[{colour}]{symbol:<8}[/] {each.what:<{width}}  {escape(each.found)}")
+        if each.advice:
+            console.print(f"{'':<{width + 9}}  -> {escape(each.advice)}")
+    problems = sum(each.state == "problem" for each in found)
+    console.print(f"{problems} problems, {sum(each.state == 'note' for each in found)} notes")
+    return {"exit_status": int(problems > 0), "findings": [asdict(each) for each in found]}
+
+
+def findings() -> Iterator[Finding]:
+    """All that is looked at, in the order of what depends on what."""
+    yield _python()
+    yield from _packages()
+    yield _extras()
+    yield _metis()
+    yield _compiler()
+    yield from _devices()
+    yield _load()
+    yield _threads()
+    yield _allocator()
+    yield from _room()
+    yield _wandb()
+
+
+def _python() -> Finding:
+    found = f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
+    if (3, 11) <= sys.version_info[:2] <= (3, 12):
+        return Finding("python", "well", found)
+    return Finding("python", "problem", found, "make a virtual environment with Python 3.11 or 3.12")
+
+
+def _packages() -> Iterator[Finding]:
+    """Those that are required, each in a version that fits."""
+    from packaging.requirements import Requirement
+
+    wrong = []
+    required = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    for each in required:
+        try:
+            version = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{each} is missing")
+            continue
+        if not each.specifier.contains(version, prereleases=True):
+            wrong.append(f"{each} is wanted, {version} is here")
+    if wrong:
+        yield Finding("packages", "problem", "; ".join(wrong), f"pip install --upgrade {DISTRIBUTION}")
+    else:
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "lightning"))
+        yield Finding("packages", "well", f"{versions}; all {len(required)} required ones fit")
+
+
+def _extras() -> Finding:
+    """What is optional; of several packages of an extra the first stands for all."""
+    from packaging.requirements import Requirement
+
+    missing: dict[str, str] = {}
+    for line in metadata.requires(DISTRIBUTION) or ():
+        each = Requirement(line)
+        for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
+            if extra not in ("dev", "docs") and each.marker and each.marker.evaluate({"extra": extra}):
+                if each.marker.evaluate({"extra": ""}):
+                    continue
+                try:
+                    metadata.version(each.name)
+                except metadata.PackageNotFoundError:
+                    missing.setdefault(extra, each.name)
+    if not missing:
+        return Finding("extras", "well", "all are here")
+    named = ", ".join(f"{extra} ({package})" for extra, package in missing.items())
+    return Finding("extras", "well", f"not installed: {named}; pip install '{DISTRIBUTION}[NAME]' where you need one")
+
+
+def _metis() -> Finding:
+    try:
+        from pymetis import part_graph
+
+        part_graph(2, adjacency=[[1], [0, 2], [1, 3], [2]])
+    except Exception as error:  # whatever a broken build does
+        return Finding("metis", "problem", f"{type(error).__name__}: {error}", "pip install --force-reinstall pymetis")
+    return Finding("metis", "well", "cuts a graph")
+
+
+def _compiler() -> Finding:
+    from gst.devices.native.build import compiler
+
+    if (found := compiler()) is None:
+        advice = "install g++ (Debian: apt install g++) or set CXX; plans on core sets and fusion need it"
+        return Finding("compiler", "problem", "no C++ compiler", advice)
+    return Finding("compiler", "well", found)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    from gst.devices.discover import discover
+    from gst.devices.rates import saved_rates
+
+    devices = discover()
+    names = f"{', '.join(device.name for device in devices)} ({devices[0].description})"
+    quota = _cores_of_group()
+    if quota is not None and quota < sum(device.kind == "cpu" for device in devices) - 0.5:
+        advice = f"this container gets the time of {quota:g} cores: bind it to as many (taskset -c, --cpuset-cpus)"
+        yield Finding("devices", "note", names, advice)
+    elif not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
+        built = "is a CPU build" if torch.version.cuda is None else f"of CUDA {torch.version.cuda} cannot use it"
+        yield Finding("devices", "note", names, f"a GPU is here, but torch {built}: see pytorch.org/get-started")
+    else:
+        yield Finding("devices", "well", names)
+    if saved_rates() is None:
+        yield Finding("rates", "note", "not measured with this torch", "gst devices --measure (a minute or two)")
+    else:
+        yield Finding("rates", "well", "measured on this machine with this torch")
+
+
+def _cores_of_group() -> float | None:
+    """How many cores' time this control group may take; None if there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _load() -> Finding:
+    from gst.devices.load import LoadGate, LoadMeter
+
+    meter = LoadMeter()
+    LoadGate(interval_s=0.5, patience_s=0.0).wait()
+    share = meter.share()
+    if share > BUSY:
+        advice = "measurements wait for quiet cores, and are labelled where they get none; stop what computes beside"
+        return Finding("load", "note", f"others take {share:.0%} of the cores", advice)
+    return Finding("load", "well", f"others take {share:.0%} of the cores")
+
+
+def _threads() -> Finding:
+    import torch
+
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "KMP_AFFINITY")
+    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    found = f"{torch.get_num_threads()} of torch" + (f"; {given}" if given else "")
+    if "OMP_PROC_BIND" in os.environ or "KMP_AFFINITY" in os.environ:
+        return Finding("threads", "note", found, "unset these: plans pin the threads of their devices themselves")
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
+        advice = "unset OMP_WAIT_POLICY before gst place: operations on core sets take twice as long"
+        return Finding("threads", "note", found, advice)
+    return Finding("threads", "well", found)
+
+
+def _allocator() -> Finding:
+    from gst.allocator import keep_freed_memory
+
+    if loaded := os.environ.get("LD_PRELOAD"):
+        return Finding("allocator", "well", f"LD_PRELOAD={loaded}")
+    if keep_freed_memory():
+        return Finding("allocator", "well", "glibc's, which keeps freed memory for use again")
+    advice = "steps may spend their time in page faults; jemalloc or tcmalloc by LD_PRELOAD helps"
+    return Finding("allocator", "note", f"of {platform.libc_ver()[0] or 'an unknown C library'}", advice)
+
+
+def _room() -> Iterator[Finding]:
+    """Where results, caches and shared memory go."""
+    from gst.devices.native.build import cache_directory
+
+    for what, folder in (("here", Path.cwd()), ("cache", cache_directory())):
+        home = next(each for each in (folder, *folder.parents) if each.exists())
+        free = shutil.disk_usage(home).free / 2**30
+        try:
+            tempfile.TemporaryFile(dir=home).close()
+        except OSError as error:
+            advice = "go to a directory you may write to" if what == "here" else "set XDG_CACHE_HOME to one"
+            yield Finding(what, "problem", f"{folder}: {error.strerror}", advice)
+            continue
+        if free < ENOUGH_GIB:
+            yield Finding(what, "note", f"{folder}: {free:.1f} GiB free", "make room: traces and stores take gigabytes")
+        else:
+            yield Finding(what, "well", f"{folder}: {free:.0f} GiB free")
+
+
+def _wandb() -> Finding:
+    """Told without loading the client, which only trainings do."""
+    from gst.training.plan_log import usual_mode
+
+    if mode := os.environ.get("WANDB_MODE"):
+        sent = "nothing is sent" if mode in ("offline", "disabled", "dryrun") else "runs are sent"
+        return Finding("wandb", "well", f"WANDB_MODE={mode}: {sent}")
+    if usual_mode() == "online":
+        return Finding("wandb", "well", "logged in")
+    return Finding("wandb", "well", "not logged in: runs stay on this machine (to send them: wandb login, wandb sync)")

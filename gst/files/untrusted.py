@@ -1,0 +1,235 @@
+"""The one door for files that somebody else may have written: JSON, archives of arrays, saved tensors.
+
+Nothing in such a file is executed, and what it declares is compared with what it is before memory is spent on it. What
+comes out is plain data; whether it means anything is for the reader to check.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import reprlib
+import struct
+import sys
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+MOST_TIMES_LARGER = 200
+"""Bytes that a compressed archive may unpack to, for each of its own. Measured layouts, which compress best, are 46."""
+
+KNOWN = ("gst.", "torch.nn.", "torch_geometric.nn.", "lightning.pytorch.cli.instantiate_module")
+"""With these begin the names of what any file may name."""
+MOST_ENTRIES = 1_000_000  # of a configuration
+FREE_BYTES = 64 << 20  # that any archive may unpack to
+DAMAGE = (
+    ValueError, OSError, EOFError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError,
+    zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, pickle.UnpicklingError, tokenize.TokenError, SyntaxError,
+    struct.error, AssertionError,
+)  # fmt: skip
+"""What the libraries that read these formats raise on a damaged file; torch's unpickler asserts."""
+
+
+_IMPORTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def plain(error: BaseException | str, length: int = 200) -> str:
+    """The first line of a message, cut to `length` characters, without any that a terminal would obey."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return "".join(each if each.isprintable() else "?" for each in lines[0])[:length]
+
+
+def shown(value: Any) -> str:
+    """A value of a file for a message: short, and without what a terminal would obey."""
+    return plain(_SHORT.repr(value), 80)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, NaN and infinity among it, which Python takes for JSON.
+
+    Raises:
+        ValueError: it is missing, not JSON, or nested too deeply; the message names the file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        return parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: not JSON ({plain(error)})") from error
+
+
+def parse_json(text: bytes | str) -> Any:
+    """As `read_json`, of the content.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """As `read_json`, of a file that holds an object.
+
+    Raises:
+        ValueError: also if it holds something else.
+    """
+    record = read_json(path)
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}: holds a {type(record).__name__}, want an object")
+    return record
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file by name. No array of objects is read: those are pickles, and so programs.
+
+    Raises:
+        ValueError: it is missing or damaged, holds something other than arrays of numbers and text, or would unpack to
+            more than `MOST_TIMES_LARGER` times its size; the message names the file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_sizes(archive, path.stat().st_size)
+            return {info.filename.removesuffix(".npy"): _array(archive, info) for info in archive.infolist()}
+    except DAMAGE as error:
+        raise ValueError(f"{path}: not a readable npz file ({plain(error)}); fetch or copy it again") from error
+
+
+def read_tensors(path: Path) -> Any:
+    """What `torch.save` wrote, as far as it is tensors and plain data, on the CPU.
+
+    Raises:
+        ValueError: it is missing or damaged, compressed, of the format before torch 1.6, or holds other objects; the
+            message names the file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise ValueError("it is compressed, as torch.save never does")
+            _check_sizes(archive, path.stat().st_size)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except DAMAGE as error:
+        raise ValueError(f"{path}: not a readable file of tensors ({plain(error)})") from error
+
+
+def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], counts: Iterable[Any]) -> None:
+    """Refuse settings that ask for more weights than their file has, before time and memory are spent on them.
+
+    Args:
+        make: a network of these settings.
+        weights: of the file.
+        counts: the settings that are numbers of layers, each of which has weights.
+
+    Raises:
+        ValueError: the settings are not those of the weights.
+    """
+    if any(type(count) is not int or count > len(weights) for count in counts):
+        raise ValueError(f"it has weights for at most {len(weights)} layers, its settings want more")
+    with torch.device("meta"):
+        asked = sum(each.numel() for each in make().parameters() if not nn.parameter.is_lazy(each))
+    held = sum(each.numel() for each in weights.values() if isinstance(each, torch.Tensor))
+    if asked > held:
+        raise ValueError(f"it has {held} weights, its settings want {asked}")
+
+
+def check_classes(settings: Any, trusted: Iterable[str] = ()) -> None:
+    """Refuse settings of a file that name something to import which is neither of the packages `KNOWN`, nor in
+    `trusted`, nor a network that is imported already: whoever builds a network of them would run it.
+
+    Args:
+        settings: dictionaries, lists and plain values.
+        trusted: what the names of further classes may begin with, `mine.` say.
+
+    Raises:
+        ValueError: one is not known.
+    """
+    beginnings, waiting = (*KNOWN, *trusted), [settings]
+    for each in waiting:
+        if isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+        elif isinstance(each, str) and _IMPORTABLE.fullmatch(each) and not each.startswith(beginnings):
+            module, _, name = each.rpartition(".")
+            found = getattr(sys.modules.get(module), name, None)
+            if not (isinstance(found, type) and issubclass(found, nn.Module)):
+                raise ValueError(
+                    f"it names {shown(each)}, which is not of this program; --trust its package if it is yours"
+                )
+
+
+def check_yaml(path: Path) -> None:
+    """Refuse a configuration that its aliases would make larger than `MOST_ENTRIES`: each may stand for many others.
+
+    Raises:
+        ValueError: it is missing, too large, or not YAML; the message names the file.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    sizes: dict[str, int] = {}
+    inside: list[tuple[str | None, int]] = [(None, 0)]  # anchor and entries of what is not closed yet
+    try:
+        for event in yaml.parse(path.read_bytes(), yaml.SafeLoader):
+            anchor, entries = getattr(event, "anchor", None), 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                inside.append((anchor, 1))
+                continue
+            if isinstance(event, yaml.AliasEvent):
+                entries = sizes[event.anchor]
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, entries = inside.pop()
+            if anchor is not None and not isinstance(event, yaml.AliasEvent):
+                sizes[anchor] = entries
+            outer, before = inside.pop()
+            inside.append((outer, before + entries))
+    except (yaml.YAMLError, LookupError, OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML ({plain(error)})") from error
+    if inside[0][1] > MOST_ENTRIES:
+        raise ValueError(f"{path}: its aliases make it larger than {MOST_ENTRIES} entries")
+
+
+def _check_sizes(archive: zipfile.ZipFile, file_bytes: int) -> None:
+    unpacked, most = sum(info.file_size for info in archive.infolist()), MOST_TIMES_LARGER * file_bytes + FREE_BYTES
+    if unpacked > most:
+        raise ValueError(f"{file_bytes} bytes would unpack to {unpacked}, more than {most}")
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """An array whose header agrees with the size of its member, so that no more is allocated than is there."""
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADERS:
+            raise ValueError(f"{info.filename} has a header of version {version}")
+        shape, _, dtype = _HEADERS[version](member)
+        if dtype.hasobject:
+            raise ValueError(f"{info.filename} holds pickled objects, want numbers")
+        declared = dtype.itemsize
+        for size in shape:
+            declared *= size
+        held = info.file_size - member.tell()
+        if declared != held:
+            raise ValueError(f"{info.filename} declares {declared} bytes of {dtype} {shape} and holds {held}")
+    with archive.open(info) as member:
+        array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+    return array
+
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -1,0 +1,213 @@
+"""The hosts of a Ray cluster that measure, by kind of machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from gst.devices import Device, Log
+from gst.devices.discover import core_sets, select
+from gst.placement.fleet.connection import RESOURCE
+from gst.placement.fleet.host import DISTRIBUTION, Host
+from gst.placement.fleet.remote import RemoteWorker
+from gst.placement.workers import WorkerLost
+
+START_S = 90.0  # for the workers of all hosts to start, or to become free
+
+
+@dataclass(eq=False)
+class Kind:
+    """Hosts whose machines are alike: what was measured on one of them is measured for all.
+
+    Args:
+        machine: see `gst.devices.remembered.this_machine`.
+        devices: all that one of them has; the numbers of their cores are those of that host.
+        stopping: set when nobody wants their answers any more.
+        known: hosts of all kinds by Ray's identity, shared by all kinds; others came later.
+        workers: processes that measure there, started and waiting.
+    """
+
+    machine: dict[str, Any]
+    devices: tuple[Device, ...]
+    stopping: Event
+    known: set[str]
+    workers: list[RemoteWorker] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits of the machine."""
+        return hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def num_hosts(self) -> int:
+        return len({worker.node for worker in self.workers})
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        hosts = "1 host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
+        return f"{hosts} of kind {self.key} ({self.machine['cpu']}, {self.machine['cores']} cores)"
+
+    def selected(self, names: Sequence[str] | None, with_sets: bool) -> list[Device]:
+        """Its devices by name; all of them if None, and the sets of its cores too if wanted.
+
+        Raises:
+            ValueError: one is not there.
+        """
+        if names is not None:
+            return select(names, self.devices)
+        return [*self.devices, *(core_sets(self.devices) if with_sets else [])]
+
+
+def kinds_with(names: Sequence[str] | None) -> list[Kind]:
+    """All kinds of hosts that measure and have these devices, those of most hosts first. Their workers have started.
+
+    Raises:
+        ValueError: no host offers to measure or is free, or none has the devices, or one runs another version of this
+            package; the message says what there is.
+    """
+    stopping, nodes = Event(), _nodes()
+    known = {str(node["NodeID"]) for node in nodes}
+    kinds: dict[str, Kind] = {}
+    for worker, seen in _started(nodes, stopping):
+        kind = Kind(seen["machine"], _devices(seen), stopping, known)
+        kinds.setdefault(kind.key, kind).workers.append(worker)
+    try:
+        fit = fitting(list(kinds.values()), names)
+    except ValueError:
+        end(worker for kind in kinds.values() for worker in kind.workers)
+        raise
+    end(worker for kind in kinds.values() if kind not in fit for worker in kind.workers)
+    return fit
+
+
+def fitting(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kind]:
+    """The kinds that have these devices, those of most hosts first.
+
+    Raises:
+        ValueError: there is none; the message says what there is.
+    """
+    fit = [kind for kind in kinds if _has(kind, names)]
+    if not fit:
+        there = "; ".join(f"{', '.join(each.name for each in kind.devices)} on {kind.title}" for kind in kinds)
+        raise ValueError(f"no host has all of the devices {', '.join(names or [])}; there are {there}")
+    return sorted(fit, key=lambda kind: (-kind.num_hosts, kind.key))
+
+
+def kind_of_search(kinds: Sequence[Kind], log: Path) -> Kind:
+    """The kind of host that a search on `log` measures on, as rows of several kinds cannot be compared: the one that it
+    began with, or the first of `kinds`. The workers of the others are ended.
+
+    Raises:
+        ValueError: it began on hosts of a kind that is not there, or without a cluster.
+    """
+    known = {row["measurement"]["machine"].get("kind") for row in Log(log).read()}
+    fit = [kind for kind in kinds if known <= {kind.key}]
+    end(worker for kind in kinds if kind not in fit[:1] for worker in kind.workers)
+    if not fit:
+        began = ", ".join(sorted(f"kind {each}" if each else "this host" for each in known))
+        there = "; ".join(kind.title for kind in kinds)
+        raise ValueError(f"{log} was measured on {began}, there are {there}; give another --out")
+    return fit[0]
+
+
+def another(kind: Kind, lost: str) -> RemoteWorker:
+    """A worker of that kind on the host where one was lost, or on one that came since to the cluster.
+
+    Raises:
+        WorkerLost: there is none.
+    """
+    import ray
+
+    try:
+        there = _nodes()
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise WorkerLost(f"the cluster does not answer ({type(error).__name__}), so that no host is free") from error
+    new = [node for node in there if node["NodeID"] not in kind.known]
+    for node in [*(node for node in there if node["NodeID"] == lost), *new]:
+        kind.known.add(node["NodeID"])
+        worker = _start(node, kind.stopping)
+        with suppress(WorkerLost):
+            if worker.describe(START_S)["machine"] == kind.machine:
+                return worker
+        worker.end()
+    raise WorkerLost(f"host {lost[:12]} is lost, and no other of its kind is free")
+
+
+def end(workers: Iterable[RemoteWorker]) -> None:
+    """End them and their children."""
+    for worker in workers:
+        worker.end()
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """The hosts that are there and measure, as Ray describes them."""
+    import ray
+
+    found = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1]
+    return sorted(found, key=lambda node: str(node["NodeID"]))
+
+
+def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
+    """One of the workers of a host, which takes its part of the cores and GPUs while it lives."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = node["Resources"]
+    number = int(there[RESOURCE])
+    shares = {name: there.get(name, 0) / number for name in ("CPU", "GPU")}
+    cores, gpus = (share if share < 1 else int(share) for share in shares.values())  # Ray wants whole ones from 1 on
+    every_gpu = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if gpus else None
+    actor = ray.remote(Host).options(
+        num_cpus=cores, num_gpus=gpus, resources={RESOURCE: 1}, max_restarts=0, runtime_env=every_gpu,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+    ).remote()  # fmt: skip
+    return RemoteWorker(actor, node["NodeID"], stopping)
+
+
+def _started(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[RemoteWorker, dict[str, Any]]]:
+    """All workers of the hosts that are free, and what they say of themselves."""
+    if not nodes:
+        raise ValueError(
+            f"no host of the cluster offers to measure; start it by ray start --resources '{{\"{RESOURCE}\": 1}}' (see "
+            "docs/fleet.md)"
+        )
+    workers = [_start(node, stopping) for node in nodes for _ in range(int(node["Resources"][RESOURCE]))]
+    until, found, reasons = time.monotonic() + START_S, [], set()
+    for worker in workers:
+        try:
+            seen = worker.describe(max(0.0, until - time.monotonic()))
+        except WorkerLost as lost:
+            reasons.add(str(lost))
+            worker.end()
+            continue
+        if seen["version"] != version(DISTRIBUTION):
+            end(workers)
+            raise ValueError(
+                f"host {worker.host} has {DISTRIBUTION} {seen['version']}, the controller {version(DISTRIBUTION)}; "
+                "install the same on all"
+            )
+        found.append((worker, seen))
+    if not found:
+        raise ValueError(f"no host is free to measure: {'; '.join(sorted(reasons))}")
+    return found
+
+
+def _has(kind: Kind, names: Sequence[str] | None) -> bool:
+    try:
+        kind.selected(names, with_sets=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _devices(seen: dict[str, Any]) -> tuple[Device, ...]:
+    return tuple(Device(**{**each, "cores": tuple(each["cores"])}) for each in seen["devices"])

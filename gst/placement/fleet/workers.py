@@ -1,0 +1,148 @@
+"""Workers on hosts of one kind: the interface of `gst.placement.workers.Workers`, for hosts that may be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self, TypeVar
+
+from gst.devices import Device, Measurement, Plan
+from gst.devices.costs import Costs, profiled_costs
+from gst.devices.isolated import START_LIMIT_S
+from gst.devices.simulator import Simulation
+from gst.placement.fleet.attempts import Attempts
+from gst.placement.fleet.carried import digest_of, pack
+from gst.placement.fleet.cluster import Kind, another, end
+from gst.placement.fleet.remote import RemoteWorker
+from gst.placement.workers import NoWorker, Pool, WorkerLost
+from gst.programs import Program
+
+Answer = TypeVar("Answer")
+SLACK_S = 60.0  # that anything may take
+LOST = "lost worker: "
+
+
+class FleetWorkers:
+    """Processes on hosts of one kind that run plans of one program. Use it as a context manager.
+
+    A worker that is lost, or takes longer than the limits of its runs allow, is replaced, on its host or on one of the
+    kind that has come since. The plans it had, and those of stragglers, are measured once more (see `Attempts`); a plan
+    that loses a second worker is 'failed', and its reason begins with `lost worker: `.
+
+    Args:
+        kind: of hosts; its workers are used up.
+        program: travels there by its saved form (`Program.save`) through Ray's object store.
+        devices: those plans may name, of that kind.
+        memory_limit, time_limit_s: of each run, see `IsolatedExecutor`.
+        repetitions, warmup: of each measurement, see `gst.devices.measure`.
+        patience_s: how long a host waits for quiet cores.
+    """
+
+    def __init__(
+        self, kind: Kind, program: Program, devices: Sequence[Device], memory_limit: int | None = None,
+        time_limit_s: float = 60.0, repetitions: int = 5, warmup: int = 1, patience_s: float = 20.0,
+    ) -> None:  # fmt: skip
+        self.kind, self.program, self.devices, self.memory_limit = kind, program, tuple(devices), memory_limit
+        self._time_limit_s, self._patience_s = time_limit_s, patience_s
+        self._settings = {"repetitions": repetitions, "warmup": warmup, "patience_s": patience_s}
+        self._free: list[RemoteWorker | str] = list(kind.workers)  # or Ray's identity of a host where one was lost
+        self._pool = Pool(self._worker, len(kind.workers))
+        self._attempts = Attempts(self._pool, self._measure, self._lost, self._allowed_s)
+
+    def __enter__(self) -> Self:
+        import ray
+
+        files = pack(self.program)
+        limits = {"memory_limit": self.memory_limit, "time_limit_s": self._time_limit_s}
+        self._wanted = {"digest": digest_of(files), "devices": [device.name for device in self.devices], **limits}
+        self._files = ray.put(files)
+        self._pool.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kind.stopping.set()
+        self._pool.__exit__(kind, error, trace)
+        end(worker for worker in self._free if isinstance(worker, RemoteWorker))
+
+    def costs(self, program: Program, repetitions: int = 5) -> Costs:
+        """See `IsolatedExecutor.costs`, of one of the hosts; `program` is the one that they run."""
+        times_us, own_bytes = self._surely(lambda worker: worker.costs(repetitions, self._patience_s))
+        return replace(profiled_costs(program, self.devices, times_us), own_bytes=own_bytes)
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Simulation]:
+        """See `IsolatedExecutor.timelines`, of one of the hosts."""
+        return self._surely(lambda worker: worker.timelines(plans, repetitions))
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """See `IsolatedExecutor.groups`, of one of the hosts."""
+        return self._surely(lambda worker: worker.groups(plan))
+
+    def measure_beside_pytorch(self, plans: Sequence[Plan], repetitions: int, warmup: int) -> list[Measurement]:
+        """Plans in turns with plain PyTorch, which comes last, all of them on one host.
+
+        Raises:
+            ValueError: two workers were lost meanwhile.
+        """
+        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_pytorch": True}
+        limit_s = START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
+        return self._surely(lambda worker: self._told(worker, worker.measure(plans, settings, lambda: limit_s)))
+
+    def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
+        """Measure plans in turns, as soon as a worker is free; a plan that fails, or loses two workers, is an outcome.
+
+        The `machine` of a measurement says its `kind` and its `host` too. The future raises ValueError if one of them
+        is no plan for the program, or there is no worker any more.
+        """
+        return self._attempts.submit(plans)
+
+    def _measure(self, worker: RemoteWorker, plans: Sequence[Plan], limit_s: Callable[[], float]) -> list[Measurement]:
+        return self._told(worker, worker.measure(plans, {**self._settings, "beside_pytorch": False}, limit_s))
+
+    def _allowed_s(self, plans: Sequence[Plan]) -> float:
+        """What the limits of their runs, compiling what they fuse, and the wait for quiet cores allow."""
+        compiling = START_LIMIT_S * sum(plan.fusion is not None for plan in plans)
+        return SLACK_S + self._patience_s + compiling + len(plans) * self._time_limit_s
+
+    def _told(self, worker: RemoteWorker, seen: Sequence[Measurement]) -> list[Measurement]:
+        where = {"kind": self.kind.key, "host": worker.host}
+        return [replace(each, machine={**each.machine, **where}) for each in seen]
+
+    def _lost(self, plan: Plan, lost: WorkerLost) -> Measurement:
+        nan, now = float("nan"), datetime.now(UTC).isoformat(timespec="seconds")
+        machine = {**self.kind.machine, "kind": self.kind.key}
+        reason = f"{LOST}{lost}, a second time"
+        return Measurement(f"0:{plan.key}", plan.key, (), nan, nan, nan, "failed", reason, machine=machine, time=now)
+
+    def _surely(self, ask: Callable[[RemoteWorker], Answer]) -> Answer:
+        try:
+            return self._pool.call(ask).result()
+        except WorkerLost:
+            pass
+        try:
+            return self._pool.call(ask).result()
+        except WorkerLost as lost:
+            raise ValueError(f"{LOST}{lost}, a second time") from lost
+
+    @contextmanager
+    def _worker(self) -> Iterator[RemoteWorker]:
+        """A worker that knows the program; when it is left, its place is free for another."""
+        place = self._free.pop()
+        try:
+            worker = another(self.kind, place) if isinstance(place, str) else place
+        except WorkerLost as lost:
+            raise NoWorker(f"{lost}; go on with --resume when one is") from lost
+        try:
+            key = worker.begin(self._wanted, self._files)["key"]
+            if key != self.program.key:
+                raise ValueError(f"program {key} runs on host {worker.host}, {self.program.key} was sent; update it")
+            yield worker
+        finally:
+            worker.end()
+            self._free.append(worker.node)

@@ -1,0 +1,121 @@
+"""Groups of a program compiled here, as single operations of a task: what a search places with them fused."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.devices import Plan, pointwise_chains
+from gst.devices.fusion.legality import fusion_groups
+from gst.devices.fusion.rewrite import rewritten
+from gst.devices.isolated import IsolatedExecutor
+from gst.devices.native.lower import CompiledGroup
+from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.fusion.contraction import Contraction, contract
+from gst.placement.fusion.costs import numbered
+from gst.placement.machines import VIEW_US
+from gst.placement.task import Task
+from gst.progress import Progress
+
+AT_ONCE = 4  # groups that are asked about at once: each may have to be compiled
+
+
+@dataclass(frozen=True, eq=False)
+class FusedTask:
+    """A task of the program in which each group that pays is one operation.
+
+    Args:
+        task: what is searched.
+        node_of: for each operation of the program the node of `task` that computes it.
+        groups: of the program, as of `Plan.fusion`.
+    """
+
+    task: Task
+    node_of: Int64[np.ndarray, " nodes"]
+    groups: Int64[np.ndarray, " nodes"]
+
+    def unfold(self, plan: Plan) -> Plan:
+        """A plan of `task` as one of the program. What picks an item of a group goes where the group is."""
+        priority = None if plan.priority is None else plan.priority[self.node_of]
+        return Plan(plan.devices, plan.placement[self.node_of], priority, self.groups)
+
+
+def fused_task(
+    task: Task, isolated: IsolatedExecutor | FleetWorkers, progress: Progress = lambda what, done, total: None
+) -> FusedTask | None:
+    """Compile chains of element-wise operations for each kind of device of a task, and make those one operation that
+    are faster for it somewhere. On a device where a group is not faster its operations run one by one.
+
+    A group takes of its operations' profiled time the part that it took when both were measured in turns, hot.
+
+    Args:
+        task: of a program, as profiled.
+        isolated: runs the program on the devices of the task.
+        progress: told of groups, as each may have to be compiled.
+
+    Returns:
+        None if no group is faster.
+    """
+    assert task.program is not None
+    groups = numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
+    shares = _shares(task, groups, isolated, progress)
+    pays = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
+    if not len(pays):
+        return None
+    shares, groups = shares[:, pays], numbered(np.where(np.isin(groups, pays), groups, -1))
+
+    def times_us(
+        group: Int64[np.ndarray, " nodes"], traffic: Float64[np.ndarray, " new_nodes"]
+    ) -> Float64[np.ndarray, "devices new_nodes"]:
+        inside, size = group >= 0, len(traffic)
+        whole = np.stack([np.bincount(group[inside], row[inside], size) for row in task.times_us])
+        part = np.ones_like(whole)
+        part[:, group[inside]] = shares[:, groups[inside]]
+        return whole * part
+
+    contracted = contract(task, groups, times_us, np.full(len(task.devices), VIEW_US["cpu"]))
+    assert contracted is not None, "chains never wait for each other"
+    return FusedTask(_with_program(task, contracted, groups), contracted.node_of, groups)
+
+
+def whole_step(task: Task) -> Plan:
+    """Everything compiled into one, on the device that takes least time for all of it alone: what `torch.compile` does
+    where all cores are one device. Compiling takes a minute or more for a large program."""
+    fastest = int(np.argmin(task.times_us.sum(1)))
+    return replace(task.plan(np.full(task.num_nodes, fastest)), fusion=np.zeros(task.num_nodes, np.int64))
+
+
+def _shares(
+    task: Task, groups: Int64[np.ndarray, " nodes"], isolated: IsolatedExecutor | FleetWorkers, progress: Progress
+) -> Float64[np.ndarray, "devices groups"]:
+    """What part of its operations' time each group takes on each device; devices of as many threads are alike."""
+    first = np.unique(groups, return_index=True)[1][int(groups.min(initial=0) < 0) :]
+    shares = np.ones((len(task.devices), len(first)))
+    threads = [device.threads for device in task.devices]
+    kinds = sorted(set(threads))
+    for row, kind in enumerate(kinds):
+        device = threads.index(kind)
+        placement = np.full(task.num_nodes, device)
+        for start in range(0, len(first), AT_ONCE):
+            progress("compiling groups", row * len(first) + start, len(kinds) * len(first))
+            asked = (groups >= start) & (groups < start + AT_ONCE)
+            seen = isolated.groups(replace(task.plan(placement), fusion=np.where(asked, groups, -1)))
+            shares[device, np.searchsorted(first, list(seen))] = list(seen.values())
+        for other in np.flatnonzero(np.array(threads) == kind):
+            shares[other] = shares[device]
+    progress("compiled groups", len(kinds) * len(first), len(kinds) * len(first))
+    return shares
+
+
+def _with_program(task: Task, contracted: Contraction, groups: Int64[np.ndarray, " nodes"]) -> Task:
+    """The contracted task with the program rewritten likewise, whose operations are numbered as its nodes are."""
+    assert task.program is not None
+    plan = Plan(task.names, np.zeros(task.num_nodes, np.int64), None, groups)
+    stands = {each: CompiledGroup(Path("none"), len(each.nodes)) for each in fusion_groups(task.program, plan)}
+    program = rewritten(task.program, stands).program
+    known = hashlib.sha256(task.key.encode() + groups.tobytes()).hexdigest()[:16]
+    return replace(contracted.task, program=program, colocation=program.colocation, known_as=known)

@@ -1,0 +1,216 @@
+"""Numbers as inline SVG: axes, marks, lines. Text in, text out.
+
+Colours are classes (`c0` ... `c6`, the Okabe-Ito palette, given in `report.css`), so that one
+drawing serves a light page, a dark page and paper. Whatever comes from outside goes through `escape`.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+WIDTH, HEIGHT = 440, 320
+"""Small enough that 13-pixel text is still readable when a phone shrinks the drawing to 330 pixels."""
+
+SHAPES = {
+    "baseline": "M-4-4h8v8h-8z",
+    "method": "M-4.6 0a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0-9.2 0z",
+    "mutation": "M0-5.5L5.2 4h-10.4z",
+    "uncertain": "M0-5.8L5.8 0L0 5.8L-5.8 0z",
+}
+CROSS = "M-4-4L4 4M-4 4L4-4"
+NUM_COLOURS = 7
+DASH = "\u2013"
+
+
+def escape(value: Any, limit: int = 400) -> str:
+    """Safe between tags and inside quotes, cut at `limit` characters."""
+    text = str(value).encode("utf-8", "replace").decode().replace("\0", "")
+    return html.escape(text if len(text) <= limit else text[: limit - 1] + "\u2026")
+
+
+def number(value: Any) -> float:
+    """The value as a finite float, else NaN (None, infinities, words)."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return result if math.isfinite(result) else math.nan
+
+
+def brief(value: Any, missing: str = DASH) -> str:
+    """About three digits: 0.0123, 4.56, 41.2, 1,234."""
+    value = number(value)
+    if math.isnan(value):
+        return missing
+    if abs(value) >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def whole(value: Any) -> str:
+    value = number(value)
+    return DASH if math.isnan(value) else f"{value:,.0f}"
+
+
+def span(low: Any, high: Any) -> str:
+    """An interval; a dash alone where either end is unknown."""
+    ends = number(low), number(high)
+    return DASH if any(map(math.isnan, ends)) else f"{brief(low)}{DASH}{brief(high)}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A stretch of numbers laid on a stretch of pixels (`start` may lie right of or below `end`)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    @classmethod
+    def fit(cls, values: Iterable[float], start: float, end: float, *, zero: bool = False) -> Axis:
+        """Room for all finite values; logarithmic (never with `zero`) if they span more than 20-fold."""
+        finite = [value for value in values if math.isfinite(value)]
+        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+        if zero:
+            return cls(min(low, 0.0), high * 1.06 if high > 0 else 1.0, start, end)
+        if low > 0 and high / low > 20:
+            return cls(low / 1.15, high * 1.15, start, end, log=True)
+        pad = 0.07 * (high - low) or 0.1 * abs(high) or 1.0
+        return cls(max(0.0, low - pad) if low >= 0 else low - pad, high + pad, start, end)
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
+
+    def ticks(self) -> list[float]:
+        if self.log:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            steps = (1, 2, 5) if self.high < 300 * self.low else (1,)
+            marks = [step * 10.0**decade for decade in decades for step in steps]
+        else:
+            rough = (self.high - self.low) / 5
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = power * next(nice for nice in (1, 2, 5, 10) if nice * power >= rough * 0.999)
+            marks = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        return [mark for mark in marks if self.low <= mark <= self.high]
+
+
+def drawing(
+    label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = "",
+    role: str = "img",
+) -> str:  # fmt: skip
+    """A complete figure for eyes and screen readers alike.
+
+    Args:
+        label: its name.
+        description: what is to be seen in it, for those who do not see it.
+        role: 'img', or 'group' where parts of it can be chosen.
+    """
+    name = escape(label)
+    return (
+        f'<svg class="chart" role="{role}" aria-label="{name}" viewBox="0 0 {width:g} {height:g}" '
+        f'style="{style}"><title>{name}</title><desc>{escape(description or label, 1000)}</desc>{body}</svg>'
+    )
+
+
+def text(x: float, y: float, words: Any, anchor: str = "middle", css: str = "label", size: float = 13) -> str:
+    where = f'x="{x:.5g}" y="{y:.5g}" font-size="{size:g}" text-anchor="{anchor}"'
+    return f'<text class="{css}" {where}>{escape(words)}</text>'
+
+
+def mark(kind: str, x: float, y: float, title: str = "", failed: bool = False) -> str:
+    """What a plan of a kind, one of `SHAPES`, looks like: a colour and a shape, so that either is enough."""
+    kind, shape = ("failed", CROSS) if failed else (kind, SHAPES[kind])
+    inside = f"<title>{escape(title)}</title>" if title else ""
+    return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{shape}">{inside}</path>'
+
+
+def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
+    """Grid lines, numbers on both axes, and what they count."""
+    out = []
+    for tick in x.ticks():
+        at = x(tick)
+        out.append(f'<path class="grid" d="M{at} {y.start}V{y.end}"/>')
+        out.append(text(at, y.start + 18, f"{tick:,.6g}", css="tick"))
+    for tick in y.ticks():
+        at = y(tick)
+        out.append(f'<path class="grid" d="M{x.start} {at}H{x.end}"/>')
+        out.append(text(x.start - 7, at + 4, f"{tick:,.6g}", "end", "tick"))
+    middle = (y.start + y.end) / 2
+    out.append(f'<path class="axis" d="M{x.start} {y.end}V{y.start}H{x.end}"/>')
+    out.append(text((x.start + x.end) / 2, y.start + 40, x_label))
+    out.append(f'<g transform="translate(13 {middle:g}) rotate(-90)">{text(0, 0, y_label)}</g>')
+    return "".join(out)
+
+
+def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
+    """Points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
+    both = [value for point in points for value in point[:2]]
+    x, y = Axis.fit(both, 58, WIDTH - 14), Axis.fit(both, HEIGHT - 50, 12)
+    diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
+    dots = "".join(mark(kind, x(across), y(up), title) for across, up, kind, title in points)
+    seen = f"{x_label} from {brief(min(p[0] for p in points))} to {brief(max(p[0] for p in points))}, "
+    seen += f"{y_label} from {brief(min(p[1] for p in points))} to {brief(max(p[1] for p in points))}."
+    return drawing(label, frame(x, y, x_label, y_label) + diagonal + dots, description=seen)
+
+
+def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, label: str) -> str:
+    """Steps (milliseconds or NaN, kind, title) as measured, and the best so far as a staircase."""
+    times = [time for time, _, _ in steps]
+    y = Axis.fit([*times, reference], HEIGHT - 50, 24)
+    x = Axis(0, max(len(steps) * 1.02, 2), 58, WIDTH - 14)
+    dots, stairs, best = [], "", math.inf
+    for count, (time, kind, title) in enumerate(steps, 1):
+        failed = math.isnan(time)
+        dots.append(mark(kind, x(count), y.end - 9 if failed else y(time), title, failed))
+        if time < best:
+            stairs += f"H{x(count)}V{y(time)}" if stairs else f"M{x(count)} {y(time)}"
+            best = time
+    if stairs:
+        stairs = f'<path class="line c0" d="{stairs}H{x.end}"/>'
+    base = ""
+    if not math.isnan(reference):
+        at = y(reference)
+        base = f'<path class="reference" d="M{x.start} {at}H{x.end}"/>'
+        below = at + 15 if at < y.end + 26 else at - 6
+        base += text(x.end - 4, below, "plain PyTorch", "end", "note")
+    marks = frame(x, y, "plans measured so far", "milliseconds of one step") + base + "".join(dots) + stairs
+    seen = f"The best falls to {brief(best)} ms; {len(times)} marks in the order measured."
+    return drawing(label, marks, description=seen)
+
+
+def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str) -> str:
+    """Rows (name, low, middle, high, kind of "best" or "pytorch" or ""), one below the other, on one axis."""
+    bottom = 12 + 26 * len(rows)
+    x = Axis.fit([*(value for row in rows for value in row[1:4]), reference], 138, WIDTH - 14)
+    y = Axis(0, len(rows), 12, bottom)
+    out = []
+    for tick in x.ticks():
+        out.append(f'<path class="grid" d="M{x(tick)} 8V{bottom}"/>')
+        out.append(text(x(tick), bottom + 18, f"{tick:,.6g}", css="tick"))
+    if not math.isnan(reference):
+        out.append(f'<path class="reference" d="M{x(reference)} 8V{bottom}"/>')
+    for row, (name, low, middle, high, kind) in enumerate(rows):
+        at, words = y(row + 0.5), f"{name}: {brief(middle)} ms ({span(low, high)})"
+        out.append(f'<g class="interval {kind}"><title>{escape(words)}</title>')
+        out.append(text(130, at + 4, name if len(name) < 20 else name[:18] + "\u2026", "end"))
+        if not (math.isnan(low) or math.isnan(high)):
+            out.append(f'<path d="M{x(low)} {at - 5:g}v10M{x(low)} {at}H{x(high)}M{x(high)} {at - 5:g}v10"/>')
+        out.append(f'<circle cx="{x(middle)}" cy="{at}" r="4.5"/></g>')
+    out.append(f'<path class="axis" d="M{x.start} {bottom}H{x.end}"/>')
+    out.append(text((x.start + x.end) / 2, bottom + 40, "milliseconds of one step"))
+    (first, _, least, *_), (last, _, most, *_) = rows[0], rows[-1]
+    seen = f"From {first}, {brief(least)} ms, at the top to {last}, {brief(most)} ms, at the bottom."
+    return drawing(label, "".join(out), height=bottom + 48, description=seen)

@@ -1,0 +1,174 @@
+"""Checkpoints that are written while training goes on, whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+AT_ONCE = 2  # checkpoints held in memory until they are written: a best one and a last one
+FLUSHED_AT = 16 << 20  # bytes
+
+
+class BackgroundCheckpointIO(TorchCheckpointIO):
+    """Copies what is to be saved and writes the copy in a thread. Files appear under their names once they are complete
+    and on the disk; what a file replaces, and what is removed after it, goes only then. Checkpoints on other than local
+    paths are Lightning's business.
+
+    What went wrong in the thread is raised by the next call, at the latest by `teardown`, which waits for the thread.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Training waits while the tensors are copied, and where two earlier checkpoints are still to be written."""
+        if _is_remote(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        self._settle(AT_ONCE - 1)
+        self._run(write, copied(checkpoint), Path(path))
+
+    def load_checkpoint(
+        self, path: Any, map_location: Callable[..., Any] | None = lambda storage, location: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Rows of an embedding table are mapped from the file, so that each process reads those it keeps; whoever holds
+        on to them after the table was loaded holds the file.
+
+        Raises:
+            FileNotFoundError, ValueError, pickle.UnpicklingError: see `read`.
+        """
+        self._settle(0)
+        if _is_remote(path):
+            return super().load_checkpoint(path, map_location, weights_only)
+        return copied(read(Path(path), map_location))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        if _is_remote(path):
+            super().remove_checkpoint(path)
+        else:
+            self._run(super().remove_checkpoint, path)
+
+    def teardown(self) -> None:
+        """Until everything is written."""
+        try:
+            self._settle(0)
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+    def _run(self, job: Callable[..., None], *arguments: Any) -> None:
+        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
+        self._pending.append(self._thread.submit(job, *arguments))
+
+    def _settle(self, most: int) -> None:
+        """Until at most so many jobs are left. Raises what a job has raised."""
+        while len(self._pending) > most or (self._pending and self._pending[0].done()):
+            self._pending.pop(0).result()
+
+
+def write(checkpoint: dict[str, Any], path: Path) -> None:
+    """The file is there with all it holds, or as it was before: written under another name, flushed to the disk, then
+    renamed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb", buffering=0) as file, _without_checksums():
+            torch.save(checkpoint, Flushed(file))  # type: ignore[arg-type]
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+        partial.unlink(missing_ok=True)
+        raise OSError(f"{path}: the checkpoint cannot be written ({str(error).splitlines()[0]}); make room") from error
+    _flush_folder(path.parent)
+
+
+class Flushed:
+    """A file whose bytes go to the disk as they are written, and leave the system's memory: a large checkpoint would
+    otherwise push out what the training reads. It is also faster where fresh memory is slow to come."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file, self._flushed, self._written = file, 0, 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        rest = memoryview(data).cast("B")
+        while rest:
+            count = self._file.write(rest[:FLUSHED_AT])
+            rest, self._written = rest[count:], self._written + count
+            if self._written - self._flushed >= FLUSHED_AT:
+                self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        os.fsync(self._file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
+        self._flushed = self._written
+
+
+def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """Tensors are mapped, and read when they are used. Nothing in the file is executed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or something else.
+        pickle.UnpicklingError: it holds other things than tensors, numbers and text.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such checkpoint")
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True, mmap=True)
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} is not a checkpoint of `gst fit`, or damaged ({str(error).splitlines()[0]}); take an earlier one"
+        ) from error
+    return checkpoint
+
+
+def copied(value: Any, name: str = "") -> Any:
+    """The same with tensors of its own, but for extra state of modules, which was made for this purpose alone."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if name.endswith("_extra_state"):
+        return value
+    if isinstance(value, dict):
+        return type(value)((key, copied(entry, str(key))) for key, entry in value.items())
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+
+@contextmanager
+def _without_checksums() -> Iterator[None]:
+    """Those of tensors, which take as long as writing them and which nothing that maps a file reads."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path)
+
+
+def _flush_folder(folder: Path) -> None:
+    """So that the new name outlives a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,202 @@
+"""The documentation holds: its code runs, its links lead somewhere, and it builds without the network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from os import environ, pathsep
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gst.devices.discover import usable_cores
+from gst.devices.native import build
+from tests.docs.pages import OUTPUT, Page
+from tests.docs.run_page import check_output, run_page
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+FRONT = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()]
+PAGES = {str(path.relative_to(ROOT)): Page(path) for path in [*FRONT, *DOCS]}
+SECONDS = 500
+
+NOT_EXECUTED = {
+    "CONTRIBUTING.md": 1,
+    "docs/fleet.md": 3,
+    "docs/operations.md": 2,
+    "docs/scale.md": 1,
+    "docs/tutorial.md": 1,
+}
+"""Blocks of each page that no test runs; the page says why, above each."""
+
+QUICKER = {
+    "README.md": {
+        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.outcome import Settings\nmodel",
+        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "ours"), patience_s=0)',
+    },
+    "docs/tutorial.md": {"epochs=40": "epochs=8", "for _ in range(200):": "for _ in range(40):"},
+    "docs/sweeps.md": {"--trials 2": "--trials 1", "--trials 3": "--trials 2"},
+    "docs/how-to/my_gnn.md": {"for _ in range(40):": "for _ in range(4):", "max_epochs 3": "max_epochs 1"},
+    "docs/how-to/my_cost_model.md": {"epochs=60": "epochs=12"},
+}
+"""What a test runs instead: measurements wait for quiet cores, which a machine that runs tests has not, and other
+numbers of steps and trials change nothing but the numbers that a page prints."""
+
+REMOTE = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*\shref=\"?(?:https?:)?//")
+"""What a browser would fetch from elsewhere to show a page."""
+
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+def run(name: str, directory: Path) -> str:
+    """Run the blocks of a page as a reader would, in a process of their own; returns what they print."""
+    here, copy, text = directory / "here", directory / Path(name).name, PAGES[name].text
+    here.mkdir()
+    (here / "experiments").symlink_to(ROOT / "experiments")
+    for usual, quicker in QUICKER.get(name, {}).items():
+        assert usual in text, usual
+        text = text.replace(usual, quicker)
+    copy.write_text(text)
+    path = pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("run_page.py")), str(copy)], cwd=here,
+        env=environ | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+# The code --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core, the pages place on two")
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(each.runs for each in page.fences)])
+def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    printed = run(name, tmp_path)
+    if name == "README.md":
+        found = re.search(r"unseen graphs: (\S+) labels differ by (\S+)", printed)
+        assert found is not None and float(found[1]) < 0.2 * float(found[2])
+        assert "no plan can take less than" in printed
+
+
+def test_a_model_is_placed_in_five_lines() -> None:
+    (program,) = [each.source for each in PAGES["README.md"].fences if "gst.place(" in each.source]
+    assert program.count("\n") <= 5
+
+
+def test_what_is_not_executed_is_little_and_says_why() -> None:
+    excused = {name: [fence.excuse for fence in page.fences if fence.excuse] for name, page in PAGES.items()}
+    assert all(len(reason.split()) > 2 for reasons in excused.values() for reason in reasons), excused
+    assert {name: len(reasons) for name, reasons in excused.items() if reasons} == NOT_EXECUTED, excused
+
+
+@every_page
+def test_every_fence_is_seen_and_of_the_docs_names_its_language(name: str) -> None:
+    page = PAGES[name]
+    marks = re.findall(r"^\s*(?:```|~~~)", page.text, re.MULTILINE)
+    assert len(marks) == 2 * len(page.fences), "a fence inside an indented block would never run"
+    if name.startswith("docs/"):
+        assert not [fence.line for fence in page.fences if not fence.language], "write ```text where nothing is to run"
+
+
+@pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in DOCS])
+def test_an_output_follows_what_prints_it(name: str) -> None:
+    before = None
+    for fence in PAGES[name].fences:
+        if fence.title == OUTPUT:
+            assert before is not None and before.runs and not before.title, fence.line
+        before = fence
+
+
+def test_a_page_fails_where_its_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def page(text: str) -> Page:
+        (tmp_path / "page.md").write_text(text)
+        return Page(tmp_path / "page.md")
+
+    run_page(page('```python\nx = 2\n```\n\n```bash\necho 1 ms | tee f\n```\n\n```text title="Output"\n7 ms\n```\n'))
+    run_page(page('```python title="written.py"\ny = 3\n```\n\n```python\nfrom written import y\nassert y == 3\n```\n'))
+    run_page(page("<!-- not executed: it would end the world -->\n\n```bash\nexit 3\n```\n"))
+    with pytest.raises(ZeroDivisionError):
+        run_page(page("- in a list\n\n    ```python\n    1 / 0\n    ```\n"))
+    with pytest.raises(AssertionError, match="exit status 1"):
+        run_page(page("```bash\nfalse\ntrue\n```\n"))
+    with pytest.raises(AssertionError, match="promises '4 plans'"):
+        run_page(page('```python\nprint("plans 4")\n```\n\n```text title="Output"\n4 plans\n```\n'))
+
+
+def test_lines_of_an_output_come_in_order_whatever_their_numbers() -> None:
+    check_output("a 1.5\n...\nb -2e-05", "a 7\nother\nb 3", "here")
+    with pytest.raises(AssertionError):
+        check_output("b 1\na 1", "a 7\nb 3", "here")
+
+
+# The links -------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_links_lead_to_files_and_headings(name: str) -> None:
+    page = PAGES[name]
+    for link in page.links:
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        assert path.exists(), f"{name}: {link} is not there"
+        if anchor and path.suffix == ".md":
+            assert anchor in Page(path).anchors, f"{name}: {link} is no heading of that page"
+        if name.startswith("docs/"):
+            assert path.is_relative_to(ROOT / "docs"), f"{name}: {link} would lead out of the site"
+
+
+def test_links_and_anchors_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    table = "| [h](i.md) |\n|-|\n"
+    path.write_text(f'# The `gst` *table*\n\n[a](b.md#c) ![d](e.png) <img src="f.png"> [w](https://g.org)\n\n{table}')
+    assert Counter(Page(path).links) == Counter(["b.md#c", "e.png", "f.png", "i.md"])
+    assert "the-gst-table" in Page(path).anchors
+
+
+# The site --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs-material: pip install .[docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-6000:]
+    built = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    assert len(built) > len(DOCS)
+    assert not {str(path): found for path, text in built.items() if (found := REMOTE.findall(text))}
+    styles = "".join(path.read_text() for path in tmp_path.rglob("*.css"))
+    assert not re.findall(r"url\([\"']?(?:https?:)?//|@import", styles)
+    reference = "".join(text for path, text in built.items() if "reference" in path.parts)
+    for name in ("gst.estimator.GraphSegmentTraining", "embedding_cache.table.EmbeddingTable", "gst.nn.sage.SAGE"):
+        assert f'id="{name}"' in reference
+
+
+def test_what_a_browser_would_fetch_is_told_from_where_a_reader_may_go() -> None:
+    for fetched in (
+        '<script src="https://a.b/c.js">',
+        '<link rel=stylesheet href="//a.b/c.css">',
+        "<img src=http://a.b/c>",
+    ):
+        assert REMOTE.search(fetched)
+    for harmless in (
+        '<a href="https://a.b">',
+        '<script src="assets/c.js">',
+        '<link href="../c.css">',
+        '<img src="c.png">',
+    ):
+        assert not REMOTE.search(harmless)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert [str(path) for path in DOCS if f"'{path.relative_to(ROOT / 'docs')}'" not in navigation] == []

@@ -1,0 +1,93 @@
+"""The figures that the page of limits quotes are those of the recorded results."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = " ".join((ROOT / "docs" / "explanation" / "limits.md").read_text().split())
+
+
+@cache
+def recorded(name: str) -> Any:
+    return json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text())
+
+
+def spread(least: float, greatest: float, digits: int = 2) -> str:
+    return f"{least:.{digits}f} to {greatest:.{digits}f}"
+
+
+def against_whole_graphs() -> list[str]:
+    found = recorded("against_full")
+    scores = [f"{found[f'{each}_tau']:.3f} ± {found[f'{each}_tau_deviation']:.3f}" for each in ("gst", "full")]
+    ratios = [each["speedup"] for score, each in found["seconds_to"].items() if float(score) <= 0.78]
+    memory = f"({found['gst_peak_mib']:.0f} MiB against {found['full_peak_mib']:,.0f})"
+    return [" and ".join(scores), f"{min(ratios):.0f} to {max(ratios):.0f} times less until tau is 0.78", memory]
+
+
+def variants() -> list[str]:
+    alexnet, made = (recorded(f"variants_{task}")["variants"] for task in ("alexnet", "synthetic"))
+    tables = [each["score_mean"] for name, each in alexnet.items() if name.startswith("GST+")]
+    ed, one = (made[name] for name in ("GST+ED", "GST-One"))
+    return [
+        f"variants with a table reach {spread(min(tables), max(tables))}",
+        f"other segments (GST) {alexnet['GST']['score_mean']:.2f}",
+        f"GST+ED {ed['score_mean']:.2f} ± {ed['score_deviation']:.2f}",
+        f"{one['score_mean']:.2f} ± {one['score_deviation']:.2f}",
+    ]
+
+
+def cost_models() -> list[str]:
+    labels, found = recorded("tpugraphs_alexnet")["labels"], recorded("tpugraphs_across")
+    keys = ("tau_mean", "ridge_tau", "gbdt_tau", "mlp_tau")
+    several = [labels[size][key] for size in ("1000", "all") for key in keys]
+    across = {name: f"{each['tau_mean']:.3f}" for name, each in found["trained_on"]["alexnet"].items()}
+    plans = recorded("measured_plans")["unseen"]["mean"]
+    return [
+        f"tau {spread(min(several), max(several))}; repeats leave a perfect model {labels['all']['ceiling']:.3f}",
+        f"our network with messages {across['gnn']}, without {across['gnn, few columns, no messages']}",
+        f"ridge regression on what layouts mean {across['ridge']}",
+        f"gradient boosting {across['boosting']}, where a perfect model reaches {found['ceiling']:.3f}",
+        f"tau of {plans['tau']:.2f} (a linear model: {plans['linear_tau']:.2f}",
+    ]
+
+
+def placement() -> list[str]:
+    found, loop = recorded("placement"), recorded("search_loop")["rows"]["rnnlm"]
+    mean, programs = found["geomean"], found["workloads"].values()
+    slower = sum(each["over_compile"] < 1 for each in programs)
+    fused = [each["fused_over_compile"] for each in programs]
+    words = {2: "two", 3: "three", 6: "six"}
+    ends = [f"{loop[key + '_ms']:.1f} ms ({loop[key + '_low_ms']:.0f} to {loop[key + '_high_ms']:.0f})" for key in
+            ("loop", "alone", "alone_more")]  # fmt: skip
+    return [
+        f"plans found are {mean['over_compile']:.2f} times as fast as `torch.compile`",
+        f"slower than it on {words[slower]} of {words[len(programs)]} programs",
+        f"with fusion {mean['fused_over_compile']:.2f} times ({spread(min(fused), max(fused))})",
+        f"the search is {mean['over_heft'] - 1:.0%} ahead of it".replace("%", " %"),
+        *ends,
+        f"{recorded('go_generalize')['summary']['zero_shot_over_portfolio']:.3f} times as fast",
+    ]
+
+
+def simulator() -> list[str]:
+    quiet, noisy = (recorded(name)["workloads"].values() for name in ("simulator", "simulator_noisy_hour"))
+    ranks = [[each["spearman"] for each in those] for those in (quiet, noisy)]
+    errors, worst = [each["mape"] for each in quiet], max(each["peak_error_worst"] for each in quiet)
+    return [
+        f"{spread(min(ranks[0]), max(ranks[0]))} by program on a quiet evening, "
+        f"and {spread(min(ranks[1]), max(ranks[1]))} on a noisier one",
+        f"mean errors are {100 * min(errors):.0f} to {100 * max(errors):.0f} %",
+        f"off by {100 * worst:.0f} % at worst",
+    ]
+
+
+@pytest.mark.parametrize("figures", [against_whole_graphs, variants, cost_models, placement, simulator])
+def test_the_page_says_what_the_results_hold(figures: Any) -> None:
+    missing = [words for words in figures() if words not in PAGE]
+    assert not missing, f"docs/explanation/limits.md no longer says: {missing}"

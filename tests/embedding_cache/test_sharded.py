@@ -1,0 +1,114 @@
+"""A table over several processes is that of one: rows, ages, checkpoints. Real processes, real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import in_processes
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+
+NUM_KEYS, CHANNELS, STEPS = 41, 6, 7
+Asked = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def drawn(step: int, world_size: int) -> tuple[Asked, np.ndarray, np.ndarray, torch.Tensor]:
+    """Keys, who asks and of which a row is wanted; keys pushed, by whom, and all their rows. Keys repeat."""
+    rng = np.random.default_rng(step)
+    asked = rng.integers(NUM_KEYS, size=23)
+    asker, wanted = rng.integers(world_size, size=23), rng.random(23) < 0.6
+    pushed = rng.integers(NUM_KEYS, size=11)
+    rows = torch.from_numpy(rng.normal(size=(11, CHANNELS)))
+    return (asked, asker, wanted), pushed, rng.integers(world_size, size=11), rows
+
+
+def first_of_each(keys: np.ndarray) -> np.ndarray:
+    return np.sort(np.unique(keys, return_index=True)[1])
+
+
+def sharded(
+    rank: int, world_size: int, dtype: torch.dtype, first: int, saved: dict[str, Any] | None, capacity: int | None
+) -> dict[str, Any]:
+    """What one process sees in some steps, and what it would save after them."""
+    table = ShardedTable(EmbeddingTable(1, CHANNELS, dtype, dataset="a", capacity=capacity))
+    if saved is not None:
+        table.load_state_dict({"_extra_state": saved})
+    table.resize(NUM_KEYS)
+    seen = []
+    for step in range(first, first + STEPS):
+        (keys, asker, wanted), pushed, sender, rows = drawn(step, world_size)
+        pulled = table.request(keys, asker, wanted)
+        seen.append((*pulled.wait(), pulled.unknown))
+        table.submit(pushed, sender, rows[torch.from_numpy(sender == rank)], step)
+    return {"seen": seen, "state": table.get_extra_state(), "statistics": table.statistics(), "step": table.step}
+
+
+def assert_is_the_single_table(answers: list[dict[str, Any]], table: EmbeddingTable, first: int) -> None:
+    world_size = len(answers)
+    for step in range(first, first + STEPS):
+        (keys, asker, wanted), pushed, _, rows = drawn(step, world_size)
+        for rank, answer in enumerate(answers):
+            own_rows, own_known, unknown = answer["seen"][step - first]
+            mine = asker == rank
+            assert torch.equal(own_rows, table.pull(torch.from_numpy(keys[mine & wanted]))[0])
+            assert torch.equal(own_known, table.known(torch.from_numpy(keys[mine])))
+            concerned = mine | (keys % world_size == rank)
+            assert np.array_equal(unknown[concerned], ~table.known(torch.from_numpy(keys[concerned])).numpy())
+        kept = first_of_each(pushed)
+        table.push(torch.from_numpy(pushed[kept]), rows[torch.from_numpy(kept)], step)
+    state = table.get_extra_state()
+    for rank, answer in enumerate(answers):
+        saved = answer["state"]
+        assert (saved["num_keys"], saved["step"], saved["dataset"]) == (NUM_KEYS, first + STEPS - 1, "a")
+        for name in ("keys", "rows", "written"):
+            assert torch.equal(saved[name], state[name] if rank == 0 else state[name][:0])
+        statistics = table.statistics() | {"bytes": answer["statistics"]["bytes"]}
+        assert answer["statistics"] == pytest.approx(statistics)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_processes_is_one_table_and_goes_on_as_any_other_number(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Saved by one number of processes, resumed by the next: 1 to 3 to 2 to 1."""
+    table = EmbeddingTable(NUM_KEYS, CHANNELS, dtype, dataset="a")
+    saved = None
+    for turn, world_size in enumerate((1, 3, 2, 1)):
+        answers = in_processes(world_size, sharded, tmp_path, dtype, turn * STEPS, saved, None)
+        assert_is_the_single_table(answers, table, turn * STEPS)
+        saved = answers[0]["state"]
+
+
+def test_a_capacity_bounds_the_rows_of_each_process(tmp_path: Path) -> None:
+    answers = in_processes(2, sharded, tmp_path, torch.float32, 0, None, 5)
+    keys, written = answers[0]["state"]["keys"], answers[0]["state"]["written"]
+    assert np.bincount(keys % 2).tolist() == [5, 5] and answers[0]["statistics"]["rows_in_use"] == 10
+    newest: dict[int, int] = {}
+    for step in range(STEPS):
+        newest |= {int(key): step for key in drawn(step, 2)[1]}
+    assert written.tolist() == [newest[int(key)] for key in keys]
+
+
+def refusals(rank: int, world_size: int, saved: dict[str, Any]) -> list[str]:
+    said = []
+    for make in (
+        lambda: ShardedTable(EmbeddingTable(1, CHANNELS, track_drift=True)),
+        lambda: ShardedTable(EmbeddingTable(1, CHANNELS + 1)).set_extra_state(saved),
+        lambda: ShardedTable(EmbeddingTable(1, CHANNELS, dataset="b")).set_extra_state(saved),
+        lambda: ShardedTable(EmbeddingTable(1, CHANNELS)).set_extra_state({"keys": torch.zeros(1)}),
+    ):
+        with pytest.raises(ValueError) as refused:
+            make()
+        said.append(str(refused.value))
+    return said
+
+
+def test_it_refuses_what_a_single_table_refuses_and_drift(tmp_path: Path) -> None:
+    saved = EmbeddingTable(NUM_KEYS, CHANNELS, dataset="a").get_extra_state()
+    for said in in_processes(2, refusals, tmp_path, saved):
+        assert all(word in text for word, text in zip(("drift", "channels", "dataset", "state"), said, strict=True))

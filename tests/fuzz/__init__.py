@@ -1,0 +1,1 @@
+"""Every reader of a file, and what damaged files do to it."""

@@ -1,0 +1,150 @@
+"""Groups compiled here as single operations of a task: what is searched is what runs, with the same outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gst.devices import Device, Plan, discover, select
+from gst.devices.discover import usable_cores
+from gst.devices.fusion import fused
+from gst.devices.isolated import IsolatedExecutor
+from gst.devices.native import build
+from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
+from gst.placement.outcome import Settings
+from gst.placement.place import measured_task, place_measured
+from gst.placement.runtime import SimulatedRuntime
+from gst.placement.task import Task
+from gst.programs import Program, TrainingStep, capture
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine"),
+    pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core"),
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    """Two products of matrices, each followed by the same chain of element-wise operations; the first chain hands on
+    two values."""
+
+    def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(x) * x + 1.0
+        return torch.sigmoid(y) * y - x, y
+
+    def step(p: dict) -> tuple[torch.Tensor, dict]:
+        one, both = chain(p["w"] @ p["v"])
+        two, _ = chain(one @ p["v"])
+        return two.sum() + both.mean(), {"w": one, "v": two}
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = {name: torch.randn(256, 256, generator=generator) / 16 for name in ("w", "v")}
+    return capture(TrainingStep("chains", step, (inputs,)))
+
+
+@pytest.fixture(scope="module")
+def devices() -> tuple[Device, ...]:
+    return tuple(select(["cpu:0", "cpu:1"], discover()))
+
+
+@pytest.fixture(scope="module")
+def saved(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "chains"
+    program.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def isolated(saved: Path, devices: tuple[Device, ...]) -> Iterator[IsolatedExecutor]:
+    with IsolatedExecutor(saved, devices) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def task(program: Program, isolated: IsolatedExecutor) -> Task:
+    return measured_task(program, isolated, 0)
+
+
+@pytest.fixture(scope="module")
+def made(task: Task, isolated: IsolatedExecutor) -> FusedTask:
+    found = fused_task(task, isolated)
+    assert found is not None, "six passes over 256 kB become one"
+    return found
+
+
+def test_nodes_are_those_that_run(made: FusedTask, task: Task, devices: tuple[Device, ...]) -> None:
+    program = task.program
+    assert program is not None and made.task.program is not None
+    plan = made.unfold(made.task.plan(np.zeros(made.task.num_nodes, np.int64)))
+    ran = fused(program, plan, devices)
+    assert [each.name for each in made.task.program.operations] == [each.name for each in ran.program.operations]
+    assert (made.node_of == ran.node_of).all() and made.task.num_nodes < task.num_nodes
+    assert set(zip(*made.task.costs.edges.tolist(), strict=True)) == set(
+        zip(*made.task.program.graph.edges.tolist(), strict=True)
+    )
+
+
+def test_any_plan_of_it_runs_with_the_same_outputs(made: FusedTask, isolated: IsolatedExecutor) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        placement, priority = generator.integers(0, 2, made.task.num_nodes), generator.permutation(made.task.num_nodes)
+        isolated.check(made.unfold(made.task.plan(placement, priority)))
+
+
+def test_a_group_takes_part_of_what_its_operations_take(made: FusedTask, task: Task) -> None:
+    inside = made.groups >= 0
+    of = made.node_of[inside]
+    separately = np.stack([np.bincount(of, row[inside], made.task.num_nodes) for row in task.times_us])
+    is_group = np.bincount(of, minlength=made.task.num_nodes) > 0
+    assert (made.task.times_us[:, is_group] < separately[:, is_group]).all()
+    alone = np.flatnonzero(~inside)
+    assert made.task.times_us[:, made.node_of[alone]] == pytest.approx(task.times_us[:, alone])
+
+
+def test_groups_that_pay_nowhere_are_left_alone(
+    task: Task, isolated: IsolatedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Plan] = []
+
+    def slower(plan: Plan) -> dict[int, float]:
+        asked.append(plan)
+        return {int(np.flatnonzero(plan.fusion == number)[0]): 1.0 for number in set(plan.fusion.tolist()) - {-1}}  # type: ignore[union-attr]
+
+    monkeypatch.setattr(isolated, "groups", slower)
+    assert fused_task(task, isolated) is None and asked
+
+
+def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor) -> None:
+    plan = whole_step(task)
+    (share,) = isolated.groups(plan).values()
+    assert 0.0 < share <= 1.0
+    isolated.check(plan)
+    assert len(set(plan.placement.tolist())) == 1
+
+
+def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
+    program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
+) -> None:
+    chosen = Settings(8, 50, ("annealing", "ours"), ("placement", "schedule", "fusion"), repetitions=3, patience_s=0.0)
+    found = place_measured(program, saved, devices, tmp_path / "out", chosen)
+    names = set(found.result["plans"])
+    assert {"ours", "whole:fused", "pytorch", "heft"} <= names and len([n for n in names if n.endswith(":fused")]) == 2
+    assert len(found.plan.placement) == program.num_nodes
+    isolated.check(found.plan)
+    entry = found.result["plans"]["ours"]
+    assert entry["measurements"] == 8 and np.isfinite(entry["simulated_ms"])
+    again = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2))
+    assert again.result["plans"]["ours"]["measurements"] == 8  # nothing is left to measure
+
+
+def test_what_is_simulated_is_the_shorter_program(made: FusedTask, task: Task) -> None:
+    placement = np.zeros(made.task.num_nodes, np.int64)
+    (shorter,) = SimulatedRuntime(made.task)([made.task.plan(placement)])
+    (longer,) = SimulatedRuntime(task)([task.plan(np.zeros(task.num_nodes, np.int64))])
+    assert shorter < longer

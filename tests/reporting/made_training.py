@@ -1,0 +1,47 @@
+"""Made-up records of trainings, as `gst fit` hands them to its report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def make_training(kind: str = "order", epochs: int = 6, graphs: int = 1, configs: int = 400) -> dict[str, Any]:
+    """A training with a table that gets better every epoch but the last."""
+    rng = np.random.default_rng(0)
+    taus = [0.4 + 0.08 * epoch for epoch in range(epochs - 1)] + [0.6]
+    return {
+        "name": "alexnet_layout", "command": "gst fit --config experiments/configs/alexnet_layout.yaml",
+        "seconds": 93.4, "machine": {"cpu": "Example CPU", "cores": 2, "code": "0.1.0"},
+        "epochs": [
+            {
+                "epoch": epoch, "steps": 166 * (epoch + 1), "loss": 0.9 / (epoch + 1), "tau": tau,
+                "ordered_pairs": 0.5 + tau / 2, "slowdown@1": 0.05 / (epoch + 1), "slowdown@5": 0.01 / (epoch + 1),
+                "age_mean": 12.5 + epoch, "age_max": 160.0, "share_unknown": 0.8 / (epoch + 1), "rows_in_use": 31_234,
+                "bytes": 2**23,
+            }
+            for epoch, tau in enumerate(taus)
+        ],
+        "held_out": {
+            "epoch": max(epochs - 2, 0), "kind": kind,
+            "graphs": [_graph(f"graph {number}", kind, configs, rng) for number in range(graphs)],
+        },
+        "model": {"variant": "GST+ED", "encoder": "SAGE", "parameters": 54_321, "loss": "pairwise_hinge"},
+        "data": {"source": "TpuGraphs(files=['alexnet.npz'])", "segments": {"max_nodes": 128, "method": "metis"}},
+        "parts": [
+            {"part": "training", "graphs": 1, "nodes": 372, "segments": 7, "configurations": 21_905},
+            {"part": "validation", "graphs": 1, "nodes": 372, "segments": 7, "configurations": 1_000},
+        ],
+        "checkpoints": ["runs/alexnet_layout/checkpoints/best.ckpt"],
+    }  # fmt: skip
+
+
+def _graph(name: str, kind: str, configs: int, rng: np.random.Generator) -> dict[str, Any]:
+    if kind == "class":
+        measured = rng.integers(0, 4, configs)
+        predicted = np.where(rng.random(configs) < 0.7, measured, rng.integers(0, 4, configs))
+    else:
+        measured = rng.uniform(80.0, 120.0, configs)
+        predicted = measured + rng.normal(0, 4, configs)
+    return {"graph": name, "predicted": predicted.tolist(), "measured": measured.tolist(), "tau": 0.812}

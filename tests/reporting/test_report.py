@@ -1,0 +1,214 @@
+"""The page of `gst place` and `gst demo`: well formed, complete, safe with hostile text, honest about who won."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from made_records import make_record
+from report_html import Html as Page
+from report_html import faults
+
+from gst.report import headline, render
+
+HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
+
+
+def drawn(page: str) -> str:
+    """The page without its styles and scripts."""
+    return re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    return make_record()
+
+
+def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]) -> None:
+    page = Page(render(record))
+    expected = (
+        "41.2 ms", "40.2\u201342.4", "61.8 ms", "1.50x", "0.88x", "0.68x", "chunks", "0.64", "4,321", "38.5 ms",
+        "37.1", "3.25", "go: no memory", "plan 9", "Example CPU", "core 1", "gst place rnnlm --out runs/rnnlm",
+        "failed", "aten.op0", "cpu:1: busy 50 %", "matrix product", "gst place · ", "Written by gst place.",
+    )  # fmt: skip
+    assert [words for words in expected if words not in page.text] == []
+    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 6
+    assert page.text.count("single:cpu:0") >= 4
+
+
+@pytest.mark.parametrize("runtime", ["simulated", "published"])
+def test_a_page_without_measurements_claims_none(runtime: str) -> None:
+    page = Page(render(make_record(runtime=runtime)))
+    for word in ("PyTorch", "real devices", "How it was measured", "95 %", "median"):
+        assert word not in page.text, word
+    for words in ("No plan was run", "0 plans measured", "gst place · ", "70.3", "3.25", "82.6 %"):
+        assert words in page.text, words
+    assert page.tags.count("h2") == 4
+    assert ("latency objective that was published" in page.text) == (runtime == "published")
+
+
+def test_every_chart_has_a_name_and_numbers_beneath(record: dict[str, Any]) -> None:
+    page = render(record)
+    charts_of_page = page.split('<svg class="chart"')[1:]
+    assert len(charts_of_page) == 6
+    for chart in charts_of_page:
+        assert re.match(r' role="(img|group)" aria-label="[^"]+"[^>]*><title>[^<]+</title><desc>[^<]+</desc>', chart)
+    assert page.count("<details>") == 6  # the table of plans stands open beside its chart
+
+
+@pytest.mark.parametrize(
+    ("base", "found", "says"),
+    [
+        (61.8, 41.2, "so it is 1.50x as fast"),
+        (38.0, 41.2, "so it is 0.92x as fast: plain PyTorch is faster here"),
+        (41.0, 41.2, "so it is 1.00x as fast, but the intervals overlap: not settled which is faster"),
+    ],
+)
+def test_the_headline_is_honest(record: dict[str, Any], base: float, found: float, says: str) -> None:
+    for name, time in (("pytorch", base), ("ours", found)):
+        record["plans"][name] |= {"median_ms": time, "low_ms": time - 1, "high_ms": time + 1}
+    assert headline(record).startswith("Best plan 41.2 ms (40.2\u201342.2) on 2 devices; plain PyTorch ")
+    assert headline(record).endswith(says)
+
+
+def test_the_headline_needs_no_drawings(record: dict[str, Any]) -> None:
+    """`gst place` prints it of its result, whose devices are names."""
+    del record["graph"]
+    assert headline(record | {"devices": ["cpu:0", "cpu:1"]}).startswith("Best plan 41.2 ms (40.2\u201342.4); plain ")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "bound", "says"),
+    [
+        ("simulated", 38.5, "Best plan 41.2 ms (simulated), lower bound 38.5 ms, so at most 7.01 % from the optimum"),
+        ("published", 41.2, "Best plan 41.2 ms (by the published latency), lower bound 41.2 ms, so at most 0 % from"),
+        ("simulated", 45.0, "Best plan 41.2 ms (simulated), lower bound 45.0 ms, which it undercuts; best baseline"),
+        ("simulated", None, "Best plan 41.2 ms (simulated); best baseline 70.3 ms. Nothing was measured"),
+    ],
+)
+def test_the_headline_of_costs(runtime: str, bound: float | None, says: str) -> None:
+    words = headline(make_record(runtime=runtime) | {"lower_bound": bound})
+    assert words.startswith(says) and words.endswith("; best baseline 70.3 ms. Nothing was measured")
+
+
+def test_the_page_says_what_the_search_was_worth(record: dict[str, Any]) -> None:
+    worth = "The best baseline, single:cpu:0, takes 70.3 ms (69.3\u201371.5), 1.71 times as long."
+    assert worth in Page(render(record)).text
+    record["plans"]["chunks"] |= {"median_ms": 41.9, "low_ms": 41.0, "high_ms": 43.0}
+    assert "do not settle that the search gained anything" in render(record)
+    record["best"] = "chunks"
+    assert "is the baseline chunks: no search method improved on it" in render(record)
+
+
+def test_a_search_that_ends_at_plain_pytorch_says_so(record: dict[str, Any]) -> None:
+    record["best"] = "pytorch"
+    assert headline(record) == "No plan beat plain PyTorch: 61.8 ms (60.8\u201363.0)"
+
+
+def hostile(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value in KEPT else value + HOSTILE
+    if isinstance(value, dict):
+        return {(key if key in KEYS else hostile(key)): hostile(entry) for key, entry in value.items()}
+    return [hostile(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _keys(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*map(_keys, value.values()))
+    return set().union(*map(_keys, value)) if isinstance(value, list) else set()
+
+
+KEPT = {"ok", "failed", "pytorch", "measured", "simulated", "ours", "go", "annealing"}
+KEYS = _keys(make_record()) | _keys(make_record(runtime="simulated")) - {"cpu", "threads", "single:cpu:0", "chunks"}
+
+
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
+@pytest.mark.parametrize("num_nodes", [300, 5_200])
+def test_hostile_text_stays_text(num_nodes: int, runtime: str) -> None:
+    record = make_record(num_nodes, runtime)
+    clean, page = Page(render(record)), Page(render(hostile(record)))
+    assert set(page.tags) == set(clean.tags) and page.tags.count("script") == 2 and "img" not in page.tags
+    assert "alert('x')" in page.text
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+WRONG: list[Any] = [None, 7, "words", [], {}, [None, 7, "words", []], {"words": 7}, [["a", "b"]]]
+
+
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
+@pytest.mark.parametrize("part", ["plans", "measurements", "devices", "timeline", "curves", "machine", "cost_model"])
+def test_parts_of_another_type_become_sentences_too(part: str, runtime: str) -> None:
+    for wrong in WRONG:
+        Page(render(make_record(runtime=runtime) | {part: wrong}))
+    for inner in WRONG:
+        Page(render(make_record(runtime=runtime) | {part: {"annealing": inner, "kinds": inner, "bars": inner}}))
+
+
+def test_the_page_loads_nothing(record: dict[str, Any]) -> None:
+    page = render(record)
+    assert faults(page) == []
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("missing", [None, *make_record()])
+def test_missing_pieces_become_sentences(record: dict[str, Any], missing: str | None) -> None:
+    for key in record if missing is None else [missing]:
+        record[key] = None
+    page = Page(render(record))
+    for key, sentence in {
+        "plans": "No plan was measured again",
+        "measurements": "The search measured no plan",
+        "graph": "no graph to draw",
+        "timeline": "no timeline",
+        "curves": "No account was kept",
+        "devices": "No devices were recorded",
+    }.items():
+        assert (sentence in page.text) == (missing in (None, key)), key
+    Page(render({name: value for name, value in record.items() if value is not None}))
+
+
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
+def test_not_a_number_never_reaches_the_page(runtime: str) -> None:
+    def spoil(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: entry if key == "graph" else spoil(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [spoil(entry) for entry in value]
+        return math.nan if isinstance(value, float) else value
+
+    record = make_record(runtime=runtime)
+    page = drawn(render(spoil(copy.deepcopy(record)))).lower()
+    for word in ("nan", "none ms", '"inf'):
+        assert word not in page, word
+
+
+def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
+    record["measurements"][5]["median_ms"] = math.inf
+    record["plans"]["chunks"] |= {"low_ms": None, "high_ms": math.nan, "simulated_ms": None}
+    record["timeline"]["bars"] += [[0, math.nan, 3.0, 1], [0, 5.0, 4.0, 1], [10**400, 0, 1, 1], [1, 2.0, 3.0, 99], []]
+    record["curves"]["ours"] += [[1000, None], [None, 3.0], [0, 1.0]]
+    record["cost_model"]["tau"] = None
+    page = drawn(render(record))
+    text = Page(page).text
+    assert "was not computed" in text and not re.search(r"\b(nan|inf|None)\b", page)
+    assert "cpu:1: busy 50 %" in text and "cpu:0 150 150 50.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "most"), [(300, 120_000), (5_000, 400_000), (50_000, 3_000_000), (70_000, 700_000)]
+)
+def test_the_page_stays_small(num_nodes: int, most: int) -> None:
+    page = render(make_record(num_nodes))
+    assert len(page.encode()) < most
+    lanes = page.split('id="timeline"')[1].split("</section>")[0]
+    assert len(lanes.encode()) < 300_000
+    assert page.count("data-segment=") == min(-(-num_nodes // 100), 400)
+
+
+def test_a_saved_record_renders_to_the_same_page(record: dict[str, Any]) -> None:
+    assert render(json.loads(json.dumps(record))) == render(record)

@@ -1,0 +1,123 @@
+"""The page of `gst fit`: complete, honest about what its number is worth, safe whatever the record holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from made_training import make_training
+from report_html import Html, faults
+
+from gst.report import render_training
+from gst.reporting.epochs import over_epochs
+from gst.reporting.training import summary
+from gst.reporting.training_scores import _places
+
+
+def test_the_page_says_the_key_numbers() -> None:
+    page = Html(render_training(make_training()))
+    expected = (
+        "Kendall's tau 0.720 on 400 configurations held out, after 5 of 6 epochs", "0.9\u00a0\u2192\u00a00.15",
+        "21,905", "54,321",
+        "1.0 %", "GST+ED", "gst fit --config experiments/configs/alexnet_layout.yaml", "TpuGraphs(files=",
+        "Written by gst fit.", "17.5 steps old", "13.3 % of all keys", "31,234", "8.00 MiB", "best.ckpt", "0.812",
+        "flatters it a little", "93.4 s",
+    )  # fmt: skip
+    assert [words for words in expected if words not in page.text] == []
+    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 4
+
+
+@pytest.mark.parametrize("kind", ["order", "runtime", "value", "class"])
+@pytest.mark.parametrize("graphs", [1, 30])
+def test_every_kind_of_prediction_has_its_figure(kind: str, graphs: int) -> None:
+    page = render_training(make_training(kind, graphs=graphs))
+    assert faults(page) == []
+    assert ('class="cloud' in page) == (kind != "class")
+    assert ("predicted place, %" in page) == (kind == "order")
+    assert ("true 3" in page) == (kind == "class")
+
+
+def test_graphs_of_one_configuration_are_ordered_among_each_other() -> None:
+    record = make_training("order", graphs=50, configs=1)
+    assert "50 graphs held out" in summary(record)
+    cloud = re.search(r'class="cloud[^"]*" d="([^"]+)"', render_training(record))
+    assert cloud is not None and len(set(cloud[1].split("M"))) > 40
+
+
+def test_places_by_hand() -> None:
+    assert _places(np.array([5.0, 1.0, 3.0, 3.0, 9.0])).tolist() == [75.0, 0.0, 37.5, 37.5, 100.0]
+    assert _places(np.array([7.0])).tolist() == [0.0]
+
+
+def test_many_points_stay_a_small_page() -> None:
+    page = render_training(make_training(graphs=20, configs=5_000, epochs=300))
+    assert len(page.encode()) < 250_000 and "2,000 of 100,000 points are drawn" in page
+
+
+def test_courses_stand_where_their_values_are() -> None:
+    svg = over_epochs([("low", [(1, 0.0), (2, 1.0)]), ("high", [(1, 5.0), (2, 10.0)])], "value", "two")
+    lines = re.findall(r'class="line (c\d d\d)" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', svg)
+    assert len({css for css, *_ in lines}) == 2
+    (_, *low), (_, *high) = ([css, *map(float, numbers)] for css, *numbers in lines)
+    assert low[0] == high[0] and low[2] > low[0]
+    assert low[1] > low[3] > high[1] > high[3], "upwards is more"
+    assert "low: 0 after epoch 1, 1.00 after epoch 2" in svg
+
+
+def test_without_validation_or_epochs_or_table_it_says_so() -> None:
+    record = make_training()
+    for entry in record["epochs"]:
+        for key in ("tau", "ordered_pairs", "slowdown@1", "slowdown@5", "age_mean", "age_max"):
+            del entry[key]
+    page = Html(render_training(record | {"held_out": {}}))
+    assert summary(record) == "The loss went from 0.9 to 0.15 in 6 epochs; nothing held out was scored"
+    for words in ("no metric", "kept no embedding table", "No prediction of anything held out"):
+        assert words in page.text, words
+    assert summary({}) == summary(record | {"epochs": []}) == "No epoch was finished"
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "words", [], {}, [None, 7, []], {"graphs": [{"measured": 7}, 3]}])
+@pytest.mark.parametrize("part", [None, *make_training()])
+def test_whatever_is_missing_or_wrong_the_page_stands(part: str | None, wrong: Any) -> None:
+    record = make_training()
+    for key in record if part is None else [part]:
+        record[key] = wrong
+    page = render_training(record)
+    assert faults(page) == []
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, None])
+def test_not_a_number_never_reaches_the_page(wrong: float | None) -> None:
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spoiled(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [spoiled(entry) for entry in value]
+        return wrong if isinstance(value, float) else value
+
+    page = render_training(spoiled(make_training()))
+    assert faults(page) == []
+    assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL))
+
+
+def test_hostile_text_stays_text() -> None:
+    hostile = "</title><script>alert('x')</script>\"'&<img src=x onerror=alert(1)>"
+
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spoiled(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [spoiled(entry) for entry in value]
+        return value + hostile if isinstance(value, str) and value not in ("order", "training") else value
+
+    clean, page = Html(render_training(make_training())), Html(render_training(spoiled(make_training())))
+    assert page.tags == clean.tags and "alert('x')" in page.text
+
+
+def test_a_saved_record_renders_to_the_same_page() -> None:
+    record = make_training()
+    assert render_training(json.loads(json.dumps(record))) == render_training(record)

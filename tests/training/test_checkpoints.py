@@ -1,0 +1,115 @@
+"""Checkpoints written in the background: whole or not at all, as they were when they were saved."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedding_cache import EmbeddingTable
+from gst.training import checkpoints
+from gst.training.checkpoints import BackgroundCheckpointIO, copied, read, write
+
+
+def checkpoint() -> dict[str, Any]:
+    table = EmbeddingTable(9, 3)
+    table.push(torch.tensor([4, 2]), torch.ones(2, 3), 5)
+    return {
+        "state_dict": {"weight": torch.arange(4.0), "table._extra_state": table.get_extra_state()},
+        "optimizer_states": [{"state": {0: {"step": torch.tensor(3.0)}}}],
+        "epoch": 2,
+    }
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+def test_what_is_loaded_is_what_was_saved_and_is_nobody_elses(tmp_path: Path) -> None:
+    plain, path = BackgroundCheckpointIO(), tmp_path / "folder" / "a.ckpt"
+    given = checkpoint()
+    plain.save_checkpoint(given, path)
+    given["state_dict"]["weight"].zero_()  # training goes on
+    loaded = plain.load_checkpoint(path)
+    assert same(loaded, checkpoint())
+    loaded["state_dict"]["weight"].fill_(7)
+    loaded["optimizer_states"][0]["state"][0]["step"] += 1
+    assert same(plain.load_checkpoint(path), checkpoint())
+    plain.teardown()
+    assert [each.name for each in path.parent.iterdir()] == ["a.ckpt"]
+
+
+def test_training_goes_on_while_a_file_is_written_and_sees_it_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, plain, path = threading.Event(), BackgroundCheckpointIO(), tmp_path / "a.ckpt"
+
+    def slow(*arguments: Any) -> None:
+        assert go.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoints, "write", slow)
+    plain.save_checkpoint(checkpoint(), path)
+    assert not path.exists()
+    plain.remove_checkpoint(path)  # after it was written
+    go.set()
+    plain.teardown()
+    assert not path.exists()
+
+
+def test_a_file_is_replaced_by_a_whole_one_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.ckpt"
+    write({"epoch": 1}, path)
+
+    def full_disk(value: Any, file: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    plain = BackgroundCheckpointIO()
+    plain.save_checkpoint({"epoch": 2}, path)
+    with pytest.raises(OSError, match=r"a\.ckpt.*No space left.*make room"):
+        plain.teardown()
+    assert read(path) == {"epoch": 1} and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_went_wrong_before_is_said_by_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    plain = BackgroundCheckpointIO()
+    plain.save_checkpoint({"epoch": 1}, tmp_path / "file" / "a.ckpt")
+    with pytest.raises(OSError, match="file"):
+        for _ in range(3):
+            plain.save_checkpoint({"epoch": 1}, tmp_path / "b.ckpt")
+        plain.teardown()
+
+
+def test_a_checkpoint_that_is_not_there_or_holds_code_is_refused(tmp_path: Path) -> None:
+    plain = BackgroundCheckpointIO()
+    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+        plain.load_checkpoint(tmp_path / "a.ckpt")
+    torch.save({"code": Path("x")}, tmp_path / "b.ckpt")
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        plain.load_checkpoint(tmp_path / "b.ckpt", weights_only=False)
+    write(checkpoint(), tmp_path / "c.ckpt")
+    whole = (tmp_path / "c.ckpt").read_bytes()
+    for damaged in (b"", b"text", whole[: len(whole) // 2]):
+        (tmp_path / "c.ckpt").write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            plain.load_checkpoint(tmp_path / "c.ckpt")
+
+
+def test_a_copy_has_tensors_of_its_own_but_for_extra_state() -> None:
+    given = checkpoint()
+    made = copied(given)
+    rows = ("state_dict", "table._extra_state", "rows")
+    assert same(made, given) and made["state_dict"]["weight"] is not given["state_dict"]["weight"]
+    assert made[rows[0]][rows[1]][rows[2]] is given[rows[0]][rows[1]][rows[2]]

@@ -1,0 +1,185 @@
+"""Any number of processes trains as one does: the same graphs, segments, gradients, rows. Real processes, real sockets.
+
+The laws run in double precision under plain DistributedDataParallel, where sums in another order are all that differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ranks import in_processes
+from reference import random_graph
+from torch import Tensor, nn
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+from gst.cost.losses import pairwise_hinge
+from gst.data.loader import Selection, Step, StepLoader
+from gst.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
+from gst.segments import segment
+from gst.training.processes import share_of
+
+CHANNELS, TOGETHER, EPOCHS = 8, 4, 2
+Trained = tuple[list[Tensor], dict[str, Any] | None]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "every segment": {"num_fresh": 99},
+    "GST": {"num_fresh": 1},
+    "GST-One": {"num_fresh": 1, "omit_rest": True},
+    "GST+E": {"num_fresh": 1, "table": True},
+    "GST+ED": {"num_fresh": 1, "table": True, "keep_probability": 0.5},
+    "GST+EFD": {"num_fresh": 1, "table": True, "keep_probability": 0.5, "frozen": True},
+}
+ACCUMULATED = {"num_fresh": 99, "table": True}
+
+
+def selections() -> list[Selection]:
+    """Graphs with different numbers of configurations, 11 lists of at most 4; most segments hold no configurable node
+    and have one row for all configurations."""
+    sizes = {0: (9, 5), 1: (12, 3), 2: (10, 1), 3: (7, 4)}
+    made = [random_graph(s, num_configs=n, num_configurable=c) for s, (n, c) in sizes.items()]
+    graphs = [segment(replace(graph, name=f"graph {s}"), max_nodes=6) for s, graph in enumerate(made)]
+    return [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+
+
+def loaders(world_size: int, together: int = TOGETHER) -> list[StepLoader]:
+    return [
+        StepLoader(selections(), together // world_size, 4, seed=3, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+
+
+def dealt(step: Step) -> list[tuple[str, tuple[int, ...]]]:
+    return [(graph.name, tuple(row)) for graph, row in zip(step.graphs, step.configs.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_step_of_all_processes_is_the_step_of_one_and_no_list_is_drawn_twice(world_size: int) -> None:
+    (alone,), several = loaders(1), loaders(world_size)
+    for _ in range(2):
+        whole, parts = list(alone), [list(loader) for loader in several]
+        assert {len(part) for part in parts} == {len(alone)}
+        for step, *own in zip(whole, *parts, strict=True):
+            busy = [part for part in own if part.peers is not None and not part.peers.idle]
+            assert Counter(dealt(step)) == Counter(itertools.chain(*map(dealt, busy)))
+        assert world_size == 2 or any(part[-1].peers.idle for part in parts)  # 11 lists: 3 in the last step
+
+
+def alike() -> list[Selection]:
+    """Graphs with equally many pairs to compare in all of their lists."""
+    made = [random_graph(seed, num_configs=8) for seed in range(4)]
+    graphs = [segment(replace(graph, name=f"graph {s}"), max_nodes=6) for s, graph in enumerate(made)]
+    return [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+
+
+def train(
+    rank: int, world_size: int, variant: dict[str, Any], data: list[Selection], together: int, accumulate: int = 1
+) -> Trained:
+    """Parameters after two epochs, and what the table holds, of which the first process is told."""
+    settings = {key: value for key, value in variant.items() if key not in ("table", "frozen")}
+    torch.manual_seed(0)
+    encoder = SAGE(CHANNELS, 2, num_opcodes=8)
+    model = GraphSegmentTraining(encoder, Head(CHANNELS), **settings, seed=5).double()
+    model.embed([data[0][0]], torch.zeros(1, 1, dtype=torch.int64))
+    if variant.get("table"):
+        shard = EmbeddingTable(1, CHANNELS, torch.float64)
+        model.table = shard if world_size == 1 else ShardedTable(shard)
+    loader = StepLoader(data, together // world_size, 4, seed=3, rank=rank, world_size=world_size)
+    model.register(graph for graph, _ in data)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for epoch in range(EPOCHS):
+        if epoch and variant.get("frozen"):
+            model.freeze_encoder()
+        parallel = model if world_size == 1 else nn.parallel.DistributedDataParallel(model)
+        for number, step in enumerate(loader, start=1):
+            ends = number % accumulate == 0 or number == len(loader)
+            with nullcontext() if ends or world_size == 1 else parallel.no_sync():
+                draw = model.draw(step.graphs, step.configs, peers=step.peers)
+                loss = pairwise_hinge(parallel(ready=model.load(draw)), step.targets)
+                share = 1.0 if step.peers is None else share_of(step, step.peers, "pairwise_hinge")
+                (loss * share / accumulate).backward()
+            if ends:
+                optimizer.step()
+                optimizer.zero_grad()
+    state = None if model.table is None else model.table.get_extra_state()
+    return [parameter.detach() for parameter in model.parameters()], state
+
+
+def train_all(rank: int, world_size: int) -> dict[str, Trained]:
+    trained = {name: train(rank, world_size, variant, selections(), TOGETHER) for name, variant in VARIANTS.items()}
+    if world_size <= 2:
+        trained["at once"] = train(rank, world_size, ACCUMULATED, alike(), 4)
+        trained["accumulated"] = train(rank, world_size, ACCUMULATED, alike(), 2, accumulate=2)
+    return trained
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Trained]]]:
+    """What each process ends with, by the number of processes."""
+    folder = tmp_path_factory.mktemp("meetings")
+    return {world_size: in_processes(world_size, train_all, folder) for world_size in (1, 2, 4)}
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def by_key(state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    order = state["keys"].argsort()
+    return state["keys"][order], state["written"][order], state["rows"][order]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_several_processes_follow_the_training_of_one(
+    name: str, world_size: int, trained: dict[int, list[dict[str, Trained]]]
+) -> None:
+    """All draws, gradients and rows of the table, idle processes in short steps included."""
+    parameters, table = trained[1][0][name]
+    for answer in trained[world_size]:
+        assert_close(answer[name][0], parameters)
+    if table is not None:
+        state = trained[world_size][0][name][1]
+        assert state is not None and len(state["keys"]) > 20
+        (keys, written, rows), (our_keys, our_written, our_rows) = by_key(table), by_key(state)
+        assert torch.equal(our_keys, keys) and (VARIANTS[name].get("frozen") or torch.equal(our_written, written))
+        assert_close(our_rows, rows)
+
+
+def test_variants_differ(trained: dict[int, list[dict[str, Trained]]]) -> None:
+    """Else equality would say nothing of them."""
+    ends = [torch.cat([p.flatten() for p in trained[1][0][name][0]]) for name in VARIANTS]
+    assert all(not torch.allclose(a, b, rtol=1e-6) for a, b in itertools.combinations(ends, 2))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_accumulated_steps_are_one_larger_step(world_size: int, trained: dict[int, list[dict[str, Trained]]]) -> None:
+    """Parameters, and the rows that were written meanwhile."""
+    at_once, accumulated = (trained[world_size][0][name] for name in ("at once", "accumulated"))
+    assert_close(accumulated[0], at_once[0])
+    assert at_once[1] is not None and accumulated[1] is not None
+    (keys, _, rows), (our_keys, _, our_rows) = by_key(at_once[1]), by_key(accumulated[1])
+    assert torch.equal(our_keys, keys)
+    assert_close(our_rows, rows)
+
+
+def test_a_position_within_an_epoch_is_of_steps_of_one_size() -> None:
+    (two, _), (four, *_) = loaders(2), loaders(4)
+    whole = [dealt(step) for step in two]
+    stream = iter(two)
+    next(stream)
+    within = two.state_dict()
+    four.load_state_dict(within)  # as many graphs in a step of all
+    assert len(list(four)) == len(whole) - 1
+    (other,) = loaders(1, together=2)
+    with pytest.raises(ValueError, match="graphs_per_step"):
+        other.load_state_dict(within)
+    list(stream)
+    other.load_state_dict({**within, "position": len(two)})  # the end of an epoch is one for all
+    assert other.state_dict()["epoch"] == within["epoch"] + 1

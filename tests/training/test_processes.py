@@ -1,0 +1,188 @@
+"""`gst fit` with several processes, as a user starts them: on one host, and on two that only a network joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gst.cli import main
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 240  # seconds
+TWO_HOSTS = ["unshare", "-rn", "sh", str(Path(__file__).with_name("two_hosts.sh"))]
+SGD = [
+    "--optimizer=torch.optim.SGD", "--optimizer.lr=0.01", "--optimizer.momentum=0.9",
+    "--lr_scheduler=torch.optim.lr_scheduler.ConstantLR",
+]  # fmt: skip
+SMALL = [
+    "--config", str(ROOT / "experiments/configs/giant_synthetic.yaml"), "--data.source.init_args.num_nodes=600",
+    "--data.source.init_args.num_graphs=5", "--data.source.init_args.num_configs=26", "--data.max_nodes=150",
+    "--data.num_valid=8", "--data.num_test=5", "--model.num_fresh=1", "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.callbacks=[]",
+    "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint", "--trainer.callbacks.save_last=true", *SGD,
+]  # fmt: skip
+
+
+def gst(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "gst.cli", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    return torch.load(checkpoint, weights_only=True)["state_dict"]
+
+
+def fit(folder: Path, processes: int, name: str, epochs: int, *more: str, strategy: str = "ddp") -> dict[str, Any]:
+    """The checkpoint that so many processes leave, which share four graphs a step."""
+    several = [f"--trainer.devices={processes}", *([f"--trainer.strategy={strategy}"] if processes > 1 else [])]
+    done = gst(
+        folder, "fit", *SMALL, *several, f"--data.graphs_per_step={4 // processes}", f"--trainer.max_epochs={epochs}",
+        f"--trainer.callbacks.dirpath={name}", *more,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return state_of(folder / name / "last.ckpt")
+
+
+def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Parameters, and rows of the table by graph, however its keys are numbered."""
+    table = "estimator.table._extra_state"
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(ours[name], value, rtol=2e-3, atol=2e-4)
+    assert len(theirs[table]["keys"]) > 50 and ours[table]["step"] == theirs[table]["step"]
+    rows = [sorted(map(tuple, state[table]["rows"].tolist())) for state in (ours, theirs)]
+    torch.testing.assert_close(*map(torch.tensor, rows), rtol=2e-3, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The checkpoints of one process after each of three epochs."""
+    folder = tmp_path_factory.mktemp("alone")
+    fit(folder, 1, "kept", 3, "--trainer.callbacks.save_top_k=-1")
+    return [path for epoch in range(3) for path in folder.glob(f"kept/epoch={epoch}-*.ckpt")]
+
+
+WATCHED = """
+import json, lightning as L
+class Watch(L.Callback):
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        own = lambda each: each.to_local().numel() if hasattr(each, "to_local") else each.numel()
+        state = [value for entry in optimizer.state.values() for value in entry.values()]
+        parameters = list(module.estimator.parameters())
+        counts = {
+            "whole": sum(each.numel() for each in parameters), "parameters": sum(map(own, parameters)),
+            "gradients": sum(own(each.grad) for each in parameters), "momentum": sum(map(own, state)),
+        }
+        open(f"watched-{trainer.global_rank}.json", "w").write(json.dumps(counts))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_one_and_two_processes_go_on_from_each_others_checkpoints(alone: list[Path], strategy: str) -> None:
+    """With as many graphs in a step of all, the training is the same, in float32, momentum included."""
+    first, _, last = alone
+    folder = first.parents[1]
+    (folder / "watched.py").write_text(WATCHED)
+    fit(folder, 2, strategy, 2, f"--ckpt_path={first}", "--trainer.callbacks+=watched.Watch", strategy=strategy)
+    ranks = [json.loads((folder / f"watched-{rank}.json").read_text()) for rank in (0, 1)]
+    for name in ("parameters", "gradients", "momentum"):
+        kept, whole = [each[name] for each in ranks], ranks[0]["whole"]
+        assert kept == [whole, whole] if strategy == "ddp" else sum(kept) == whole and max(kept) < 0.7 * whole, name
+    assert_alike(fit(folder, 1, f"after {strategy}", 3, f"--ckpt_path={strategy}/last.ckpt"), state_of(last))
+    several = ["--trainer.devices=2", f"--trainer.strategy={strategy}", f"--ckpt_path={strategy}/last.ckpt"]
+    done = gst(folder, "test", *SMALL, *several, f"--json={strategy}.json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert -1 <= json.loads((folder / f"{strategy}.json").read_text())["metrics"]["test/tau"] <= 1
+
+
+@pytest.mark.slow
+def test_fsdp2_and_ddp_agree_on_clipping_accumulation_and_finetuning(tmp_path: Path) -> None:
+    more = [
+        "--model.encoder=gst.nn.GIN", "--optimizer=torch.optim.Adam", "--optimizer.lr=0.001",
+        "--trainer.gradient_clip_val=0.01", "--trainer.accumulate_grad_batches=2",
+        "--trainer.callbacks+=gst.training.HeadFinetuning",
+    ]  # fmt: skip
+    ddp, fsdp2 = (fit(tmp_path, 2, strategy, 2, *more, strategy=strategy) for strategy in ("ddp", "fsdp2"))
+    assert_alike(fsdp2, ddp)
+    saved = [torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("ddp", "fsdp2")]
+    states = [checkpoint["optimizer_states"][0]["state"] for checkpoint in saved]
+    assert states[0].keys() == states[1].keys() and len(states[0]) > 10
+    for number, entry in states[0].items():
+        for name, value in entry.items():
+            torch.testing.assert_close(states[1][number][name], value, rtol=2e-2, atol=1e-4)
+
+
+BROKEN = """
+from gst.nn import SAGE
+class Broken(SAGE):
+    calls = 0
+    def forward(self, batch):
+        self.calls += self.training
+        if self.calls > 2:
+            raise ValueError("this encoder has had enough")
+        return super().forward(batch)
+"""
+
+
+@pytest.mark.slow
+def test_an_error_in_a_step_is_one_line_with_fsdp2_too(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    more = ["--model.encoder=broken.Broken", "--trainer.devices=1", "--trainer.strategy=fsdp2"]
+    done = gst(tmp_path, "fit", *SMALL, *more)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("this encoder has had enough")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hosts_train_together_over_a_network(alone: list[Path], tmp_path: Path) -> None:
+    """Two network namespaces joined by a virtual cable: each host reaches the other by its address alone."""
+    try:
+        allowed = subprocess.run([*TWO_HOSTS, "true"], capture_output=True, text=True, check=False)
+        reason = allowed.stderr.strip() if allowed.returncode else ""
+    except OSError as error:
+        reason = str(error)
+    if reason:
+        pytest.skip(f"this system lets users make no network namespaces: {reason}")
+    arguments = [
+        "fit", *SMALL, "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp",
+        "--data.graphs_per_step=2", "--trainer.max_epochs=1", "--trainer.callbacks.dirpath=hosts",
+    ]  # fmt: skip
+    meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29501"]
+    started = [sys.executable, "-m", "torch.distributed.run", *meeting, '--node-rank="$NODE_RANK"', "-m", "gst.cli"]
+    script = " ".join([*started, *(f"'{each}'" for each in arguments)])
+    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*TWO_HOSTS, "sh", "-c", script], cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True,
+        timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_alike(state_of(tmp_path / "hosts" / "last.ckpt"), state_of(alone[0]))
+
+
+@pytest.mark.slow
+def test_a_table_in_parts_refuses_to_be_refreshed_by_drift(tmp_path: Path) -> None:
+    more = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1", "--model.refresh=drift"]
+    done = gst(tmp_path, "fit", *SMALL, *more)
+    assert done.returncode != 0 and "drift" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", '{"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}'])
+def test_strategies_that_gather_layer_by_layer_name_the_one_that_does_not(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *SMALL, "--trainer.devices=2", f"--trainer.strategy={strategy}"]) == 2
+    assert "--trainer.strategy fsdp2" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,279 @@
+"""W&B's sweep files under the real parsers, and run here: every combination, killed and resumed, and what fails."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from offline_runs import read_runs
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
+
+from gst.cli import _parser, main
+from gst.training.sweep_files import Sweep, metric_of, read_sweep
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "experiments/sweeps").glob("*.yaml"))
+FITS = ("gst_variants", "cost_model")
+SCRIPT = """
+import argparse, json, os, pathlib, time
+parser = argparse.ArgumentParser()
+for name in ("--x", "--y", "--json", "--out"):
+    parser.add_argument(name)
+found = parser.parse_args()
+with open("tried.txt", "a") as tried:
+    print(found.x, found.y, file=tried)
+if pathlib.Path("stuck").exists() and len(open("tried.txt").readlines()) == 4:
+    pathlib.Path("stuck").unlink()
+    time.sleep(100)
+if found.y == "bad":
+    raise SystemExit("it does not work")
+value = (float(found.x) - 0.3) ** 2 + len(found.y)
+if found.out:
+    names = ("WANDB_MODE", "WANDB_RUN_GROUP", "WANDB_SERVICE")
+    pathlib.Path(found.out, "wandb.txt").write_text(" ".join(os.environ.get(name, "none") for name in names))
+json.dump({"metrics": {"loss": value}}, open(found.json, "w"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+
+def sweep_file(**changed: Any) -> str:
+    content = {
+        "method": "random",
+        "metric": {"name": "loss", "goal": "minimize"},
+        "parameters": {"x": {"min": 0.0, "max": 1.0}, "y": {"values": ["a", "bb"]}},
+        "command": ["${interpreter}", "script.py", "${args}"],
+    }
+    kept = {name: value for name, value in (content | changed).items() if value is not None}
+    Path("sweep.yaml").write_text(yaml.safe_dump(kept))
+    return "sweep.yaml"
+
+
+def tried() -> list[str]:
+    return Path("tried.txt").read_text().splitlines()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["sweep", *arguments]) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("gst: error: ")]
+    return line
+
+
+# The shipped files ---------------------------------------------------------------------------------
+
+
+def extremes(sweep: Sweep) -> list[dict[str, Any]]:
+    """Two sets of values in which every parameter takes its first and its last."""
+    ends = {
+        name: (each.choices[0], each.choices[-1]) if hasattr(each, "choices") else (each.low, each.high)
+        for name, each in sweep.parameters.items()
+    }
+    return [{name: pair[end] for name, pair in ends.items()} for end in (0, 1)]
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What a command would run with, by dotted name, as its own parser says."""
+    assert words[0] == "gst"
+    if words[1] != "fit":
+        return vars(_parser().parse_args(words[1:]))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as ended:
+        main([*words[1:], "--print_config"])
+    assert ended.value.code in (0, None)
+    flat: dict[str, Any] = {}
+    waiting = [("", yaml.safe_load(printed.getvalue()))]
+    for name, value in waiting:
+        flat[name] = value
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{key}" if name else key, entry) for key, entry in value.items()]
+    return flat
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_key_and_value_of_a_shipped_file_means_something_to_its_command(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    sweep = read_sweep(path)
+    assert sweep.name == path.stem and load_sweep_config(str(path))["command"] == list(sweep.command)
+    for values in extremes(sweep):
+        found = parsed(sweep.words(values))
+        assert {name: found.get(name) for name in values} == values
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_key_that_is_none_is_refused_by_the_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    sweep = read_sweep(ROOT / f"experiments/sweeps/{name}.yaml")
+    assert main([*sweep.words(extremes(sweep)[0])[1:], "--model.num_fish=3", "--print_config"]) == 2
+
+
+def test_flags_are_those_that_the_agent_of_wandb_makes() -> None:
+    values = {"a.b": True, "lr": 1e-5, "n": 3, "name": "x y", "none": None}
+    parameters = {name: {"value": value} for name, value in values.items()}
+    sweep = read_sweep(Path(sweep_file(parameters=parameters, command=["${env}", "${interpreter}", "${args}"])))
+    theirs = create_sweep_command_args({"args": parameters})["args"]
+    assert sweep.words(values) == ["/usr/bin/env", "python", *theirs]
+
+
+# Run here ------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_tried_whole_and_the_best_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = {"x": {"values": [0.0, 0.25, 1.0]}, "y": {"values": ["a", "bb"]}}
+    file = sweep_file(method="grid", parameters=grid)
+    assert main(["sweep", "--local", file, "--trials", "4", "--out", "out", "--json", "r.json"]) == 0
+    assert main(["sweep", "--local", file, "--out", "out", "--json", "r.json", "--resume"]) == 0
+    assert tried() == [f"{x} {y}" for x in (0.0, 0.25, 1.0) for y in ("a", "bb")]
+    result = json.loads(Path("r.json").read_text())
+    assert result["best"]["parameters"] == {"x": 0.25, "y": "a"}
+    assert result["best"]["value"] == min(each["value"] for each in result["trials"]) == pytest.approx(1.0025)
+    printed = capsys.readouterr().out.splitlines()
+    first = printed.index(next(line for line in printed if line.startswith("trial "))) + 1
+    assert "x=0.25 y=a" in printed[first] and any("script.py --x=0.25 --y=a" in line for line in printed)
+
+
+def test_a_trial_has_a_directory_and_a_service_of_its_own_and_stays_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SERVICE", "3-1-unix-/nowhere")  # as where something was logged before
+    file = sweep_file(name="mine", command=["${interpreter}", "script.py", "--out=elsewhere", "${args}"])
+    assert main(["sweep", "--local", file, "--trials", "1", "--out", "out"]) == 0
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert main(["sweep", "--local", file, "--trials", "2", "--out", "out", "--resume"]) == 0
+    assert Path("out/trial-0000/wandb.txt").read_text() == "offline mine none"
+    assert Path("out/trial-0001/wandb.txt").read_text() == "online mine none"
+    assert not Path("elsewhere").exists()
+
+
+def test_a_sweep_of_a_larger_is_better_metric_finds_the_largest() -> None:
+    file = sweep_file(metric={"name": "loss", "goal": "maximize"})
+    assert main(["sweep", "--local", file, "--trials", "5", "--json", "r.json"]) == 0
+    result = json.loads(Path("r.json").read_text())
+    assert result["best"]["value"] == max(each["value"] for each in result["trials"])
+    assert Path("runs/sweeps/sweep/trial-0004/output.log").exists()
+
+
+def test_a_killed_sweep_goes_on_as_if_it_had_not_been() -> None:
+    """The last of 13 trials are no longer drawn by chance, but by what came of the others."""
+    file = sweep_file(method="bayes")
+    assert main(["sweep", "--local", file, "--trials", "13", "--out", "whole"]) == 0
+    whole = tried()
+    assert len(set(whole)) == 13
+    Path("tried.txt").unlink()
+    Path("stuck").touch()
+    command = [sys.executable, "-m", "gst.cli", "sweep", "--local", file, "--trials", "13", "--out", "killed"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while Path("stuck").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (trial,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGKILL)
+    assert len(tried()) == 4
+    while Path(f"/proc/{trial}").exists() and time.monotonic() < deadline:  # the child of a killed parent
+        time.sleep(0.02)
+    assert not Path(f"/proc/{trial}").exists()
+    assert main([*command[3:], "--resume", "--json", "r.json"]) == 0
+    assert tried() == [*whole[:4], *whole[3:]]  # the one under way once more, and nothing else
+    assert len(json.loads(Path("r.json").read_text())["trials"]) == 13
+
+
+def test_bayes_tries_better_values_than_chance() -> None:
+    """The first ten are drawn by chance."""
+    assert main(["sweep", "--local", sweep_file(method="bayes"), "--trials", "18", "--json", "r.json"]) == 0
+    values = [each["value"] for each in json.loads(Path("r.json").read_text())["trials"]]
+    assert sum(values[10:]) / 8 < sum(values[:10]) / 10
+
+
+def test_failed_trials_are_told_and_three_in_a_row_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file(method="grid", parameters={"x": {"values": [0, 1]}, "y": {"values": ["a", "bad"]}})
+    assert main(["sweep", "--local", file, "--out", "some", "--json", "r.json"]) == 0
+    errors = [each["error"] for each in json.loads(Path("r.json").read_text())["trials"]]
+    assert errors == ["", "exit status 1: it does not work"] * 2
+    assert "failed: exit status 1: it does not work" in capsys.readouterr().out
+    file = sweep_file(parameters={"x": {"min": 0.0, "max": 1.0}, "y": {"value": "bad"}})
+    said = refused(capsys, "--local", file, "--out", "all")
+    assert "3 trials in a row failed" in said and "it does not work" in said and "trial-0002/output.log" in said
+    file = sweep_file(metric={"name": "accuracy"})
+    assert "no finite 'accuracy'; it has loss" in refused(capsys, "--local", file, "--out", "other")
+
+
+def test_results_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file()
+    assert main(["sweep", "--local", file, "--trials", "1", "--out", "out"]) == 0
+    assert "out holds a sweep already" in refused(capsys, "--local", file, "--out", "out")
+    assert "of another file or --seed" in refused(capsys, "--local", file, "--out", "out", "--resume", "--seed", "1")
+    file = sweep_file(parameters={"x": {"min": 0.0, "max": 2.0}, "y": {"value": "a"}})
+    assert "of another file or --seed" in refused(capsys, "--local", file, "--out", "out", "--resume")
+    assert len(tried()) == 1
+
+
+def test_without_local_the_two_commands_of_wandb_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "experiments/sweeps/placement.yaml")
+    assert "`wandb sweep experiments/sweeps/placement.yaml`" in said and "`wandb agent " in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"method": "custom"}, "method is 'custom'; want one of grid, random, bayes"),
+        ({"metric": None}, "metric has no name"),
+        ({"metric": {"name": "loss", "goal": "least"}}, "metric.goal is 'least'"),
+        ({"parameters": {}}, "no parameters"),
+        ({"parameters": {"x": {"min": 2, "max": 1}}}, "x: "),
+        ({"parameters": {"x": {"min": 1}}}, "x: "),
+        ({"parameters": {"x": {"distribution": "beta", "a": 1}}}, "x has distribution 'beta'; known here are"),
+        ({"parameters": {"x": {"values": [[1, 2]]}}}, "write lists as text"),
+        ({"method": "grid"}, "x has infinitely many values"),
+        ({"command": ["python", "script.py"]}, "command is to be a list of words, '${args}' among them"),
+        ({"command": ["${program}", "${args}"]}, "command has '${program}'"),
+        ({"run_cap": 0}, "run_cap is 0"),
+    ],
+)
+def test_what_cannot_be_run_here_is_one_line(
+    changed: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, "--local", sweep_file(**changed))
+    assert not Path("tried.txt").exists()
+
+
+def test_the_metric_is_of_the_best_epoch_else_of_the_last_else_of_the_result() -> None:
+    metrics = {"metrics": {"val/tau": 0.5}, "epochs": 3}
+    assert metric_of({"best": {"val/tau": 0.7}, **metrics}, "val/tau") == 0.7
+    assert metric_of({"best": None, **metrics}, "val/tau") == 0.5
+    assert metric_of({"best": "ours", **metrics}, "epochs") == 3
+    with pytest.raises(ValueError, match="no finite 'val/tau'; it has"):
+        metric_of({"metrics": {"val/tau": float("nan")}}, "val/tau")
+
+
+@pytest.mark.slow
+def test_a_training_runs_from_its_sweep_file() -> None:
+    content = yaml.safe_load((ROOT / "experiments/sweeps/gst_variants.yaml").read_text())
+    smaller = {
+        "20000": "1000",
+        "--data.max_nodes=1000": "--trainer.max_epochs=1",
+        "=experiments": f"={ROOT}/experiments",
+    }
+    for old, new in smaller.items():
+        content["command"] = [word.replace(old, new) for word in content["command"]]
+    file = sweep_file(**content)
+    assert main(["sweep", "--local", file, "--trials", "1", "--json", "r.json"]) == 0
+    best = json.loads(Path("r.json").read_text())["best"]
+    assert set(best["parameters"]) == set(content["parameters"]) and -1 <= best["value"] <= 1
+    (run,) = read_runs(Path("runs"))
+    assert run.group == "gst_variants" and run.history["val/tau"] and not run.history["table/bytes"]
+    assert list(Path("runs/sweeps/gst_variants").glob("**/checkpoints/*.ckpt"))
