@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from gst.devices import machine_record
@@ -52,8 +52,13 @@ def row(program: str, machine_name: str, methods: Sequence[str], evaluations: in
 
 def sooner(go: Planned, weaker: Planned) -> float | None:
     """Plans that the weaker one asked about until its best, per plan that GO asked about until it was as good."""
-    reached = [count for count, best in go.curve if best <= weaker.expected_ms]
-    return weaker.curve[-1][0] / reached[0] if reached else None
+    reached = first_as_good(go.curve, weaker.expected_ms)
+    return weaker.curve[-1][0] / reached if reached else None
+
+
+def first_as_good(curve: Iterable[tuple[int, float]], ms: float) -> int | None:
+    """How many plans were asked about until one was as fast; None if none was."""
+    return next((asked for asked, best in curve if best <= ms), None)
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -64,21 +69,21 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     told: dict[str, Any] = {"programs": len(rows)}
-    told["portfolio_gap"] = _geomean(min(row["portfolio_ms"].values()) / row["lower_bound_ms"] for row in rows) - 1
+    bounds = [row["lower_bound_ms"] for row in rows]
+    portfolio = [min(row["portfolio_ms"].values()) for row in rows]
+    told["portfolio_gap"] = _over(portfolio, bounds)
     for name in rows[0]["methods_ms"]:
         medians = [statistics.median(row["methods_ms"][name]) for row in rows]
-        told[name] = {
-            "gap": _geomean(ms / row["lower_bound_ms"] for ms, row in zip(medians, rows, strict=True)) - 1,
-            "gain": _geomean(min(row["portfolio_ms"].values()) / ms for ms, row in zip(medians, rows, strict=True)) - 1,
-        }
+        told[name] = {"gap": _over(medians, bounds), "gain": _over(portfolio, medians)}
     for weaker in rows[0]["sooner"]:
         known = [value for row in rows for value in row["sooner"][weaker] if value is not None]
         told[f"sooner_than_{weaker}"] = statistics.median(known) if known else None
     return told
 
 
-def _geomean(ratios: Iterable[float]) -> float:
-    return float(np.exp(np.mean(np.log(list(ratios)))))
+def _over(above: Sequence[float], below: Sequence[float]) -> float:
+    """Geometric mean of the ratios, less 1."""
+    return statistics.geometric_mean(map(operator.truediv, above, below)) - 1
 
 
 def main() -> None:

@@ -6,7 +6,5 @@ workloads: a single device, minimum cuts (METIS where the paper has Scotch and M
 
 from experiments.reproductions.placement_tables import command_line
 
-COLUMNS = {"single device": ["single"], "METIS": ["metis"], "expert": ["expert"]}
-
 if __name__ == "__main__":
-    command_line("colocrl", __doc__, ["colocrl"], COLUMNS)
+    command_line("colocrl", __doc__, ["colocrl"])

@@ -1,6 +1,6 @@
 """error@K of tile sizes on kernels nobody trained on: leave one kernel out, late fusion beside ridge and boosted trees.
 
-    python -m experiments.reproductions.tpugraphs_tile --json experiments/results/tpugraphs_tile.json
+    python -m experiments.reproductions.tpugraphs.tile --json experiments/results/tpugraphs_tile.json
 
 The figures are means over the kernels; `_deviation` is over the seeds. All rows of a file are scored; where scores are
 equal, the row is drawn, and the expectation over such draws is counted. `ours` is the mean score of an ensemble.
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from experiments.reproductions.late_fusion import Settings, fit_late_fusion
-from experiments.reproductions.tile_features import tile_features
+from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
+from experiments.reproductions.tpugraphs.tile_features import tile_features
 from gst.data.merging import merge_repeats
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
@@ -230,7 +230,7 @@ def main() -> None:
         "seeds": options.seeds, "members": MEMBERS, "methods": compared,
         "ours_beside": {name: beside(ours, other) for name, other in compared.items() if name != "ours"},
         "training": training_rate(kernels), "machine": machine_record(),
-        "command": f"python -m experiments.reproductions.tpugraphs_tile --seeds {options.seeds}",
+        "command": f"python -m experiments.reproductions.tpugraphs.tile --seeds {options.seeds}",
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
 

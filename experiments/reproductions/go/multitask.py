@@ -1,7 +1,7 @@
 """GO's joint optimization of placement, schedule and fusion (Zhou et al., NeurIPS 2020) on our workloads, against the
 same policy trained for each task by itself, one after the other, and against placement alone. Equal budgets.
 
-    python -m experiments.reproductions.go_multitask
+    python -m experiments.reproductions.go.multitask
 
 Simulated (`gst.placement.fusion.costs`: a fused group is one operation of the roofline). `joint`: one policy decides
 all three. `separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float64
 from tqdm import tqdm
 
-from gst.devices import Plan, machine_record
+from gst.devices import Plan, legalise, machine_record
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
 from gst.placement.planning import TASKS
@@ -41,8 +41,12 @@ class _With:
         return self.runtime([self.of(plan) for plan in plans])
 
     def of(self, plan: Plan) -> Plan:
-        field = {"schedule": "priority", "fusion": "fusion"}[self.decision]
-        return replace(self.base, **{field: getattr(plan, field)})
+        """Groups of a plan with other placements are cut where they would lie on two devices."""
+        if self.decision == "schedule":
+            return replace(self.base, priority=plan.priority)
+        if plan.fusion is None:
+            return self.base
+        return replace(self.base, fusion=legalise(self.runtime.program, plan.fusion, self.base.placement))
 
 
 def joint(runtime: FusedRuntime, evaluations: int, seed: int, tasks: Sequence[str] = TASKS) -> float:
@@ -88,7 +92,7 @@ def main() -> None:
         settings = {"machine": options.machine, "evaluations": budget, "seeds": options.seeds}
         result = {
             "rows": rows, "settings": settings, "machine": machine_record(),
-            "command": f"python -m experiments.reproductions.go_multitask --evaluations {budget} "
+            "command": f"python -m experiments.reproductions.go.multitask --evaluations {budget} "
             f"--seeds {options.seeds}",
         }  # fmt: skip
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -6,7 +6,5 @@ device, the expert's layers in blocks, METIS for Scotch and MinCut, and ColocRL,
 
 from experiments.reproductions.placement_tables import command_line
 
-COLUMNS = {"single device": ["single"], "expert": ["expert"], "METIS": ["metis"], "ColocRL": ["colocrl"]}
-
 if __name__ == "__main__":
-    command_line("hdp", __doc__, ["colocrl", "hdp"], COLUMNS)
+    command_line("hdp", __doc__, ["colocrl", "hdp"])

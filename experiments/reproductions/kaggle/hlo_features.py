@@ -1,12 +1,13 @@
 """What each family of derived node features (`gst.data.features.FEATURES`) is worth: all, none, and each left out.
 
-    python -m experiments.reproductions.hlo_features --seeds 5
+    python -m experiments.reproductions.kaggle.hlo_features --seeds 5
 
 Three tasks. `unet_3d`: tau on a third of its configurations, learned from the others, the mean of three folds.
-`alexnet`: tau on 1,000 of its configurations, learned from all others; its columns are recovered by `alexnet_columns`.
-Both with the network of `common_gnn` on the graph pruned to two hops, configurations as published (each symbol of
-each column one-hot), so that nodes alone differ. `tile`: error@1 of one network of `tpugraphs_tile` on kernels left out
-in turn; `layout` replaces columns that tile sizes leave alone, and is missing there.
+`alexnet`: tau on 1,000 of its configurations, learned from all others; its columns are recovered by
+`tpugraphs.alexnet_columns`. Both with the network of `tpugraphs.common_gnn` on the graph pruned to two hops,
+configurations as published (each symbol of each column one-hot), so that nodes alone differ. `tile`: error@1 of one
+network of `tpugraphs.tile` on kernels left out in turn; `layout` replaces columns that tile sizes leave alone, and is
+missing there.
 
 `difference` is the mean over seeds of what a variant changes from `all` of the same seed, and `interval` its 95 %
 interval (Student's t) over weights, draws and, of the U-Net, folds. Encoders scale all columns by a logarithm
@@ -24,16 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-from experiments.reproductions.alexnet_columns import with_all_columns
-from experiments.reproductions.common_columns import ALEXNET, MAX_NODES, UNET
-from experiments.reproductions.common_gnn import gnn
-from experiments.reproductions.late_fusion import Settings
-from experiments.reproductions.tpugraphs_tile import Kernel, expected_slowdown, network
+from experiments.reproductions.tpugraphs.alexnet_columns import with_all_columns
+from experiments.reproductions.tpugraphs.common_columns import ALEXNET, MAX_NODES, UNET
+from experiments.reproductions.tpugraphs.common_gnn import gnn
+from experiments.reproductions.tpugraphs.late_fusion import Settings
+from experiments.reproductions.tpugraphs.tile import Kernel, expected_slowdown, network
 from gst.allocator import keep_freed_memory
 from gst.cost import kendall_tau, noise_ceiling
 from gst.data.derivation import derived
@@ -43,12 +43,7 @@ from gst.devices import machine_record
 from gst.graph import Graph
 from gst.segments import SegmentedGraph, segment
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
-INK, PAPER = "#0b5394", "#9fc5e8"
-TITLES = {"unet_3d": "U-Net 3D, tau", "alexnet": "AlexNet, tau", "tile": "tile sizes, error@1"}
 Task = Callable[[Sequence[str], int], float]
 """A figure, from names of features and a seed."""
 Found = dict[str, dict[str, list[float]]]
@@ -120,28 +115,12 @@ def row(values: list[float], base: list[float]) -> dict[str, Any]:
     return {**figures, "values": values}
 
 
-def draw(rows: dict[str, dict[str, dict[str, Any]]], out: Path) -> None:
-    figure, axes = plt.subplots(1, len(rows), figsize=(12, 3.4), layout="constrained")
-    for axis, (task, row) in zip(axes, rows.items(), strict=True):
-        names = [name for name in row if name != ALL][::-1]
-        for place, name in enumerate(names):
-            gains = np.subtract(row[name]["values"], row[ALL]["values"])
-            axis.plot(gains, [place] * len(gains), "o", color=PAPER, markersize=5)
-            axis.errorbar(row[name]["difference"], place, xerr=row[name]["interval"], fmt="D", color=INK, capsize=3)
-        axis.axvline(0, color="#666666", linewidth=0.8)
-        axis.set_yticks(range(len(names)), names)
-        axis.set_title(f"{TITLES[task]} (all: {row[ALL]['mean']:.3f})", loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200, help="of the networks for layouts")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/tpugraphs"), help="a folder as of TpuGraphs")
     parser.add_argument("--json", type=Path, default=Path("experiments/results/hlo_features.json"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/hlo_features.png"))
     options = parser.parse_args()
     if options.seeds < 2:
         raise SystemExit(f"--seeds is {options.seeds}; an interval needs two or more")
@@ -155,13 +134,12 @@ def main() -> None:
         task: {name: row(each[: options.seeds], found[ALL][: options.seeds]) for name, each in found.items()}
         for task, found in done.items()
     }
-    command = f"python -m experiments.reproductions.hlo_features --seeds {options.seeds} --steps {options.steps}"
+    command = f"python -m experiments.reproductions.kaggle.hlo_features --seeds {options.seeds} --steps {options.steps}"
     result = {
         "tasks": rows, "unet_3d_ceiling": noise_ceiling(read(options.data / UNET)).tau, "seeds": options.seeds,
         "steps": options.steps, "machine": machine_record(), "command": command,
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    draw(rows, options.plot)
     part.unlink(missing_ok=True)
 
 

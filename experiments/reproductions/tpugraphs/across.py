@@ -1,6 +1,6 @@
 """Zero-shot: cost models that learned from other programs order the layouts of a U-Net that nobody showed them.
 
-    python -m experiments.reproductions.tpugraphs_across --seeds 5
+    python -m experiments.reproductions.tpugraphs.across --seeds 5
 
 Trained on AlexNet's layouts, on those and tile sizes, and, if --programs names a folder of stores of measured plans
 (`gst.store.open_store`), on these too. The files have different columns; `common_columns` says what is made of them.
@@ -38,8 +38,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
-from experiments.reproductions.common_columns import DEGREES, pooled, read_all
-from experiments.reproductions.common_gnn import Lessons, Scores, gnn
+from experiments.reproductions.tpugraphs.common_columns import DEGREES, pooled, read_all
+from experiments.reproductions.tpugraphs.common_gnn import Lessons, Scores, gnn
 from gst.allocator import keep_freed_memory
 from gst.cost import kendall_tau, noise_ceiling
 from gst.devices import machine_record
@@ -151,7 +151,7 @@ def main() -> None:
         for names in trainings(kinds)
     }
     ceiling = noise_ceiling(unet)
-    command = f"python -m experiments.reproductions.tpugraphs_across --seeds {options.seeds} --steps {options.steps}"
+    command = f"python -m experiments.reproductions.tpugraphs.across --seeds {options.seeds} --steps {options.steps}"
     result = {
         "trained_on": rows, "ceiling": ceiling.tau, "ceiling_error": ceiling.standard_error,
         "chance": chance(unet.num_configs), "ridge_on_itself": on_itself(unet, options.seeds),

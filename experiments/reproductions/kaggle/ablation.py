@@ -1,9 +1,9 @@
 """What each technique of the learned cost models is worth on AlexNet's layouts: one at a time, on and off.
 
-    python -m experiments.reproductions.tpugraphs_ablation --seeds 5
+    python -m experiments.reproductions.kaggle.ablation --seeds 5
 
 The base is SAGE with residuals and LayerNorm over channels, messages both ways, a sum over nodes and the pairwise hinge
-loss, on the graph pruned to two hops around configurable nodes (`hops:2`, see `tpugraphs_reduction`, whose training and
+loss, on the graph pruned to two hops around configurable nodes (`hops:2`, see `kaggle.reduction`, whose training and
 split these are). `difference` is the mean over seeds of what a technique changes from the base of the same seed, with
 its 95 % interval (Student's t) over weights and draws; the split is the same, so it says nothing of other
 configurations. Derived node features are compared by `hlo_features`.
@@ -18,26 +18,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from scipy import stats
 from torch import nn
 from tqdm import tqdm
 
-from experiments.reproductions.tpugraphs_reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
+from experiments.reproductions.kaggle.reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
 from gst.allocator import keep_freed_memory
 from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.nn import SAGE, CrossConfigHead, FusedSAGE, Head
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
 BASE = "base"
-INK, PAPER = "#0b5394", "#9fc5e8"
-SHOWN = 0.008  # of a difference; what is worse is written out
 
 
 def with_sage(**options: Any) -> Modules:
@@ -88,49 +82,23 @@ def row(taus: list[float], base: list[float], milliseconds: list[float]) -> dict
     }  # fmt: skip
 
 
-def draw(rows: dict[str, dict[str, Any]], out: Path) -> None:
-    names = [name for name in rows if name != BASE][::-1]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", width_ratios=(3, 1))
-    for place, name in enumerate(names):
-        gains = np.subtract(rows[name]["taus"], rows[BASE]["taus"])
-        left.plot(gains, [place] * len(gains), "o", color=PAPER, markersize=5)
-        left.errorbar(rows[name]["difference"], place, xerr=rows[name]["interval"], fmt="D", color=INK, capsize=3)
-        if rows[name]["difference"] < -SHOWN:
-            beyond = f"  {rows[name]['difference']:.2f} ± {rows[name]['interval']:.2f}, left of this"
-            left.text(-SHOWN, place, beyond, va="center", fontsize=8)
-    left.set_xlim(-SHOWN, SHOWN)
-    left.axvline(0, color="#666666", linewidth=0.8)
-    left.set_yticks(range(len(names)), names)
-    left.set_title(f"Kendall's tau beside the base ({rows[BASE]['tau_mean']:.3f})", loc="left", fontsize=10)
-    bars = right.barh(range(len(names)), [rows[name]["step_ms"] for name in names], color=INK, height=0.6)
-    right.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
-    right.set_yticks(range(len(names)), [""] * len(names))
-    right.margins(x=0.2)
-    right.set_title(f"ms of a step (base {rows[BASE]['step_ms']:.3g})", loc="left", fontsize=10)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--file", default=FILE)
     parser.add_argument("--json", type=Path, default=Path("experiments/results/tpugraphs_ablation.json"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/ablation.png"))
     options = parser.parse_args()
     if options.seeds < 2:
         raise SystemExit(f"--seeds is {options.seeds}; an interval needs two or more")
     keep_freed_memory()
     rows = run(options.seeds, options.steps, options.file)
-    command = f"python -m experiments.reproductions.tpugraphs_ablation --seeds {options.seeds} --steps {options.steps}"
+    command = f"python -m experiments.reproductions.kaggle.ablation --seeds {options.seeds} --steps {options.steps}"
     result = {
         "techniques": rows, "seeds": options.seeds, "steps": options.steps, "machine": machine_record(),
         "command": command,
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    draw(rows, options.plot)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from experiments.reproductions.common_columns import NUM_OPCODES
+from experiments.reproductions.tpugraphs.common_columns import NUM_OPCODES
 from gst.cost.losses import list_mle
 from gst.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head

@@ -1,6 +1,6 @@
 """Layouts of AlexNet from 200, 1,000 and all but 1,000 measured configurations, beside what a practitioner would use.
 
-    python -m experiments.reproductions.tpugraphs_alexnet --seeds 5 --json experiments/results/tpugraphs_alexnet.json
+    python -m experiments.reproductions.tpugraphs.alexnet --seeds 5 --json experiments/results/tpugraphs_alexnet.json
 
 Each seed holds out 1,000 of the 23,905 unique configurations, for all methods and numbers of labels alike, and the
 target is the mean runtime. `tau` is of `gst.cost.StateModel`; ridge regression (of runtimes, their logarithms or ranks,
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("experiments/results/tpugraphs_alexnet.json"))
     options = parser.parse_args()
     labels = run(read(options.file), options.seeds)
-    command = f"python -m experiments.reproductions.tpugraphs_alexnet --seeds {options.seeds}"
+    command = f"python -m experiments.reproductions.tpugraphs.alexnet --seeds {options.seeds}"
     result = {"labels": labels, "seeds": options.seeds, "machine": machine_record(), "command": command}
     options.json.write_text(json.dumps(result, indent=1) + "\n")
     for name, figures in labels.items():

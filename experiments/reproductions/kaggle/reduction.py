@@ -1,6 +1,6 @@
 """What reducing AlexNet costs and saves: none, k-hop pruning and segments, on the same configurations.
 
-    python -m experiments.reproductions.tpugraphs_reduction --seeds 3
+    python -m experiments.reproductions.kaggle.reduction --seeds 3
 
 The encoder, the head and the loss are those of `experiments/configs/alexnet_layout.yaml`, trained for fewer steps. The
 split is that of `experiments.benchmarks.alexnet`; tau is that of the 1000 configurations of its test part. Updates are
@@ -130,7 +130,7 @@ def main() -> None:
         "methods": rows, "at_least_4x_fewer_at_tau_loss_below_0.005": met, "layers": LAYERS,
         "configs_per_step": CONFIGS_PER_STEP, "steps": options.steps, "seeds": options.seeds,
         "machine": machine_record(),
-        "command": "python -m experiments.reproductions.tpugraphs_reduction "
+        "command": "python -m experiments.reproductions.kaggle.reduction "
                    f"--seeds {options.seeds} --steps {options.steps}",
     }  # fmt: skip
     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from experiments.reproductions.alexnet_columns import with_all_columns
-from experiments.reproductions.layout_features import NAMES, layout_features
-from experiments.reproductions.tile_features import tile_features
+from experiments.reproductions.tpugraphs.alexnet_columns import with_all_columns
+from experiments.reproductions.tpugraphs.layout_features import NAMES, layout_features
+from experiments.reproductions.tpugraphs.tile_features import tile_features
 from gst.data.features import enrich
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.tpugraphs import read

@@ -7,10 +7,5 @@ schedules (HEFT, m-ETF, m-SCT), annealing, and our own policy, all with the same
 
 from experiments.reproductions.placement_tables import command_line
 
-COLUMNS = {
-    "expert": ["expert"], "METIS": ["metis"], "HDP": ["hdp"], "list schedules": ["heft", "etf", "sct"],
-    "annealing": ["annealing"], "ours": ["ours"],
-}  # fmt: skip
-
 if __name__ == "__main__":
-    command_line("go", __doc__, ["hdp", "go", "annealing", "ours"], COLUMNS)
+    command_line("go", __doc__, ["hdp", "go", "annealing", "ours"])

@@ -1,0 +1,6 @@
+"""All tables and all numbers of the documents."""
+
+from experiments.figures import architecture, cost_models, method, placement, published
+
+TABLES = {**method.TABLES, **cost_models.TABLES, **placement.TABLES, **published.TABLES, **architecture.TABLES}
+NUMBERS = [*method.NUMBERS, *cost_models.NUMBERS, *placement.NUMBERS, *published.NUMBERS]

@@ -1,0 +1,172 @@
+"""What Graph Segment Training costs and reaches: tables and numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from experiments.figures.documents import Number, result, table
+
+GST = "experiments/reproductions/gst/README.md"
+BENCHMARKS = "experiments/benchmarks/README.md"
+VARIANT_TASKS = {"alexnet": "AlexNet", "synthetic": "made graph", "elf-call_depth": "depth of call graphs"}
+GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
+PARTITIONERS = ("auto", "metis", "communities", "ldg", "fennel", "contiguous")
+STEPS = {
+    "unshared fp32": "every node under every configuration, fp32",
+    "shared fp32": "equal states once, fp32",
+    "shared bf16": "equal states once, bf16",
+}
+
+
+def step() -> str:
+    theirs, ours = result("published_step"), result("step")["variants"]
+    published = [
+        "published code (kaidic/GST, repaired to run)", f"{1e3 * theirs['step_median']:,.0f} ms",
+        f"{1e3 * theirs['eval_seconds_two_graphs']:,.0f} ms", f"{theirs['peak_mib']:,} MiB",
+    ]  # fmt: skip
+    rows = [
+        [name, f"{ours[key]['step_ms']:,.0f} ms", f"{ours[key]['exact_eval_ms']:,.0f} ms",
+         f"{ours[key]['peak_mib']:,.0f} MiB"]
+        for key, name in STEPS.items()
+    ]  # fmt: skip
+    return table(["", "step", "exact evaluation of two graphs", "peak memory"], [published, *rows])
+
+
+def against_full() -> str:
+    seconds = result("against_full")["seconds_to"]
+    return table(
+        ["until tau is", *(f"{float(tau):.2f}" for tau in seconds)],
+        [
+            ["GST+ED, seconds", *(f"{each['gst']:.1f}" for each in seconds.values())],
+            ["whole graph, seconds", *(f"{each['full']:.1f}" for each in seconds.values())],
+            ["whole graph / GST+ED", *(f"{each['speedup']:.1f}x" for each in seconds.values())],
+        ],
+    )
+
+
+def claims() -> str:
+    against, memory, theirs, ours = map(result, ("against_full", "memory", "published_step", "step"))
+    until = against["seconds_to"]["0.75"]["speedup"]
+    peaks = memory["train_peak_mib"]
+    return table(
+        ["", "published", "here"],
+        [
+            ["training beside whole graphs", "3 times as fast", f"{against['step_speedup']:.1f} times a step, "
+             f"{until:.1f} times until tau is 0.75"],
+            ["memory of training", "constant", f"{min(peaks):.0f} to {max(peaks):.0f} MiB from 10^4 to 10^7 nodes"],
+            ["a step of the published network", f"{1e3 * theirs['step_median']:,.0f} ms (its code, run here)",
+             f"{ours['step_ms']:,.0f} ms"],
+        ],
+    )  # fmt: skip
+
+
+def memory() -> str:
+    found = result("memory")
+    columns = ("nodes", "segments", "prepare_seconds", "store_mib", "train_peak_mib", "eval_peak_mib")
+    rows = zip(*(found[name] for name in columns), strict=True)
+    return table(
+        ["nodes", "segments", "preparing, s", "store, MiB", "training, peak MiB", "exact evaluation, peak MiB"],
+        [[f"{n:,}", f"{j:,}", f"{s:.1f}", f"{mib:,.1f}", f"{train:.0f}", f"{exact:.0f}"]
+         for n, j, s, mib, train, exact in rows],
+    )  # fmt: skip
+
+
+def variants() -> str:
+    found = {name: result(f"variants_{task}")["variants"] for task, name in VARIANT_TASKS.items()}
+
+    def cell(each: dict[str, Any]) -> str:
+        return f"{each['score_mean']:.2f} ± {each['score_deviation']:.2f}, {each['step_ms']:.0f} ms"
+
+    names = next(iter(found.values()))
+    return table(["score, step", *found], [[name, *(cell(each[name]) for each in found.values())] for name in names])
+
+
+def partition() -> str:
+    found = result("partition")
+    each = {name: [found[kind]["methods"][name] for kind in GRAPH_KINDS] for name in PARTITIONERS}
+    return table(
+        ["share of edges cut (seconds)", *GRAPH_KINDS.values()],
+        [[name, *(f"{cut['cut']:.3f} ({cut['seconds']:.1f})" for cut in cuts)] for name, cuts in each.items()],
+    )
+
+
+def distributed() -> str:
+    found = result("distributed")
+    many = str(found["setting"]["processes"])
+    sent = ", ".join(f"{name} {found[f'{name}_bytes'] / 2**10:,.0f}" for name in ("pull", "push", "gradient"))
+    rates = found["graphs_per_second"]
+    return table(
+        ["graphs a second, one process", f"{many} processes", "ratio", f"{many} that never wait for each other",
+         "table, share of a step", "KiB a process sends in a step"],
+        [[f"{rates['1']:.2f}", f"{rates[many]:.2f}", f"{found['speedup']:.2f}x", f"{found['apart']:.2f}x",
+          f"{found['table_share']:.3f}", sent]],
+    )  # fmt: skip
+
+
+def checkpoint() -> str:
+    found = result("checkpoint")
+    return table(
+        ["file", "plain copy", "save", "restore", "training waits"],
+        [[f"{found['file_mib']:,.0f} MiB", f"{found['copy_s']:.2f} s", f"{found['save_s']:.2f} s",
+          f"{found['restore_s']:.2f} s", f"{found['pause_s']:.2f} s (at most {found['pause_max_s']:.2f})"]],
+    )  # fmt: skip
+
+
+def scale(name: str) -> str:
+    found = result(name)
+    return table(
+        [f"a step of {found['step']['compute_ms']:,.0f} ms", "communication takes over at", "most of it",
+         "share of the ideal rate, 256 processes"],
+        [[link, f"{count} processes" if count else "never up to 256", found["first"][link],
+          f"{found['efficiency'][link]:.2f}"] for link, count in found["takes_over"].items()],
+    )  # fmt: skip
+
+
+def _step_ratios() -> list[float]:
+    theirs, ours = 1e3 * result("published_step")["step_median"], result("step")["variants"]
+    return [theirs / ours["shared bf16"]["step_ms"], theirs / ours["shared fp32"]["step_ms"]]
+
+
+def _against() -> list[float]:
+    found = result("against_full")
+    return [found[key] for key in ("gst_ms", "full_ms", "gst_peak_mib", "full_peak_mib")]
+
+
+def _ends() -> list[float]:
+    found = result("against_full")
+    return [found[key] for key in ("gst_tau", "gst_tau_deviation", "full_tau", "full_tau_deviation")]
+
+
+def _score() -> list[float]:
+    found = result("score")
+    return [found["seconds"], found["peak_mib"]]
+
+
+def _table_times() -> list[float]:
+    found = result("table")
+    return [found[key] for key in ("pull_ms_9216x1", "push_ms_1024x128", "pull_over_copy")]
+
+
+def _rescore() -> list[float]:
+    found = result("rescore")
+    return [1e3 * found["move_seconds"], found["times_faster"]]
+
+
+TABLES = {
+    "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
+    "partition": partition, "distributed": distributed, "checkpoint": checkpoint, "scale": partial(scale, "scale"),
+    "scale of an accelerator": partial(scale, "scale_accelerator"),
+}  # fmt: skip
+NUMBERS: list[Number] = [
+    ("README.md", "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
+    (GST, "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
+    (GST, "at {:.0f} % of what this machine's bf16 products reach", lambda: [100 * result("step")["share_of_peak"]]),
+    (GST, "tau by {:.3f}", lambda: [result("step")["tau_difference_bf16"]]),
+    (GST, "takes {:.0f} ms against {:.0f} and {:,.0f} MiB against {:,.0f}", _against),
+    (GST, "({:.3f} ± {:.3f} and {:.3f} ± {:.3f})", _ends),
+    (BENCHMARKS, "{:.0f} s and {:.0f} MiB in bf16", _score),
+    (BENCHMARKS, "read in {:.3f} ms, 1,024 rows of 128 written in {:.3f} ms; long rows are read at {:.2f} of",
+     _table_times),
+    (BENCHMARKS, "a local move in {:.1f} ms, {:.0f} times as fast", _rescore),
+]  # fmt: skip

@@ -1,0 +1,179 @@
+"""Placement, measured on this machine, and what stands under it (executor, simulator): tables and numbers."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from experiments.figures.documents import Number, result, table
+
+BENCHMARKS = "experiments/benchmarks/README.md"
+COLUMNS = {
+    "pytorch_ms": "plain PyTorch", "compile_ms": "torch.compile", "one_device_ms": "one core", "metis_ms": "METIS",
+    "heft_ms": "HEFT", "annealing_ms": "annealing", "go_ms": "GO", "best_ms": "searched, 2 cores",
+    "moldable_ms": "searched, core sets", "fused_ms": "**with fusion**",
+}  # fmt: skip
+FEW = ("pytorch_ms", "compile_ms", "one_device_ms", "heft_ms", "fused_ms")
+RATIOS = {"fused_over_pytorch": "PyTorch / with fusion", "fused_over_compile": "torch.compile / with fusion"}
+MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
+METHODS = {"ours": "ours", "annealing": "annealing", "go": "GO", "hdp": "HDP", "colocrl": "ColocRL"}
+
+
+def placement(columns: tuple[str, ...] = tuple(COLUMNS)) -> str:
+    found = result("placement")
+
+    def cells(each: dict[str, Any]) -> list[str]:
+        times = [f"**{each[key]:.1f}**" if key == "fused_ms" else f"{each[key]:.1f}" for key in columns]
+        return [*times, *(f"{each[key]:.2f}x ({each[f'{key}_low']:.2f}..{each[f'{key}_high']:.2f})" for key in RATIOS)]
+
+    rows = [[name, f"{each['num_nodes']:,}", *cells(each)] for name, each in found["workloads"].items()]
+    means = [f"**{found['geomean'][key]:.2f}x**" for key in RATIOS]
+    head = ["ms", "operations", *(COLUMNS[key] for key in columns), *RATIOS.values()]
+    return table(head, [*rows, ["geometric mean", *[""] * (1 + len(columns)), *means]])
+
+
+def executor() -> str:
+    rows = [
+        [name, f"{each['num_nodes']:,}", f"{each['eager_ms']:.0f}", f"{each['one_core_ms']:.0f}",
+         f"{each['overhead']:.2f} ({each['overhead_low']:.2f}..{each['overhead_high']:.2f})",
+         f"{each['pytorch_ms']:.0f}", f"{each['all_cores_ms']:.0f}"]
+        for name, each in result("executor")["workloads"].items()
+    ]  # fmt: skip
+    head = ["ms", "operations", "as written, one thread", "captured, one core", "ratio", "as written, all threads",
+            "captured, `cpu:0-1`"]  # fmt: skip
+    return table(head, rows)
+
+
+def simulator() -> str:
+    rows = [
+        [name, f"{each['spearman']:.2f}", f"{100 * each['mape']:.1f} %", f"{each['ideal']['spearman']:.2f}",
+         f"{100 * each['ideal']['mape']:.1f} %",
+         f"{100 * each['peak_error']:.1f} % ({100 * each['peak_error_worst']:.0f} %)",
+         f"{each['evaluations_per_second']:,.0f}"]
+        for name, each in result("simulator")["workloads"].items()
+    ]  # fmt: skip
+    return table(["", "Spearman", "error", "ideal: Spearman", "error", "memory (worst)", "plans a second"], rows)
+
+
+def simulated_machines() -> str:
+    found = {name: each for name, each in result("placement_simulated")["summary"].items() if name in MACHINES}
+    rows = [
+        [MACHINES[name], f"{each['programs']}", f"{100 * each['portfolio_gap']:.1f} %",
+         f"{100 * each['ours']['gap']:.1f} %", *(f"{1 + each[method]['gain']:.2f}x" for method in METHODS)]
+        for name, each in found.items()
+    ]  # fmt: skip
+    head = ["", "programs", "best baseline above the lower bound", "ours above it"]
+    return table([*head, *(f"best baseline / {name}" for name in METHODS.values())], rows)
+
+
+def public_graphs() -> str:
+    rows = [
+        [name.removesuffix("_inference"), f"{each['nodes']}", f"{each['expert']:.1f}",
+         f"{each['best_with_expert_means']:.1f}", f"{each['portfolio']:.1f}", f"{each['annealing']['median']:.1f}",
+         f"{each['best']['median']:.1f}",
+         f"{each['exact']['bound']:.1f}{', reached: optimal' if each['exact']['proved'] else ''}"]
+        for name, each in result("public_graphs")["graphs"].items()
+    ]  # fmt: skip
+    head = ["ms", "layers", "human expert", "ours, with the expert's means", "best baseline", "annealing", "ours",
+            "no plan can take less than"]  # fmt: skip
+    return table(head, rows)
+
+
+def search_loop() -> str:
+    found = result("search_loop")
+    names = {"loop": f"our search, {found['budget']} measurements, plans screened by the corrected simulator",
+             "alone": f"annealing on the hardware alone, {found['budget']} measurements",
+             "alone_more": f"the same, {found['more'] * found['budget']} measurements"}  # fmt: skip
+    return table(
+        ["ms, fastest plan, measured again", *found["rows"]],
+        [[about, *(f"{each[f'{key}_ms']:.1f} ({each[f'{key}_low_ms']:.1f}..{each[f'{key}_high_ms']:.1f})"
+                   for each in found["rows"].values())] for key, about in names.items()],
+    )  # fmt: skip
+
+
+def search_loop_simulated() -> str:
+    found = result("search_loop_simulated")
+    names = {"portfolio": "best baseline", "alone": f"hardware alone, {found['budget']}",
+             "alone_more": f"hardware alone, {found['more'] * found['budget']}",
+             "network": f"GST cost model, {found['budget']}"}  # fmt: skip
+    rows = [
+        [f"{program} on {where}", *(f"{each['over_loop'][key]:.2f}x" for key in names)]
+        for where, programs in found["machines"].items() for program, each in programs.items()
+    ]  # fmt: skip
+    head = ["simulated", *(f"{about} / our search, {found['budget']}" for about in names.values())]
+    return table(head, [*rows, ["geometric mean", *(f"**{_mean_over_loop(key):.2f}x**" for key in names)]])
+
+
+def _mean_over_loop(key: str) -> float:
+    machines = result("search_loop_simulated")["machines"].values()
+    return statistics.geometric_mean(each["over_loop"][key] for programs in machines for each in programs.values())
+
+
+def kills() -> str:
+    found = result("chaos")
+    columns = {
+        "trials": "trials", "kills": "killed", "failed_resumes": "resumes that failed", "lost_rows": "lost rows",
+        "unreadable": "unreadable files", "differing": "other outcomes", "orphans": "processes left",
+    }  # fmt: skip
+    rows = [[f"`gst {name}`", *(f"{each[key]}" for key in columns)] for name, each in found["commands"].items()]
+    return table(["", *columns.values()], [*rows, ["all", *(f"{found[key]}" for key in columns)]])
+
+
+def _over_pytorch() -> list[float]:
+    mean = result("placement")["geomean"]
+    return [mean["fused_over_pytorch"], mean["fused_over_compile"]]
+
+
+def _without_fusion() -> list[float]:
+    mean = result("placement")["geomean"]
+    return [mean["over_pytorch"], mean["over_compile"]]
+
+
+def _over_both() -> list[float]:
+    rows = result("placement")["workloads"].values()
+    return [statistics.geometric_mean(min(each["pytorch_ms"], each["compile_ms"]) / each["fused_ms"] for each in rows)]
+
+
+def _on_two_cores() -> list[float]:
+    mean = result("placement")["geomean"]
+    return [mean["over_one_device"], 100 * (mean["over_heft"] - 1)]
+
+
+def _hand_over() -> list[float]:
+    found = result("executor")["hand_over"]
+    return [found["same_us"], found["other_us"], found["wide_to_other_us"]]
+
+
+def _noisy() -> list[float]:
+    rows = result("simulator_noisy_hour")["workloads"].values()
+    ranks, errors = [each["spearman"] for each in rows], [100 * each["mape"] for each in rows]
+    repeats = [each["repeats"]["spearman"] for each in rows]
+    return [min(ranks), max(ranks), min(errors), max(errors), min(repeats), max(repeats)]
+
+
+def _fuzz() -> list[float]:
+    found = result("fuzz")
+    return [found["cases"], len(found["readers"]), found["crashes"], found["unbounded"]]
+
+
+TABLES = {
+    "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
+    "simulated machines": simulated_machines, "public graphs": public_graphs, "search loop": search_loop,
+    "search loop, simulated": search_loop_simulated, "kills": kills,
+}  # fmt: skip
+NUMBERS: list[Number] = [
+    ("README.md", "{:.2f} times as fast as plain PyTorch and {:.2f} times as `torch.compile`", _over_pytorch),
+    (BENCHMARKS, "{:.2f} times as fast as plain PyTorch and {:.2f} times as `torch.compile`", _over_pytorch),
+    (BENCHMARKS, "{:.2f} times as the better of the two", _over_both),
+    (BENCHMARKS, "without fusion {:.2f} and {:.2f} times", _without_fusion),
+    ("README.md", "{:.2f} times as fast as one core and {:.0f} % faster than HEFT", _on_two_cores),
+    (BENCHMARKS, "{:.2f} times as fast as one core and {:.0f} % faster than HEFT", _on_two_cores),
+    (BENCHMARKS, "{:.1f} µs apart on a core and {:.1f} µs from core to core ({:.0f} µs where", _hand_over),
+    (BENCHMARKS, "gave {:.2f} to {:.2f} and {:.0f} to {:.0f} %", lambda: _noisy()[:4]),
+    (BENCHMARKS, "finds plans {:.2f} times as fast as annealing on that hardware with 50",
+     lambda: [_mean_over_loop("alone")]),
+    (BENCHMARKS, "and {:.2f} times as annealing with ten times", lambda: [_mean_over_loop("alone_more")]),
+    (BENCHMARKS, "plans, finds ones that take {:.2f} times as long", lambda: [_mean_over_loop("network")]),
+    (BENCHMARKS, "Spearman of {:.2f} to {:.2f}", lambda: _noisy()[4:]),
+    (BENCHMARKS, "{:,} damaged files for {} readers: {} crashes, {} reads without bound", _fuzz),
+]

@@ -1,0 +1,143 @@
+"""ColocRL, HDP and GO beside what their papers compare with, and beside what they leave out: tables and numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from experiments.figures.documents import Number, result, table
+
+Columns = Mapping[str, tuple[str, ...]]
+
+LISTS = ("heft", "etf", "sct")
+COLUMNS: dict[str, Columns] = {
+    "colocrl": {"single device": ("single",), "METIS": ("metis",), "expert": ("expert",), "list schedules": LISTS},
+    "hdp": {
+        "single device": ("single",), "METIS": ("metis",), "expert": ("expert",), "list schedules": LISTS,
+        "ColocRL": ("colocrl",),
+    },
+    "go": {
+        "expert": ("expert",), "METIS": ("metis",), "list schedules": LISTS, "HDP": ("hdp",),
+        "annealing": ("annealing",), "ours": ("ours",),
+    },
+}  # fmt: skip
+NAMES = {"colocrl": "ColocRL", "hdp": "HDP", "go": "GO"}
+FOLDER = "experiments/reproductions"
+BESIDE = "{{:.2f}} times as fast as the expert, {{:.2f}} times as {} and {{:.2f}} times as the list"
+
+
+def milliseconds(each: Mapping[str, Any], names: Iterable[str]) -> list[float]:
+    """Of one row and the least of some baselines, or of a method: an entry for each seed."""
+    baselines = [ms for label, ms in each["portfolio_ms"].items() if label.partition(":")[0] in names]
+    methods = [ms for name in names if name in each["methods_ms"] for ms in each["methods_ms"][name]]
+    return methods or [min(baselines)]
+
+
+def system(learner: str) -> str:
+    """A line for each program and machine: what others take, the learner, and the best other over the learner."""
+    lines = []
+    for key, each in result(learner)["rows"].items():
+        others = [statistics.median(milliseconds(each, names)) for names in COLUMNS[learner].values()]
+        found = statistics.median(milliseconds(each, (learner,)))
+        times = [f"{ms:.2f}" for ms in [*others, found]]
+        lines.append([key, f"{each['lower_bound_ms']:.2f}", *times, f"{min(others) / found:.2f}x"])
+    head = ["simulated ms", "lower bound", *COLUMNS[learner], f"**{NAMES[learner]}**", f"best other / {NAMES[learner]}"]
+    return table(head, lines)
+
+
+def generalize() -> str:
+    rows = result("go_generalize")["rows"].values()
+    families = {each["family"]: [one for one in rows if one["family"] == each["family"]] for each in rows}
+
+    def mean(few: list[dict[str, Any]], over: str, under: str) -> str:
+        ratios = [each[over] / each[under] for each in few]
+        return f"{statistics.geometric_mean(ratios):.3f}x ({min(ratios):.3f}..{max(ratios):.3f})"
+
+    def plans(few: list[dict[str, Any]], after: str) -> str:
+        asked = [each[after] or math.inf for each in few]
+        numbers = (statistics.median_low(asked), min(asked), max(asked))
+        middle, least, most = ("never" if number == math.inf else f"{number}" for number in numbers)
+        return f"{middle} ({least}..{most})"
+
+    return table(
+        ["family left out", "programs and machines", "best baseline / one pass", "best baseline / fine-tuned",
+         "GO-one / fine-tuned", "plans until HDP's best: HDP", "pretrained", "pretrained, no list schedules"],
+        [[family, f"{len(few)}", mean(few, "portfolio_ms", "zero_shot_ms"), mean(few, "portfolio_ms", "fine_tuned_ms"),
+          mean(few, "go_one_ms", "fine_tuned_ms"),
+          *(plans(few, after) for after in ("hdp_plans", "as_good_as_hdp_after", "drawn_as_good_as_hdp_after"))]
+         for family, few in families.items()],
+    )  # fmt: skip
+
+
+def multitask() -> str:
+    kinds = {"joint_ms": "jointly", "separate_ms": "one after the other", "placement_ms": "placement alone"}
+
+    def cell(ms: list[float]) -> str:
+        return f"{statistics.median(ms):.2f} ({min(ms):.2f}..{max(ms):.2f})"
+
+    return table(
+        ["simulated ms", *kinds.values(), "one after the other / jointly", "placement alone / jointly"],
+        [[name, *(cell(each[kind]) for kind in kinds), f"{each['over_separate']:.2f}x",
+          f"{each['over_placement']:.2f}x"]
+         for name, each in result("go_multitask")["rows"].items()],
+    )  # fmt: skip
+
+
+def _over(learner: str, other: tuple[str, ...]) -> float:
+    """Geometric mean over programs and machines of another's time over the learner's."""
+    rows = result(learner)["rows"].values()
+    times = ([statistics.median(milliseconds(each, names)) for names in (other, (learner,))] for each in rows)
+    return statistics.geometric_mean(theirs / ours for theirs, ours in times)
+
+
+def _beside(learner: str, other: str) -> list[float]:
+    return [_over(learner, ("expert",)), _over(learner, (other,)), _over(learner, LISTS)]
+
+
+def _sooner() -> float:
+    """Over all runs: how many times fewer plans GO asks about until it is as good as HDP, 0 where it never is."""
+    each = [ratio or 0.0 for row in result("go")["rows"].values() for ratio in row["sooner"]["hdp"]]
+    return statistics.median(each)
+
+
+def _zero_shot() -> list[float]:
+    found = result("go_generalize")
+    return [found["summary"]["zero_shot_over_portfolio"], len(found["rows"]), found["summary"]["zero_shot_worst"]]
+
+
+def _transferred() -> list[float]:
+    """How many times fewer plans than HDP a pretrained policy asks about until it is as good, and without list
+    schedules; medians of all cases."""
+    found = result("go_generalize")["summary"]
+    return [found["sooner"], found["sooner_least"], found["drawn_sooner"]]
+
+
+def _never() -> list[float]:
+    """In how many cases the policy without list schedules is never as good as HDP, of how many."""
+    rows = result("go_generalize")["rows"].values()
+    return [sum(each["drawn_as_good_as_hdp_after"] is None for each in rows), len(rows)]
+
+
+def _baseline_over_hdp() -> list[float]:
+    rows = result("go_generalize")["rows"].values()
+    return [sum(each["portfolio_ms"] < each["hdp_ms"] for each in rows), len(rows)]
+
+
+TABLES = {
+    **{name: partial(system, name) for name in COLUMNS}, "go generalize": generalize, "go multitask": multitask
+}  # fmt: skip
+NUMBERS: list[Number] = [
+    (f"{FOLDER}/colocrl/README.md", BESIDE.format("METIS"), lambda: _beside("colocrl", "metis")),
+    (f"{FOLDER}/hdp/README.md", BESIDE.format("ColocRL"), lambda: _beside("hdp", "colocrl")),
+    (f"{FOLDER}/go/README.md", BESIDE.format("HDP"), lambda: _beside("go", "hdp")),
+    (f"{FOLDER}/go/README.md", "{:.1f} times as soon as HDP", lambda: [_sooner()]),
+    (f"{FOLDER}/go/README.md", "{:.3f} times as fast over {} cases, never below {:.3f}", _zero_shot),
+    (f"{FOLDER}/go/README.md", "with {:.0f} times fewer plans (median; at least {:.0f}), and with {:.1f} times",
+     _transferred),
+    (f"{FOLDER}/go/README.md", "never as good in {:.0f} of {:.0f} cases", _never),
+    (f"{FOLDER}/go/README.md", "faster than HDP's best in {:.0f} of {:.0f} cases", _baseline_over_hdp),
+    ("README.md", "{:.3f} times as fast over {} cases", lambda: _zero_shot()[:2]),
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""ColocRL (Mirhoseini et al., ICML 2017)."""

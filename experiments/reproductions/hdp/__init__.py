@@ -1,0 +1,1 @@
+"""HDP (Mirhoseini et al., ICLR 2018)."""
