@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -61,6 +62,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: else one process ends with them while the other has nothing left to do."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(autouse=True)
+def leaves_its_process_as_it_was() -> Iterator[None]:
+    """Which tests share a process, and in which order, differs between runs: none may lean on those before it.
+    Lightning, Ray and W&B write to the environment; W&B's service keeps the directory that it was started in."""
+    environment, before = dict(os.environ), _process()
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    assert _process() == before
+
+
+def _process() -> dict[str, object]:
+    return {
+        "directory": Path.cwd(),
+        "signals": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)],
+        "cores": os.sched_getaffinity(0),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "gradients": torch.is_grad_enabled(),
+    }
 
 
 def shared_or_fixture(shared: str, fixture: str) -> Path:

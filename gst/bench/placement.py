@@ -30,6 +30,7 @@ RATIOS = {
     "over_one_device": ("one_device", "best"), "over_heft": ("heft", "best"),
     "over_pytorch": ("pytorch", "moldable"), "over_compile": ("compile", "moldable"),
     "fused_over_pytorch": ("pytorch", "fused"), "fused_over_compile": ("compile", "fused"),
+    "fused_over_one_device": ("one_device", "fused"), "fused_over_heft": ("heft", "fused"),
 }  # fmt: skip
 
 
@@ -62,8 +63,8 @@ def bench(
         the set of both) and fused (the same with groups of operations compiled, or the whole step compiled where that
         is faster in runs before; `fused_by_seed` says which): the median over rounds of the mean over seeds, with its
         bootstrap 95 % interval; the medians of each seed; and the ratios `over_one_device`, `over_heft` of best,
-        `over_pytorch`, `over_compile` of moldable and `fused_over_pytorch`, `fused_over_compile` with their intervals.
-        `geomean` of each ratio over the programs.
+        `over_pytorch`, `over_compile` of moldable and `fused_over_X` of fused with their intervals. `geomean` of each
+        ratio over the programs.
     """
     workloads: dict[str, dict[str, Any]] = {}
     gate = LoadGate(patience_s=patience_s)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,7 @@ def findings() -> Iterator[Finding]:
     yield from _devices()
     yield _load()
     yield _threads()
+    yield _bf16()
     yield _allocator()
     yield from _room()
     yield _wandb()
@@ -204,6 +206,27 @@ def _threads() -> Finding:
         advice = "unset OMP_WAIT_POLICY before gst place: operations on core sets take twice as long"
         return Finding("threads", "note", found, advice)
     return Finding("threads", "well", found)
+
+
+def _bf16() -> Finding:
+    """Processors without instructions for it compute it by pieces of fp32."""
+    import time
+
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        nodes, weight = torch.ones(4096, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
+        times = []
+        for _ in range(4):
+            times.append(time.perf_counter())
+            torch.nn.functional.linear(nodes, weight)
+        return min(after - before for before, after in pairwise(times))
+
+    share = seconds(torch.bfloat16) / seconds(torch.float32)
+    found = f"a layer takes {share:.2g} times as long as in fp32 on this CPU"
+    if share > 1.1:
+        return Finding("bf16", "note", found, "train in fp32 here: leave --trainer.precision bf16-mixed away")
+    return Finding("bf16", "well", found)
 
 
 def _allocator() -> Finding:

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ import torch
 SINGLE = re.compile(r"cpu:\d+")
 SET = re.compile(r"cpu:\d+-\d+")
 STREAM = re.compile(r"(cuda:\d+)/stream:\d+")
+NUMBERS_OF_CPU = {"cpu family": "family", "model": "model", "CPU part": "part"}  # as Linux calls them
 BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 
 
@@ -155,11 +157,14 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+@lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """The processor's name, as far as the system tells."""
-    path = Path("/proc/cpuinfo")
+    """The processor's name as far as the system tells, its family and model, and the widest instructions that torch
+    uses: virtual machines call many by one name, though times differ and code compiled for one can fail on another."""
+    path, said = Path("/proc/cpuinfo"), dict[str, str]()
     if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        first, _, _ = path.read_text().partition("\n\n")
+        said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [f"{known} {said[name]}" for name, known in NUMBERS_OF_CPU.items() if name in said]
+    name = said.get("model name") or platform.processor() or platform.machine()
+    return f"{name} ({', '.join([*numbers, torch.backends.cpu.get_cpu_capability()])})"

@@ -3,9 +3,10 @@
 import os
 
 import pytest
+import torch
 
 from gst.devices import Device, discover, select
-from gst.devices.discover import core_numbers
+from gst.devices.discover import core_numbers, cpu_model
 
 
 def test_one_device_for_each_usable_core() -> None:
@@ -33,3 +34,11 @@ def test_cores_are_numbered_in_the_order_of_the_system_and_free_devices_after_th
     cores: list[tuple[int, ...]] = [(5,), (), (2,), (2, 5), ()]
     devices = [Device(f"cpu:{i}", "cpu", each, 1, "host", "made up") for i, each in enumerate(cores)]
     assert core_numbers(devices) == [[1], [2], [0], [0, 1], [3]]
+
+
+def test_processors_of_one_name_differ_by_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual machine says `AMD EPYC` of several, and code that is compiled for one stops the other."""
+    here = cpu_model()
+    assert torch.backends.cpu.get_cpu_capability() in here
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
+    assert cpu_model.__wrapped__() != here

@@ -43,11 +43,11 @@ def runs_in(folder: Path) -> list[OfflineRun]:
     return read_runs(folder)
 
 
-def test_each_training_of_one_process_has_its_own_run() -> None:
+def test_each_training_of_one_process_has_its_own_run(tmp_path: Path) -> None:
     assert fit("--trainer.max_epochs=1") == 0
     assert wandb.run is None
     assert fit("--trainer.max_epochs=1", "--model.loss=no_such_loss") == 2
-    mine = wandb.init(project="mine")
+    mine = wandb.init(project="mine", dir=tmp_path)
     assert fit("--trainer.max_epochs=1") == 0
     assert wandb.run is mine, "a run that somebody else began is theirs to end"
     mine.finish()
