@@ -49,9 +49,10 @@ METHOD = [
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service to start, on a machine that is busy
 beside_others = "PYTEST_XDIST_WORKER" in os.environ
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if beside_others else "2")))
-settings.register_profile("unhurried", deadline=None)  # the first example waits for libraries to load
+settings.register_profile("unhurried", deadline=None, derandomize=True)  # the first example waits for libraries
 settings.load_profile("unhurried")
 
 FIXTURES = Path(__file__).parent / "fixtures"

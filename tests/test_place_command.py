@@ -81,6 +81,7 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     assert result["best"] in Path("out/report.html").read_text()
     assert "Look at" in capsys.readouterr().out
     before = Path("out/measurements.jsonl").read_bytes()
+    refused(capsys, arguments, "out/measurements.jsonl is there already", "--resume")
     assert main([*arguments, "--resume"]) == 0  # nothing is left to search
     assert Path("out/measurements.jsonl").read_bytes() == before
 
@@ -201,3 +202,5 @@ def test_results_of_another_program_are_not_gone_on_with(capsys: pytest.CaptureF
     assert main(["place", PROGRAM, *arguments]) == 0
     other = PROGRAM.replace("hidden=8", "hidden=4")
     refused(capsys, ["place", other, *arguments, "--resume"], "searches.jsonl", "--out")
+    for more in (["--memory-limit", "1GiB"], ["--tasks", "placement"]):
+        refused(capsys, ["place", PROGRAM, *arguments, *more, "--resume"], "searches.jsonl was made with", "--out")

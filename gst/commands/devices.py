@@ -126,7 +126,7 @@ def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None)
     if any(device.kind == "cuda" for device in found):
         lines.append("Streams of a GPU are devices too: cuda:0/stream:1 is one more stream of cuda:0.")
     if rates:
-        lines.append("Values are handed over within a memory, and copied to and from GPUs or with --separate-memory.")
+        lines.append("Values are handed over within a memory, and copied to and from GPUs.")
     if rates is None:
         lines.append("Not measured on this machine with this torch yet: gst devices --measure.")
     elif rates.load > BUSY:

@@ -40,6 +40,10 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )  # fmt: skip
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     place.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
+    place.add_argument(
+        "--resume", action="store_true", help="go on with what is in --out; needed where that holds measurements"
+    )
+    place.set_defaults(anew=False)
     demo = command(
         commands,
         "demo",
@@ -53,6 +57,8 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )  # fmt: skip
     _add_common(demo, 40, "annealing,go,ours")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
+    demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
+    demo.set_defaults(anew=True)
 
 
 def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> None:
@@ -86,7 +92,6 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
         help="what learns from the measurements how wrong the simulator is: linear regression on sums over a plan, or "
         "the GST cost model, which takes minutes, fewer with --evaluations 500 (default: %(default)s)",
     )  # fmt: skip
-    command.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
 
 
 def _workers(text: str) -> int | str:
@@ -111,7 +116,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         runtime=options.runtime, memory_limit=options.memory_limit, budget=options.budget,
         evaluations=options.evaluations, methods=_names(options.methods), tasks=_names(options.tasks),
         seed=options.seed, patience_s=options.patience, workers=options.workers, cost_model=options.cost_model,
-        out=options.out, resume=options.resume, command=options.command,
+        out=options.out, resume=options.resume, anew=options.anew, command=options.command,
     )  # fmt: skip
     with Bars() as bars:
         result = place_as_asked(request, bars.show)

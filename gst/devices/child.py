@@ -51,11 +51,14 @@ def main() -> None:
         program = _program(settings["program"])
         devices = [Device(**{**each, "cores": tuple(each["cores"])}) for each in settings["devices"]]
         made = executor(program, devices)
+        limit = settings["memory_limit"]
+        if isinstance(made, NativeExecutor):  # what is no run of a plan may take all there is
+            limit, made.memory_limit = made.memory_limit if limit is None else limit, None
         with made:
             want = eager(program)
             print(json.dumps({"key": program.key, "num_nodes": program.num_nodes}), file=answers)
             for line in sys.stdin:
-                answer = _answer(made, json.loads(line), settings["memory_limit"], want)
+                answer = _answer(made, json.loads(line), limit, want)
                 print(json.dumps(answer), file=answers)
                 if answer.get("ends"):
                     return
@@ -148,7 +151,10 @@ def _limited(made: AnyExecutor, limit: int | None) -> Iterator[None]:
         yield
     elif isinstance(made, NativeExecutor):
         made.memory_limit = limit
-        yield
+        try:
+            yield
+        finally:
+            made.memory_limit = None
     elif cuda:
         for device in cuda:
             total = torch.cuda.get_device_properties(device.torch_device).total_memory
@@ -168,7 +174,8 @@ def _end_with_parent(parent: int) -> None:
     """End when the thread that started this process ends, also in the midst of a run; write no core file; leave
     Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (int(most != 0),) * 2)  # 1 byte: nor does Linux pipe one to a handler
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

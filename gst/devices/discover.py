@@ -114,13 +114,6 @@ def core_sets(devices: Sequence[Device]) -> list[Device]:
     return select([f"cpu:{first}-{first + size - 1}" for first, size in [*starts, (0, len(cpus))]], cpus)
 
 
-def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
-    """Devices of this machine by name, or all of them and the sets of its cores; with a limit of their memory."""
-    found = discover()
-    chosen = [*found, *core_sets(found)] if names is None else select(names, found)
-    return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
-
-
 def parse_bytes(text: str) -> int:
     """Bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
 
@@ -145,7 +138,7 @@ def _core_set(name: str, found: Mapping[str, Device]) -> Device:
         raise ValueError(f"core set {name!r}: {why}")
     members = [found[each] for each in wanted]
     if len({member.memory for member in members}) > 1:
-        raise ValueError(f"core set {name!r} reaches over several memories; leave --separate-memory away")
+        raise ValueError(f"core set {name!r} reaches over several memories; leave separate_memory away")
     cores = tuple(core for member in members for core in member.cores)
     return Device(name, "cpu", cores, len(members), members[0].memory, members[0].description)
 

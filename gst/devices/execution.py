@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gst.devices.discover import Device, overlap
+from gst.devices.discover import Device, core_sets, discover, overlap, select
 from gst.devices.executor import Executor
 from gst.devices.native import NativeExecutor, build, supports
 from gst.programs import Program
@@ -24,3 +25,19 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
     if overlap(devices):
         raise ValueError("devices that share cores need the compiled interpreter: install g++, and use one memory")
     return Executor(program, devices)
+
+
+def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
+    """Devices of this machine by name, or all of them (`with_core_sets`); with a limit of their memory."""
+    found = discover()
+    chosen = with_core_sets(found) if names is None else select(names, found)
+    return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
+
+
+def with_core_sets(devices: Sequence[Device]) -> list[Device]:
+    """Devices and the sets of their cores, without the smallest where the compiled interpreter cannot run as many, and
+    without any beside accelerators, as it alone knows devices that share cores."""
+    sets = core_sets(devices)
+    while sets and not supports([*devices, *sets]):
+        sets = sets[1:]
+    return [*devices, *sets]

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices import Device
-from gst.devices.costs import profiled_costs
-from gst.devices.discover import parse_bytes, usable_devices
+from gst.devices.discover import parse_bytes
+from gst.devices.execution import usable_devices
 from gst.devices.isolated import IsolatedExecutor
-from gst.devices.simulator import Contention
 from gst.files.replaced import replaced
-from gst.files.untrusted import read_object
 from gst.placement.drawn import drawn
 from gst.placement.fleet.cluster import kind_of_search, kinds_with
 from gst.placement.fleet.connection import joined
@@ -27,7 +20,7 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
 from gst.placement.outcome import Found, Settings
-from gst.placement.place import SEARCH_RUNS, measured_task, place_measured
+from gst.placement.place import COSTS, GROUPS, SEARCH_RUNS, kept_task, measured_task, place_measured
 from gst.placement.place_on_costs import place_graph, place_simulated
 from gst.placement.plan_files import save_plan
 from gst.placement.task import Task
@@ -35,8 +28,8 @@ from gst.programs import Program, traced
 from gst.progress import Progress
 from gst.report import render
 
-COSTS = "costs.json"
-WRITTEN = (COSTS, "searches.jsonl", "searches_fused.jsonl", "measurements.jsonl", "plan.json", "report.html")
+LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
+WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")
 
 
 @dataclass(frozen=True)
@@ -59,6 +52,7 @@ class Request:
     cost_model: str
     out: Path
     resume: bool
+    anew: bool
     command: str
 
 
@@ -66,7 +60,8 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     """Place, and write `plan.json` and `report.html`; without `resume` what was in `out` before goes.
 
     Raises:
-        ValueError: the request contradicts itself, or as the functions of `gst.placement.place`.
+        ValueError: the request contradicts itself, or `out` holds measurements and neither `resume` nor `anew` is set,
+            or as the functions of `gst.placement.place`.
     """
     started = time.perf_counter()
     _check(request)
@@ -99,6 +94,9 @@ def _check(request: Request) -> None:
         raise ValueError("--cost-model learns from what the method 'ours' measures; leave it away where nothing is")
     if request.machine is None and request.runtime == "simulated" and "fusion" in request.tasks:
         raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
+    measurements = request.out / "measurements.jsonl"
+    if measurements.exists() and not (request.resume or request.anew):
+        raise ValueError(f"{measurements} is there already; add --resume to go on with it, or give another --out")
 
 
 def _found(request: Request, settings: Settings, progress: Progress) -> Found:
@@ -120,7 +118,12 @@ def _found(request: Request, settings: Settings, progress: Progress) -> Found:
     program = _captured(request, progress)
     if request.runtime == "measured":
         return place_measured(program, request.program, devices, request.out, settings, progress)
-    return place_simulated(_profiled(request, program, devices), request.out, settings, progress)
+
+    def profiled() -> Task:
+        with IsolatedExecutor(request.program or "", devices) as isolated:
+            return measured_task(program, isolated, request.seed)
+
+    return place_simulated(kept_task(program, devices, request.out, profiled), request.out, settings, progress)
 
 
 def _found_by_fleet(
@@ -144,27 +147,6 @@ def _captured(request: Request, progress: Progress) -> Program:
     program = traced(request.program)
     _clear(request)
     return program
-
-
-def _profiled(request: Request, program: Program, devices: Sequence[Device]) -> Task:
-    """What was measured of the devices is kept beside the searches, so that a search that goes on does so with it."""
-    assert request.program is not None
-    path = request.out / COSTS
-    if not path.exists():
-        with IsolatedExecutor(request.program, devices) as isolated:
-            task = measured_task(program, isolated, request.seed)
-        known = {
-            "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
-            "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
-        }  # fmt: skip
-        with replaced(path) as file:
-            file.write(json.dumps(known))
-    known = read_object(path)
-    if known["program"] != program.key or known["devices"] != [device.name for device in devices]:
-        raise ValueError(f"{path} is of another program or other devices; give another --out")
-    costs = profiled_costs(program, devices, np.array(known["times_us"], np.float64))
-    costs = replace(costs, own_bytes=np.array(known["own_bytes"], np.int64))
-    return Task.of_program(program, costs, Contention(**known["contention"]))
 
 
 def _clear(request: Request) -> None:

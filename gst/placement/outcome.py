@@ -63,7 +63,7 @@ class Found:
     Args:
         task: what was placed.
         plan: the fastest.
-        result: for programs, see the README.
+        result: for programs, see `placed_result`.
         drawn: what the report shows beyond it.
     """
 
@@ -106,14 +106,16 @@ def check_fits(task: Task, planned: dict[str, Planned]) -> None:
 def placed_result(
     task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """What all results say, see the README. Times are ms.
+    """What all results say: `program`, `num_nodes`, `devices`, `runtime`, `objective` and `lower_bound` (ms), `best`,
+    `plans`, `machine`. Measured ones add `pytorch_ms` and `cost_model`.
 
     Args:
         runtime: 'measured', 'simulated' or 'published'.
         best: name of the fastest plan.
         objective: its runtime.
         bound_ms: what no plan is faster than.
-        plans: what is known of each, by name.
+        plans: what is known of each, by name: `feasible`, `reason`, `seconds_to_plan`, `measurements`, and where it was
+            measured `median_ms`, `low_ms`, `high_ms`, `runs` and `simulated_ms`, else `latency` (ms) and `evaluations`.
     """
     return {
         "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,

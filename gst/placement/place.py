@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,13 @@ import numpy as np
 
 from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan
 from gst.devices.calibration import fit
+from gst.devices.costs import profiled_costs
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import Failure
+from gst.devices.native import supports
+from gst.devices.simulator import Contention
+from gst.files.replaced import replaced
+from gst.files.untrusted import read_object
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
 from gst.placement.fleet.workers import FleetWorkers
@@ -35,6 +41,7 @@ from gst.store import prepare
 NUM_CALIBRATION = 12  # plans that contention is learned from
 CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
+COSTS, GROUPS = "costs.json", "groups.json"  # what was measured of operations, and of groups compiled into one
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
 
 
@@ -50,7 +57,8 @@ def place_measured(
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
     with real measurements, and measure all finalists afresh beside plain PyTorch.
 
-    Writes to `out` `searches.jsonl` and `measurements.jsonl` as they grow, from which the same call goes on.
+    Writes to `out` what it measured of the devices, and `searches.jsonl` and `measurements.jsonl` as they grow, from
+    which the same call goes on.
 
     Args:
         program: what is placed.
@@ -63,22 +71,26 @@ def place_measured(
             do), or `out` is of another program, other devices or settings.
     """
     limit = min((each.memory_limit for each in devices if each.memory_limit is not None), default=None)
-    with fleet or IsolatedExecutor(source, devices, limit) as isolated:
+
+    def profiled() -> Task:
         progress("profiling", 0, 1)
         if fleet is None:
             LoadGate(patience_s=settings.patience_s).wait()
-        task = measured_task(program, isolated, settings.seed)
+        return measured_task(program, isolated, settings.seed)
+
+    with fleet or IsolatedExecutor(source, devices, limit) as isolated:
+        task = kept_task(program, isolated.devices, out, profiled)
         planned = _planned(task, out / "searches.jsonl", settings, progress)
         check_fits(task, planned)
         finalists = dict(planned)
-        fused = fused_task(task, isolated, progress) if "fusion" in settings.tasks else None
+        fused = fused_task(task, isolated, progress, out / GROUPS) if "fusion" in settings.tasks else None
         starts = planned
         if fused is not None:
             starts = _planned(fused.task, out / "searches_fused.jsonl", settings, progress)
             best = min(starts, key=lambda name: np.nan_to_num(starts[name].expected_ms, nan=np.inf))
             finalists[f"{best}:fused"] = _unfolded(starts[best], fused)
-            if program.num_nodes <= LARGEST_WHOLE:
-                finalists["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
+        if "fusion" in settings.tasks and supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
+            finalists["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
         if settings.budget > 0 and "ours" in settings.methods:
             with _measuring(source, isolated, settings) as runtime:
@@ -125,7 +137,8 @@ def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, s
     if count < 2:
         return task
     alone = [single(task, device) for device in range(count)]
-    plans = [plan for _, plan in islice(random_plans(task, seed), NUM_CALIBRATION)]
+    known = {plan.key for plan in alone}
+    plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in known), NUM_CALIBRATION))
     try:
         runs = isolated.timelines([*alone, *plans], CALIBRATION_RUNS)
     except Failure:
@@ -135,7 +148,31 @@ def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, s
     took = np.array([(run.end_us - run.begin_us).sum() for run in runs[:count]])
     scale = took / np.maximum(task.times_us.sum(1), 1e-9)
     costs = replace(task.costs, times_us=task.times_us * scale[:, None])
-    return Task.of_program(program, costs, fit(costs, runs[count:]))
+    return Task.of_program(program, costs, fit(costs, runs[count:]) if plans else None)
+
+
+def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
+    """What `make` measures of the devices, written to `out`: whoever goes on there does so with the costs that were
+    there at the beginning, as others would make other plans of the same baselines.
+
+    Raises:
+        ValueError: `out` has costs of another program or other devices, or they are damaged.
+    """
+    path = out / COSTS
+    if not path.exists():
+        task = make()
+        said = {
+            "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
+            "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
+        }  # fmt: skip
+        with replaced(path) as file:
+            file.write(json.dumps(said))
+    said = read_object(path)
+    if said["program"] != program.key or said["devices"] != [device.name for device in devices]:
+        raise ValueError(f"{path} is of another program or other devices; give another --out")
+    costs = profiled_costs(program, devices, np.array(said["times_us"], np.float64))
+    costs = replace(costs, own_bytes=np.array(said["own_bytes"], np.int64))
+    return Task.of_program(program, costs, Contention(**said["contention"]))
 
 
 @contextmanager

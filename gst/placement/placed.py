@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
-from gst.devices.discover import usable_devices
+from gst.devices.execution import usable_devices
 from gst.placement.drawn import explanation
 from gst.placement.outcome import Settings
 from gst.placement.place import place_measured
@@ -31,7 +31,7 @@ class Placed:
         devices: where it was placed.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
-        result: what was measured; `plans` holds every plan with its median and interval, see the README.
+        result: what was measured, see `gst.placement.outcome.placed_result`.
         parameters: for a model, its parameters and buffers by name, as they are whenever it runs; empty for a step.
     """
 

@@ -90,7 +90,11 @@ def plan_all(
         ValueError: there is no such method, or the log is of another task.
     """
     check_names(methods, tasks)
-    known = _logged(task, log, seed, evaluations)
+    settings = {
+        "task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations, "tasks": list(tasks),
+        "memory_limits": task.memories,
+    }  # fmt: skip
+    known = _logged(log, settings)
     found: dict[str, Planned] = {}
     started = time.perf_counter()
     baselines = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
@@ -101,7 +105,6 @@ def plan_all(
         if name not in known:
             known[name] = _search(name, task, runtime, evaluations, tasks, seed, progress)
             if log is not None:
-                settings = {"task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations}
                 log.append({"method": name, **settings, **known[name].to_dict()})
         found[name] = known[name]
     return found
@@ -157,12 +160,11 @@ class _Unscheduled:
         return self.runtime([replace(plan, priority=None) for plan in plans])
 
 
-def _logged(task: Task, log: Log | None, seed: int, evaluations: int) -> dict[str, Planned]:
+def _logged(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned]:
     records = [] if log is None else log.read()
-    wanted = {"task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations}
     for record in records:
-        for what, value in wanted.items():
-            if record[what] != value:
+        for what, value in settings.items():
+            if record.get(what, value) != value:  # earlier versions did not write all of them
                 assert log is not None
                 raise ValueError(f"{log.path} was made with {what} {record[what]}, not {value}; give another --out")
     return {record["method"]: Planned.from_dict(record) for record in records}

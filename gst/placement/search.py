@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
+from gst.devices.remembered import this_machine
 from gst.graph import Graph
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal
@@ -118,11 +120,23 @@ class Search:
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
         self.screen = ScreenedRuntime(self.task, self.correction)
+        self._settings = {
+            "tasks": [name for name in self.tasks if name != "fusion"], "memory_limits": self.task.memories
+        }  # fmt: skip
         for record, trial in zip(records, self.trials, strict=True):
-            if record.get("program") != self.task.key or trial.plan.devices != self.task.names:
-                raise ValueError(
-                    f"{self.log.path} holds plans of another program or other devices; search into another directory"
-                )
+            self._check(record, trial)
+
+    def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
+        """Raises ValueError unless what was measured there and then says something of this search."""
+        elsewhere = f"{self.log.path} holds plans of {{}}; search into another directory"
+        if record.get("program") != self.task.key or trial.plan.devices != self.task.names:
+            raise ValueError(elsewhere.format("another program or other devices"))
+        for what, value in self._settings.items():
+            if record.get(what, value) != value:
+                raise ValueError(elsewhere.format(f"a search with {what} {record[what]}, not {value}"))
+        machine, here = trial.measurement.machine, this_machine()
+        if not isinstance(self.runtime, FleetWorkers) and any(machine.get(key, here[key]) != here[key] for key in here):
+            raise ValueError(elsewhere.format(f"another machine ({machine.get('cpu')}, torch {machine.get('torch')})"))
 
     def run(self) -> Plan:
         """Spend the budget; returns the plan with the lowest median during the search.
@@ -140,7 +154,7 @@ class Search:
             self.progress("learning", number - 1, self.rounds)
             self.screen.learn([t.plan for t in self._ran()], np.array([t.measurement.median_ms for t in self._ran()]))
             self._measure(self._candidates(-(-left // (self.rounds + 1 - number)), number), number)
-        again = min(NUM_AGAIN, self.budget - len(self.trials))
+        again = max(0, min(NUM_AGAIN, self.budget - len(self.trials)))
         self._measure([Proposal(plan, "again") for plan in self._fastest(again)], self.rounds)
         self.seconds += time.perf_counter() - started
         return self.best()
@@ -151,27 +165,27 @@ class Search:
         return Planned(plan, float(self.screen.simulated([plan])[0]), self.seconds, len(self.trials))
 
     def best(self) -> Plan:
-        """The plan with the lowest median of all its runs.
+        """The plan with the lowest median of all its runs, among those measured again if any were.
 
         Raises:
             ValueError: no plan ran.
         """
-        fastest = self._fastest(1)
+        fastest = self._fastest()
         if not fastest:
             reasons = {trial.measurement.reason for trial in self.trials}
             raise ValueError(
                 f"no plan ran on {', '.join(self.task.names)}: {'; '.join(sorted(reasons)) or 'none tried'}"
             )
-        return fastest[0]
+        count = Counter(trial.plan.key for trial in self._ran())
+        return next((plan for plan in fastest if count[plan.key] > 1), fastest[0])
 
-    def _fastest(self, count: int) -> list[Plan]:
-        """Plans by the median of all their runs, those measured most often first if there are any."""
+    def _fastest(self, count: int | None = None) -> list[Plan]:
+        """Plans by the median of all their runs."""
         runs: dict[str, list[float]] = {}
         plans = {trial.plan.key: trial.plan for trial in self._ran()}
         for trial in self._ran():
             runs.setdefault(trial.plan.key, []).extend(trial.measurement.samples_ms)
-        most = max(map(len, runs.values()), default=0)
-        in_order = sorted(runs, key=lambda key: (len(runs[key]) < most, float(np.median(runs[key]))))
+        in_order = sorted(runs, key=lambda key: float(np.median(runs[key])))
         return [plans[key] for key in in_order[:count]]
 
     def tau(self) -> float:
@@ -210,7 +224,7 @@ class Search:
         expected = dict(zip(plans, self.screen.simulated([each.plan for each in plans.values()]), strict=True))
         in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
         wanted = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in known]
-        return wanted[: self.budget - len(self.trials)]
+        return wanted[: max(0, self.budget - len(self.trials))]
 
     def _candidates(self, count: int, number: int) -> list[Proposal]:
         """Plans nobody measured: the best of what annealing finds and of mutations, one in six an uncertain one."""
@@ -268,6 +282,6 @@ class Search:
         for position, seen in self._answers(several):
             for each, said, measurement in zip(several[position], predicted[position], seen, strict=True):
                 trial = Trial(each.plan, each.origin, number, float(said), measurement)
-                self.log.append({"program": self.task.key, **trial.to_dict()})
+                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict()})
                 self.trials.append(trial)
             self.progress("measuring", len(self.trials), self.budget)

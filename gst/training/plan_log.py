@@ -24,7 +24,7 @@ def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
     Args:
         options: of the command line.
-        result: see the README.
+        result: see `gst.placement.outcome.placed_result`.
     """
     import wandb
 

@@ -17,10 +17,10 @@ def test_two_processes_beside_one() -> None:
     rates = result["graphs_per_second"]
     assert result["speedup"] == pytest.approx(rates["2"] / rates["1"]) and result["efficiency"] == result["speedup"] / 2
     assert 0 < result["plan_ms"] < result["table_ms"] < result["step_ms"]
-    assert result["table_share"] == pytest.approx(result["table_ms"] / result["step_ms"], rel=0.5)  # of one process
+    assert 0 < result["table_share"] < 1
     planning = list(result["planning_ms"].values())
     assert len(planning) == len(distributed.PLANNED_FOR) and planning[-1] > 2 * planning[0] > 0
-    assert 1 < result["apart"] * 10 < 100
+    assert 0 < result["apart"] < 20
     row, segments = 4 * distributed.CHANNELS, 3  # of a graph of 2,500 nodes, at most 1,000 in a segment
     most = distributed.GRAPHS_PER_STEP * segments * distributed.CONFIGS_PER_STEP * (row + 8)
     assert 0 < result["pull_bytes"] <= most and 0 < result["push_bytes"] <= most

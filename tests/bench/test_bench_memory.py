@@ -16,8 +16,8 @@ def python(program: str) -> list[str]:
 def test_the_peak_is_what_was_held_between_the_two_words() -> None:
     watched, memory = watch(
         python(
-            "import time; early = bytearray(200 << 20); del early; print('{}', flush=True); time.sleep(0.1)\n"
-            "held = bytearray(64 << 20); time.sleep(0.1); del held; print('{\"a\": 1}', flush=True)"
+            "import time; early = bytearray(200 << 20); del early; print('{}', flush=True); time.sleep(1)\n"
+            "held = bytearray(64 << 20); time.sleep(1); del held; print('{\"a\": 1}', flush=True)"
         )
     )
     assert watched == {"a": 1} and memory.start < 30

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import lightning as L
@@ -162,9 +163,9 @@ def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not list(Path().glob("runs/traces/*/sources.json")) and process.poll() is None:
             time.sleep(0.01)
-        time.sleep(0.2)  # now it seeks plans
+        time.sleep(1.0)  # now it seeks plans
         process.send_signal(signal.SIGTERM)
-        _, words = process.communicate(timeout=60)
+        _, words = process.communicate(timeout=200)
     assert process.returncode == 143, words
     assert re.search(r"gst: stopped by SIGTERM; .* --resume goes on$", words.strip()), words
     assert "Traceback" not in words
@@ -176,14 +177,20 @@ def test_a_measurement_goes_on_and_leaves_no_process() -> None:
     log = Log(Path("out/measurements.jsonl"))
     arguments = ["measure", PROGRAM, "--devices", "cpu:0", "--out", "out", "--patience", "0", "--random", "12"]
 
+    is_over = Event()
+
     def stop_soon() -> None:
-        while len(log.read()) < 5:  # the header and the first plans
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        while len(log.read()) < 5 and not is_over.wait(0.01):  # the header and the first plans
+            pass
+        if not is_over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(stop_soon)
-        assert main([*arguments, "--repetitions", "300"]) == 143
+        try:
+            assert main([*arguments, "--repetitions", "1000"]) == 143
+        finally:
+            is_over.set()
     rows = log.read()
     assert 5 <= len(rows) < 13
     assert not any("gst.devices.child" in words for words in _children())

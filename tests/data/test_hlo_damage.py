@@ -20,10 +20,10 @@ HUGE = 10**17
 
 def assert_refused(path: Path, content: bytes, problem: str) -> None:
     path.write_bytes(content)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ValueError) as caught:
         read_hlo(path)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     message = str(caught.value)
     assert problem in message
     assert message.startswith(f"{path}: ") and "\n" not in message

@@ -47,7 +47,7 @@ def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reading", "computing", "low", "high"), [(0.01, 0.06, 0.0, 0.2), (0.06, 0.01, 0.5, 1.0)])
+@pytest.mark.parametrize(("reading", "computing", "low", "high"), [(0.01, 0.06, 0.0, 0.4), (0.06, 0.01, 0.5, 1.0)])
 def test_waiting_is_what_reading_takes_longer_than_computing(
     reading: float, computing: float, low: float, high: float
 ) -> None:

@@ -7,6 +7,8 @@ import torch
 
 from gst.devices import Device, discover, select
 from gst.devices.discover import core_numbers, cpu_model
+from gst.devices.execution import with_core_sets
+from gst.devices.native import supports
 
 
 def test_one_device_for_each_usable_core() -> None:
@@ -42,3 +44,18 @@ def test_processors_of_one_name_differ_by_their_instructions(monkeypatch: pytest
     assert torch.backends.cpu.get_cpu_capability() in here
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
     assert cpu_model.__wrapped__() != here
+
+
+@pytest.mark.parametrize(("cores", "sets"), [(1, 0), (2, 1), (8, 7), (21, 19), (30, 3), (40, 0)])
+def test_all_devices_are_as_many_as_the_interpreter_runs(cores: int, sets: int) -> None:
+    single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(cores)]
+    together = with_core_sets(single)
+    assert together[:cores] == single and len(together) == cores + sets
+    assert not sets or (supports(together) and together[-1].threads == cores)
+
+
+def test_beside_an_accelerator_there_are_no_core_sets() -> None:
+    """The executor that knows accelerators knows no devices that share cores."""
+    cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(4)]
+    gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "made up")
+    assert with_core_sets([*cores, gpu]) == [*cores, gpu]

@@ -20,6 +20,7 @@ from gst.devices import Device, LoadGate, Measurement, Plan
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.native import build
 from gst.programs import Program, Step, capture
+from tests.processes import is_running
 from tests.programs.small import small_program
 
 from .conftest import pair
@@ -165,6 +166,20 @@ def large(tmp_path: Path) -> Path:
     return tmp_path / "large"
 
 
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("of_device", [False, True])
+def test_a_limit_holds_for_plans_and_not_for_the_profile(tmp_path: Path, of_device: bool) -> None:
+    directory, limit = large(tmp_path), 2**27
+    plan = Plan(HERE, np.zeros(Program.load(directory).num_nodes, np.int64))
+    limited = [dataclasses.replace(each, memory_limit=limit) for each in pair(separate_memory=False)]
+    devices = limited if of_device else pair(separate_memory=False)
+    with IsolatedExecutor(directory, devices, None if of_device else limit) as isolated:
+        for _ in range(2):
+            (found,) = measure_plans(isolated, [plan], repetitions=1)
+            assert found.outcome == "failed" and found.reason.startswith("out of memory: "), found.reason
+            assert isolated.profile(1).max() > 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited by setrlimit")
 def test_where_values_are_not_counted_address_space_is_limited(tmp_path: Path) -> None:
     directory = large(tmp_path)
@@ -187,10 +202,10 @@ def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:
         child = int(parent.stdout.readline())
         os.kill(child, 0)
         os.kill(parent.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
+    assert not is_running(child)
 
 
 def test_a_gate_with_no_patience_does_not_look(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:

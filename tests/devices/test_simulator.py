@@ -131,7 +131,7 @@ def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
         for _ in range(4):
             native.run(random_plan(program, rng, names(MOLDABLE)))
             ran = native.last_timeline
-            assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.25
+            assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.5
 
 
 def test_values_in_one_memory_are_seen(program: Program) -> None:

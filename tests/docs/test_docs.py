@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 FRONT = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()]
 PAGES = {str(path.relative_to(ROOT)): Page(path) for path in [*FRONT, *DOCS]}
-SECONDS = 500
+SECONDS = 850
 
 NOT_EXECUTED = {
     "CONTRIBUTING.md": 1,
@@ -73,6 +73,7 @@ def run(name: str, directory: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 50)
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core, the pages place on two")
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(each.runs for each in page.fences)])

@@ -160,7 +160,8 @@ def _child(
         status = os.waitpid(child, 0)[1]
     if done < cases.stop:
         hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        yield Finding(done, "unbounded" if hung else "crash", f"the process ended with status {status}")
+        ended = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
+        yield Finding(done, "unbounded" if hung else "crash", ended)
 
 
 def _line(answers: Any) -> bytes:

@@ -91,7 +91,7 @@ def _out_of_memory(path: Path) -> object:
         (lambda path: _raise(ValueError(f"{path}: bad\nvery bad")), "crash", "not one short line"),
         (lambda path: _raise(ValueError(f"{path}: \x1b[31mred")), "crash", "not one short line"),
         (lambda path: (path.parent / CANARY).mkdir(), "crash", "executed"),
-        (lambda path: os.kill(os.getpid(), signal.SIGSEGV), "crash", "status 11"),
+        (lambda path: os.kill(os.getpid(), signal.SIGSEGV), "crash", "status -11"),
         (_hang, "unbounded", "more than 0.3 s"),
         (_hoard, "unbounded", "more than 500 MiB"),
         (_out_of_memory, "unbounded", "memory ran out"),

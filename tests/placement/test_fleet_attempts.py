@@ -24,6 +24,7 @@ from gst.placement.fleet.carried import CARRIED, digest_of, keep, kept, pack
 from gst.placement.fleet.cluster import Kind, fitting, kind_of_search
 from gst.placement.fleet.connection import joined
 from gst.placement.fleet.remote import RemoteWorker
+from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.workers import NoWorker, Pool, WorkerLost
 from gst.programs import Program, Step, capture
 
@@ -134,6 +135,35 @@ def test_a_loss_goes_to_the_hosts_that_are_left_and_without_any_everything_ends(
         outcomes(Numbered(end_first, most=1), [[plan] for plan in plans(4)], count=1)
 
 
+def test_a_place_that_has_no_worker_for_now_is_asked_again(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(kind: Kind, place: str) -> RemoteWorker:
+        raise WorkerLost("host 1 is gone")
+
+    monkeypatch.setattr("gst.placement.fleet.workers.another", gone)
+    kind = of_kind(2, 1)
+    fleet = FleetWorkers(kind, program, kind.devices)
+    fleet._free = ["a host where one was lost"]
+    for _ in range(2):
+        with pytest.raises(NoWorker, match="host 1 is gone; go on with --resume"), fleet._worker():
+            pass
+
+
+def test_plans_that_lose_both_workers_of_a_straggler_are_tried_one_by_one() -> None:
+    four = plans(4)
+    bad = four[1].key
+
+    def end_worker(worker: int, plan: Plan) -> None:
+        if plan.key == bad:
+            raise WorkerLost(f"worker {worker} ended")
+
+    numbered = Numbered(end_worker)
+    with Pool(numbered.worker, 2) as pool:
+        job = attempts._Job(four, num_begun=1)  # an attempt that is still under way
+        numbered.attempts(pool)._begin(job, first=True)
+        measured = job.answer.result(20)
+    assert [each.outcome for each in measured] == ["ok", "failed", "ok", "ok"]
+
+
 def test_a_pool_that_is_left_by_an_error_drops_what_has_not_begun() -> None:
     begun, go_on = Event(), Event()
 
@@ -145,7 +175,7 @@ def test_a_pool_that_is_left_by_an_error_drops_what_has_not_begun() -> None:
     with pytest.raises(KeyboardInterrupt), Pool(numbered.worker, 1) as pool:
         answers = [numbered.attempts(pool).submit([plan]) for plan in plans(3)]
         begun.wait(20)
-        threading.Timer(0.05, go_on.set).start()
+        threading.Timer(1.0, go_on.set).start()
         raise KeyboardInterrupt
     assert [answer.cancelled() for answer in answers] == [False, True, True] and len(numbered.runs) == 1
 

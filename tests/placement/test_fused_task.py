@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import Device, Plan, discover, select
+from gst.devices import Device, Log, Plan, discover, select
 from gst.devices.discover import usable_cores
 from gst.devices.fusion import fused
 from gst.devices.isolated import IsolatedExecutor
+from gst.devices.measure import Failure
 from gst.devices.native import build
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.outcome import Settings
 from gst.placement.place import measured_task, place_measured
 from gst.placement.runtime import SimulatedRuntime
 from gst.placement.task import Task
-from gst.programs import Program, TrainingStep, capture
+from gst.programs import Program, Step, TrainingStep, capture
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,6 +79,19 @@ def made(task: Task, isolated: IsolatedExecutor) -> FusedTask:
     return found
 
 
+def test_contention_is_learned_from_plans_of_several_devices(
+    program: Program, isolated: IsolatedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many devices as plans to learn from, the first plans are all of single devices."""
+    monkeypatch.setattr("gst.placement.place.NUM_CALIBRATION", len(isolated.devices))
+    learned: list[int] = []
+    monkeypatch.setattr(
+        "gst.placement.place.fit", lambda costs, runs: learned.append(sum(len(set(run.device)) > 1 for run in runs))
+    )
+    measured_task(program, isolated, 0)
+    assert learned == [len(isolated.devices)]
+
+
 def test_nodes_are_those_that_run(made: FusedTask, task: Task, devices: tuple[Device, ...]) -> None:
     program = task.program
     assert program is not None and made.task.program is not None
@@ -120,6 +134,30 @@ def test_groups_that_pay_nowhere_are_left_alone(
     assert fused_task(task, isolated) is None and asked
 
 
+def test_a_group_that_ends_its_process_is_left_alone(
+    made: FusedTask, task: Task, isolated: IsolatedExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    groups, bad = isolated.groups, int(np.flatnonzero(made.groups == 0)[0])
+
+    def ends(plan: Plan) -> dict[int, float]:
+        assert plan.fusion is not None
+        if plan.fusion[bad] >= 0:
+            raise Failure("crashed: signal 11")
+        return groups(plan)
+
+    monkeypatch.setattr(isolated, "groups", ends)
+    kept = tmp_path / "groups.json"
+    found = fused_task(task, isolated, kept=kept)
+    assert found is not None and found.groups[bad] == -1
+    assert (found.groups >= 0).sum() == (made.groups > 0).sum() > 0
+    monkeypatch.undo()
+    again = fused_task(task, isolated, kept=kept)
+    assert again is not None and again.task.key == found.task.key, "a search goes on with the groups it began with"
+    other = task.on(task.names[:1])
+    with pytest.raises(ValueError, match=r"groups\.json is of another program or other devices"):
+        fused_task(other, isolated, kept=kept)
+
+
 def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor) -> None:
     plan = whole_step(task)
     (share,) = isolated.groups(plan).values()
@@ -141,6 +179,19 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     assert entry["measurements"] == 8 and np.isfinite(entry["simulated_ms"])
     again = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2))
     assert again.result["plans"]["ours"]["measurements"] == 8  # nothing is left to measure
+    assert (again.task.times_us == found.task.times_us).all(), "the costs it began with"
+    more = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2, budget=12))
+    rounds = [record["round"] for record in Log(tmp_path / "out/measurements.jsonl").read()]
+    assert more.result["plans"]["ours"]["measurements"] == 12 and min(rounds[8:]) > 0, "no baseline twice"
+
+
+def test_without_chains_the_whole_step_is_tried_all_the_same(devices: tuple[Device, ...], tmp_path: Path) -> None:
+    w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) / 8
+    program = capture(Step("products", lambda x: [x @ x @ x], (w,)))
+    program.save(tmp_path / "products")
+    chosen = Settings(0, 0, (), ("placement", "fusion"), repetitions=2, patience_s=0.0)
+    found = place_measured(program, tmp_path / "products", devices, tmp_path / "out", chosen)
+    assert "whole:fused" in found.result["plans"]
 
 
 def test_what_is_simulated_is_the_shorter_program(made: FusedTask, task: Task) -> None:

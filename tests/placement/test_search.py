@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +80,46 @@ def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None
     log.write_text(json.dumps(record) + "\n")
     with Executor(task.program, task.devices) as executor, pytest.raises(ValueError, match="another program"):
         begun(task, executor, log, 6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"memory_limits": {"host": 1000}}, "a search with memory_limits {'host': 1000}"),
+        ({"tasks": ["placement"]}, r"a search with tasks \['placement'\], not \['placement', 'schedule'\]"),
+        ({"measurement": {"machine": {"cpu": "another", "torch": "1.0"}}}, r"another machine \(another, torch 1\.0\)"),
+    ],
+)
+def test_a_log_of_other_limits_tasks_or_machines_is_refused(
+    task: Task, tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    log = tmp_path / "log.jsonl"
+    searched(task, log, 2)
+    record = json.loads(log.read_text().splitlines()[0])
+    record |= changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
+    log.write_text(json.dumps(record) + "\n")
+    assert task.program is not None
+    with Executor(task.program, task.devices) as executor, pytest.raises(ValueError, match=words):
+        begun(task, executor, log, 6)
+
+
+def test_a_finished_search_goes_on_with_a_larger_budget_and_rests_with_a_smaller(task: Task, tmp_path: Path) -> None:
+    """The plan it names is one of those measured again, of the old ones or of the new."""
+    log = tmp_path / "log.jsonl"
+    searched(task, log, 20)
+    assert len(searched(task, log, 18).trials) == 20 == len(Log(log).read())
+    log.write_text("".join(json.dumps(_slower(json.loads(line))) + "\n" for line in log.read_text().splitlines()))
+    second = searched(task, log, 40)
+    assert len(second.trials) == 40 == len(Log(log).read())
+    assert second.best().key in {trial.plan.key for trial in second.trials[20:]}, "those of before are slower now"
+    assert second.best().key in {trial.plan.key for trial in second.trials[-NUM_AGAIN:]}
+
+
+def _slower(record: dict[str, Any]) -> dict[str, Any]:
+    """As if it had been measured a thousand times as slow."""
+    seen = record["measurement"]
+    times = {key: 1e3 * seen[key] for key in ("median_ms", "low_ms", "high_ms")}
+    return record | {"measurement": seen | times | {"samples_ms": [1e3 * each for each in seen["samples_ms"]]}}
 
 
 def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: Path) -> None:

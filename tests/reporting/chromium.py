@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ class Chromium:
         self.events: list[dict[str, Any]] = []
 
     def close(self) -> None:
-        self.tell("Browser.close")
-        self._process.wait(20)
+        with suppress(AssertionError, OSError):  # its pipe may close before it answers
+            self.tell("Browser.close")
+        self._process.wait(60)
         self._read.close()
         os.close(self._out)
 

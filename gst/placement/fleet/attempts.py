@@ -37,7 +37,7 @@ class _Job:
 class Attempts(Generic[Worker]):
     """Gives jobs to the workers of a pool, and a second time to whoever is free first when
 
-    - the worker was lost: then its plans are measured one by one, as one of them may be to blame;
+    - the worker was lost: then its plans are measured one by one, once each, as one of them may be to blame;
     - it takes `MUCH_LONGER` than the median of the others, and a worker is free: then whichever answers first counts, a
       backup task in the sense of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6), and the other worker is ended.
 
@@ -105,7 +105,7 @@ class Attempts(Generic[Worker]):
                 job.answer.set_exception(error)
             elif job.num_running:
                 return  # the other attempt decides
-            elif job.num_begun > 1:
+            elif job.num_begun > 1 and len(job.plans) == 1:
                 job.answer.set_result([self._lost(plan, error) for plan in job.plans])
             else:
                 self._one_by_one(job)

@@ -14,7 +14,8 @@ from threading import Event
 from typing import Any
 
 from gst.devices import Device, Log
-from gst.devices.discover import core_sets, select
+from gst.devices.discover import select
+from gst.devices.execution import with_core_sets
 from gst.placement.fleet.connection import RESOURCE
 from gst.placement.fleet.host import DISTRIBUTION, Host
 from gst.placement.fleet.remote import RemoteWorker
@@ -64,7 +65,7 @@ class Kind:
         """
         if names is not None:
             return select(names, self.devices)
-        return [*self.devices, *(core_sets(self.devices) if with_sets else [])]
+        return with_core_sets(self.devices) if with_sets else list(self.devices)
 
 
 def kinds_with(names: Sequence[str] | None) -> list[Kind]:

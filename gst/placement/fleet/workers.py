@@ -108,7 +108,8 @@ class FleetWorkers:
     def _allowed_s(self, plans: Sequence[Plan]) -> float:
         """What the limits of their runs, compiling what they fuse, and the wait for quiet cores allow."""
         compiling = START_LIMIT_S * sum(plan.fusion is not None for plan in plans)
-        return SLACK_S + self._patience_s + compiling + len(plans) * self._time_limit_s
+        runs = len(plans) * (1 + self._settings["warmup"] + self._settings["repetitions"])  # the first is compared
+        return SLACK_S + self._patience_s + compiling + runs * self._time_limit_s
 
     def _told(self, worker: RemoteWorker, seen: Sequence[Measurement]) -> list[Measurement]:
         where = {"kind": self.kind.key, "host": worker.host}
@@ -137,6 +138,7 @@ class FleetWorkers:
         try:
             worker = another(self.kind, place) if isinstance(place, str) else place
         except WorkerLost as lost:
+            self._free.append(place)
             raise NoWorker(f"{lost}; go on with --resume when one is") from lost
         try:
             key = worker.begin(self._wanted, self._files)["key"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from gst.devices import Plan, pointwise_chains
 from gst.devices.fusion.legality import fusion_groups
 from gst.devices.fusion.rewrite import rewritten
 from gst.devices.isolated import IsolatedExecutor
+from gst.devices.measure import Failure
 from gst.devices.native.lower import CompiledGroup
+from gst.files.replaced import replaced
+from gst.files.untrusted import read_object
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.contraction import Contraction, contract
 from gst.placement.fusion.costs import numbered
@@ -45,8 +49,9 @@ class FusedTask:
 
 
 def fused_task(
-    task: Task, isolated: IsolatedExecutor | FleetWorkers, progress: Progress = lambda what, done, total: None
-) -> FusedTask | None:
+    task: Task, isolated: IsolatedExecutor | FleetWorkers, progress: Progress = lambda what, done, total: None,
+    kept: Path | None = None,
+) -> FusedTask | None:  # fmt: skip
     """Compile chains of element-wise operations for each kind of device of a task, and make those one operation that
     are faster for it somewhere. On a device where a group is not faster its operations run one by one.
 
@@ -56,13 +61,20 @@ def fused_task(
         task: of a program, as profiled.
         isolated: runs the program on the devices of the task.
         progress: told of groups, as each may have to be compiled.
+        kept: file that says what was measured of the groups of this task before, or that is written.
 
     Returns:
         None if no group is faster.
+
+    Raises:
+        ValueError: the file is of another task, or damaged.
     """
     assert task.program is not None
     groups = numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
-    shares = _shares(task, groups, isolated, progress)
+    shares = _kept(kept, task) if kept is not None and kept.exists() else _shares(task, groups, isolated, progress)
+    if kept is not None:
+        with replaced(kept) as file:
+            file.write(json.dumps({"task": task.key, "devices": list(task.names), "shares": shares.tolist()}))
     pays = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
     if not len(pays):
         return None
@@ -89,6 +101,13 @@ def whole_step(task: Task) -> Plan:
     return replace(task.plan(np.full(task.num_nodes, fastest)), fusion=np.zeros(task.num_nodes, np.int64))
 
 
+def _kept(path: Path, task: Task) -> Float64[np.ndarray, "devices groups"]:
+    said = read_object(path)
+    if said["task"] != task.key or said["devices"] != list(task.names):
+        raise ValueError(f"{path} is of another program or other devices; give another --out")
+    return np.array(said["shares"], np.float64)
+
+
 def _shares(
     task: Task, groups: Int64[np.ndarray, " nodes"], isolated: IsolatedExecutor | FleetWorkers, progress: Progress
 ) -> Float64[np.ndarray, "devices groups"]:
@@ -97,13 +116,22 @@ def _shares(
     shares = np.ones((len(task.devices), len(first)))
     threads = [device.threads for device in task.devices]
     kinds = sorted(set(threads))
+
+    def asked(begin: int, end: int, placement: Int64[np.ndarray, " nodes"]) -> dict[int, float]:
+        """One by one where they fail together; one that ends the process that compiles or runs it is left alone."""
+        within = np.where((groups >= begin) & (groups < end), groups, -1)
+        try:
+            return isolated.groups(replace(task.plan(placement), fusion=within))
+        except Failure:
+            alone = range(begin, min(end, len(first))) if end > begin + 1 else ()
+            return {node: share for one in alone for node, share in asked(one, one + 1, placement).items()}
+
     for row, kind in enumerate(kinds):
         device = threads.index(kind)
         placement = np.full(task.num_nodes, device)
         for start in range(0, len(first), AT_ONCE):
             progress("compiling groups", row * len(first) + start, len(kinds) * len(first))
-            asked = (groups >= start) & (groups < start + AT_ONCE)
-            seen = isolated.groups(replace(task.plan(placement), fusion=np.where(asked, groups, -1)))
+            seen = asked(start, start + AT_ONCE, placement)
             shares[device, np.searchsorted(first, list(seen))] = list(seen.values())
         for other in np.flatnonzero(np.array(threads) == kind):
             shares[other] = shares[device]
