@@ -145,7 +145,9 @@ class ShardedTable(nn.Module):
         state = self.shard.get_extra_state()
         keys = state["keys"] * self.world_size + self.rank
         parts = [self._gathered(each) for each in (keys, state["rows"].cpu(), state["written"])]
-        order = torch.from_numpy(np.lexsort((parts[0].numpy(), parts[2].numpy())))
+        # Rows of one step by key, for any number of processes; with a capacity as written, since that order evicts.
+        ties = parts[0] if self.shard.capacity is None else torch.arange(len(parts[0]))
+        order = torch.from_numpy(np.lexsort((ties.numpy(), parts[2].numpy())))
         gathered = dict(zip(("keys", "rows", "written"), (part[order] for part in parts), strict=True))
         return {"num_keys": self.num_keys, "step": self.step, **gathered, "dataset": self.shard.dataset}
 

@@ -33,7 +33,7 @@ class Rows(Protocol):
         """Copies of the rows, on the table's device: in `out` where it is given."""
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
-        """`gather` of a large part of all rows, once."""
+        """`gather` of a large part of all rows, once, into the memory of the host."""
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         """Overwrite distinct rows with `rows`, of any dtype and device."""
@@ -72,7 +72,7 @@ class AcceleratorRows:
         return torch.index_select(self._rows, 0, self._sent(slots), out=out)
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
-        return self.gather(slots)
+        return self.gather(slots).cpu()
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         self._rows.index_copy_(0, self._sent(slots).long(), rows.detach().to(self._rows))
@@ -122,8 +122,7 @@ class HostRows:
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
         """Into huge pages, which the system hands over faster than as many small ones."""
-        host = self._device.type == "cpu"
-        return self.gather(slots, ordinary(self._rows[:0], len(slots)) if host else None)
+        return self.gather(slots, ordinary(self._rows[:0], len(slots)))
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         streams = self._in_lines and self._rows.data_ptr() % kernels.LINE == 0

@@ -68,6 +68,10 @@ class Graph:
             fill("counts", np.ones(configs, np.int64))
         if self.spreads is None:
             fill("spreads", np.zeros(configs))
+        for label, dtype in (("targets", np.float64), ("counts", np.int64), ("spreads", np.float64)):
+            given = getattr(self, label)
+            if given.dtype != dtype and np.can_cast(given.dtype, dtype, "same_kind"):
+                fill(label, given.astype(dtype))
         if not self.name:
             fill("name", self.digest())
         self._check()
@@ -88,6 +92,10 @@ class Graph:
             self.edges.ndim == 2 and len(self.edges) == 2,
             f"edges has shape {self.edges.shape}, want (2, edges)",
         )
+        require(
+            self.node_features.dtype == np.float32,
+            f"node_features is {self.node_features.dtype}, want float32 (.astype(np.float32))",
+        )
         if self.edges.size:
             low, high = int(self.edges.min()), int(self.edges.max())
             require(low >= 0 and high < nodes, f"edges name nodes {low}..{high}, but nodes are 0..{nodes - 1}")
@@ -103,6 +111,10 @@ class Graph:
             f"config_features has shape {self.config_features.shape}, "
             f"want (configs, {len(self.config_nodes)}, channels)",
         )
+        require(
+            self.config_features.dtype in (np.int8, np.float32),
+            f"config_features is {self.config_features.dtype}, want int8 or float32",
+        )
         if self.config_features.dtype.kind == "f":
             require(_finite(self.config_features), "config_features holds NaN or infinity")
         if self.config_nodes.size:
@@ -113,7 +125,8 @@ class Graph:
             )
             require(len(np.unique(self.config_nodes)) == len(self.config_nodes), "config_nodes names a node twice")
         for label in ("targets", "counts", "spreads"):
-            shape = getattr(self, label).shape
+            shape, dtype = getattr(self, label).shape, getattr(self, label).dtype
+            require(dtype.kind == ("i" if label == "counts" else "f"), f"{label} is {dtype}, want numbers")
             require(
                 shape == (configs,),
                 f"{label} has shape {shape}, want ({configs},), one for each configuration",

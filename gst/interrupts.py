@@ -43,6 +43,17 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
+def stops_shown() -> Iterator[None]:
+    """Raise the `Stopped` that compiled code was left by and that Python reports as a `SystemError` of that code."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, Stopped):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
 def handlers_kept() -> Iterator[None]:
     """Afterwards both signals do what they did before: around libraries that set handlers of their own."""
     before = {number: signal.getsignal(number) for number in SIGNALS}

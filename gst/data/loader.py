@@ -100,8 +100,8 @@ class StepLoader:
             return
         prefetched = Prefetched(steps, self.reader)
         for step, ready in prefetched:
+            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)  # nobody asks for the step after the last
             yield replace(step, ready=ready)
-        self.stall = prefetched.waited / max(prefetched.passed, 1e-9)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`, from its first step unless it is the one being resumed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,11 @@ def plans_graph(
     share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
     thread = use.argmax(1)
     features = np.empty((len(plans), graph.num_nodes, sum(use.shape) + 3), np.float32)
+    numbers = {device.name: number for number, device in enumerate(profiled.devices)}
     for row, plan in zip(features, plans, strict=True):
-        row[:] = _features_of_plan(profiled, plan, share, use, thread)
+        placement = np.array([numbers[name] for name in plan.devices])[plan.placement]  # plans may name some of them
+        named = replace(plan, devices=tuple(numbers), placement=placement)
+        row[:] = _features_of_plan(profiled, named, share, use, thread)
     return Graph(
         node_features=np.hstack([graph.node_features, np.log1p(profiled.times_us.T)]).astype(np.float32),
         edges=graph.edges,

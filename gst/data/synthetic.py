@@ -169,7 +169,9 @@ class SyntheticPrograms(GraphSource):
             if self.num_nodes <= IN_MEMORY:
                 yield synthetic_program(*arguments, seed)
                 continue
-            with tempfile.TemporaryDirectory(prefix="synthetic-", dir=self.scratch) as scratch:
+            with tempfile.TemporaryDirectory(
+                prefix="synthetic-", dir=self.scratch, ignore_cleanup_errors=True
+            ) as scratch:
                 program = synthetic_program(*arguments, seed, Path(scratch))
             yield program  # what is mapped stays readable until nobody holds it
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gst.programs import Operation, Program, Reference
 from gst.programs.program import references
@@ -95,3 +96,10 @@ def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
                 values[each] = None
     except Exception as error:
         raise ExecutionError(node, device, f"{type(error).__name__}: {error}") from error
+
+
+def laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """`value` with the strides of `like`, for which views were captured and groups compiled: itself if it has them."""
+    if value.stride() == like.stride() or 0 in like.stride():
+        return value
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device).copy_(value)

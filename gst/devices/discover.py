@@ -17,6 +17,7 @@ import torch
 SINGLE = re.compile(r"cpu:\d+")
 SET = re.compile(r"cpu:\d+-\d+")
 STREAM = re.compile(r"(cuda:\d+)/stream:\d+")
+MOST_CORES = 64  # and accelerators, of one task: one bit each
 NUMBERS_OF_CPU = {"cpu family": "family", "model": "model", "CPU part": "part"}  # as Linux calls them
 BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gst.devices.discover import Device, core_sets, discover, overlap, select
+from gst.devices.discover import MOST_CORES, Device, core_sets, discover, overlap, select
 from gst.devices.executor import Executor
 from gst.devices.native import NativeExecutor, build, supports
 from gst.programs import Program
@@ -35,8 +35,10 @@ def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None)
 
 
 def with_core_sets(devices: Sequence[Device]) -> list[Device]:
-    """Devices and the sets of their cores, without the smallest where the compiled interpreter cannot run as many, and
-    without any beside accelerators, as it alone knows devices that share cores."""
+    """Devices, as many as are simulated, and the sets of their cores, without the smallest where the compiled
+    interpreter cannot run as many, and without any beside accelerators, as it alone knows devices that share cores."""
+    others = [device for device in devices if device.kind != "cpu"]
+    devices = [*[device for device in devices if device.kind == "cpu"][: MOST_CORES - len(others)], *others]
     sets = core_sets(devices)
     while sets and not supports([*devices, *sets]):
         sets = sets[1:]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.devices.calls import Step, Values, bind, run_steps, steps_in_order
+from gst.devices.calls import Step, Values, bind, laid_out, run_steps, steps_in_order
 from gst.devices.discover import Device, overlap, select
 from gst.devices.plan import Plan
 from gst.devices.schedule import Schedule, output_nodes, schedule
@@ -113,11 +113,12 @@ class Executor:
         """
         self._check_entered()
         compiled = self.compile(plan)
-        given = [value.detach() for value in self.program.check_inputs(inputs)]
+        checked = self.program.check_inputs(inputs)
+        given = [laid_out(value.detach(), like) for value, like in zip(checked, self.program.inputs, strict=True)]
         run = Run(tuple(SimpleQueue() for _ in self.devices), self._outputs)
         placed = [self._at_home(node, value, compiled, inputs is None) for node, value in enumerate(given)]
-        if any(device.kind == "cuda" for device in self.devices):
-            torch.cuda.synchronize()
+        for gpu in {device.torch_device for device in self.devices if device.kind == "cuda"}:
+            torch.cuda.synchronize(gpu)
         for node, position in compiled.entries:
             run.inboxes[position].put((node, placed[node], None, self.devices[compiled.home[node]]))
         futures: list[Future[Finished]] = []

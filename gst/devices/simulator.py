@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices.costs import Costs
-from gst.devices.discover import core_numbers
+from gst.devices.discover import MOST_CORES, core_numbers
 from gst.devices.event_kernel import simulate
 from gst.devices.plan import Plan, ranks
 from gst.devices.ways import neighbour_lists
@@ -195,6 +195,8 @@ class _Arrays:
 def _cores(costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bits of each device's cores, the thread that runs it, and the bit of each thread's own core."""
     numbers = core_numbers(costs.devices)
+    if (count := len({core for mine in numbers for core in mine})) > MOST_CORES:
+        raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
     leaders = list(dict.fromkeys(mine[0] for mine in numbers))
     cores = np.array([sum(1 << core for core in mine) for mine in numbers], np.uint64)
     worker = np.array([leaders.index(mine[0]) for mine in numbers], np.int64)

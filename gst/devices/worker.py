@@ -53,13 +53,19 @@ class Worker:
         torch.get_num_threads()  # a thread takes the process's number when first asked: now, not later
         torch.set_num_threads(self.device.threads)
         stream: Any = nullcontext()
-        if self.device.kind == "cuda":
-            torch.cuda.set_device(self.device.torch_device)
-            stream = torch.cuda.stream(torch.cuda.Stream(self.device.torch_device))
+        refused: Exception | None = None
+        try:
+            if self.device.kind == "cuda":
+                torch.cuda.set_device(self.device.torch_device)
+                stream = torch.cuda.stream(torch.cuda.Stream(self.device.torch_device))
+        except Exception as error:  # a GPU that others hold, or without memory: said to whoever asks for something
+            refused = error
         with torch.no_grad(), stream:
             while (item := self._jobs.get()) is not None:
                 job, future = item
                 try:
+                    if refused is not None:
+                        raise refused
                     future.set_result(job())
                 except BaseException as error:
                     future.set_exception(error)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -33,6 +36,7 @@ class Placed:
         task: costs of the program on the devices.
         result: what was measured, see `gst.placement.outcome.placed_result`.
         parameters: for a model, its parameters and buffers by name, as they are whenever it runs; empty for a step.
+        input_spec: structure of what `module()` is called with.
     """
 
     program: Program
@@ -41,6 +45,7 @@ class Placed:
     task: Task
     result: dict[str, Any]
     parameters: Mapping[str, Tensor]
+    input_spec: pytree.TreeSpec
 
     def module(self) -> PlacedModule:
         """A module that is called as the model was, or with what the step takes, and runs as planned."""
@@ -74,34 +79,49 @@ class Placed:
 
 
 class PlacedModule(nn.Module):
-    """Runs a placed model. Its threads start with the first call, and end with `close` or with this object."""
+    """Runs a placed model, for one caller at a time. Its threads start with the first call, and end with `close` or
+    with this object."""
 
     def __init__(self, placed: Placed) -> None:
         super().__init__()
         self._placed = placed
         self._executor: AnyExecutor | None = None
+        self._turn = threading.Lock()
 
     def forward(self, *inputs: Any) -> Any:
         """What the model, or the step, returns for `inputs`.
 
         Raises:
-            ValueError: shapes or dtypes are not those of the example inputs.
+            ValueError: structure, shapes or dtypes are not those of the example inputs.
         """
         placed = self._placed
-        if self._executor is None:
-            self._executor = executor(placed.program, placed.devices).__enter__()
         state = {name: value.detach() for name, value in placed.parameters.items()}
-        given = (state, *inputs) if placed.parameters else inputs
-        return placed.program.unflatten(self._executor.run(placed.plan, pytree.tree_leaves(given)))
+        given = [*state.values(), *placed.input_spec.flatten_up_to(inputs)]
+        with self._turn:
+            if self._executor is None:
+                with _threads_kept():
+                    self._executor = executor(placed.program, placed.devices).__enter__()
+            return placed.program.unflatten(self._executor.run(placed.plan, given))
 
     def close(self) -> None:
         """End its threads; the next call starts others."""
-        running, self._executor = self._executor, None
-        if running is not None:
-            running.__exit__(None, None, None)
+        with self._turn, _threads_kept():
+            running, self._executor = self._executor, None
+            if running is not None:
+                running.__exit__(None, None, None)
 
     def __del__(self) -> None:
         self.close()
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """What else the caller computes has as many threads as before."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def place(
@@ -148,7 +168,8 @@ def place(
         elif Program.load(saved).key != program.key:
             raise ValueError(f"{saved} holds another program; give another out")
         found = place_measured(program, saved, chosen, directory, settings, progress or bars.show)
-    return Placed(program, tuple(chosen), found.plan, found.task, found.result, parameters)
+    spec = pytree.tree_structure(tuple(step.inputs if isinstance(model, Step) else step.inputs[1:]))
+    return Placed(program, tuple(chosen), found.plan, found.task, found.result, parameters, spec)
 
 
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:

@@ -183,7 +183,8 @@ def outputs_differ(got: Sequence[Any], want: Sequence[Any]) -> str | None:
     """
     if len(got) != len(want):
         return f"{len(got)} outputs instead of {len(want)}"
-    largest = max([_scale(each) for each in want if isinstance(each, Tensor) and each.is_floating_point()], default=0.0)
+    numbers = [_real(each) for each in want if isinstance(each, Tensor)]
+    largest = max([_scale(each) for each in numbers if each.is_floating_point()], default=0.0)
     for position, (a, b) in enumerate(zip(got, want, strict=True)):
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             if a is not b and a != b:
@@ -191,7 +192,7 @@ def outputs_differ(got: Sequence[Any], want: Sequence[Any]) -> str | None:
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"output {position} is {a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
-        a, b = a.detach().cpu(), b.detach().cpu()
+        a, b = _real(a), _real(b)
         if a.dtype in TOLERANCE and a.numel():
             scale = _scale(b)
             rounding = min(ROUNDING * torch.finfo(a.dtype).eps, TOLERANCE[a.dtype] / 100) * largest
@@ -202,6 +203,12 @@ def outputs_differ(got: Sequence[Any], want: Sequence[Any]) -> str | None:
         elif not torch.equal(a, b):
             return f"output {position} ({a.dtype}) is not equal"
     return None
+
+
+def _real(value: Tensor) -> Tensor:
+    """On the CPU; complex numbers as pairs of real ones."""
+    value = value.detach().cpu()
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _scale(value: Tensor) -> float:

@@ -58,8 +58,8 @@ def training_step(
 ) -> TrainingStep:
     """The step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
 
-    The state holds the parameters and buffers of the model by name and, for each parameter, what the optimizer
-    remembers (`weight/momentum`). A tied weight is one entry.
+    The state holds the parameters and buffers of the model by name and, for each parameter that is trained, what the
+    optimizer remembers (`weight/momentum`). A tied weight is one entry; a frozen one (`requires_grad` is False) stays.
 
     Args:
         name: of the step.
@@ -70,9 +70,12 @@ def training_step(
         rate: learning rate.
 
     Raises:
-        ValueError: there is no such optimizer.
+        ValueError: there is no such optimizer, or nothing to train.
     """
-    parameters = {key: value.detach() for key, value in model.named_parameters()}
+    parameters = {key: value.detach() for key, value in model.named_parameters() if value.requires_grad}
+    frozen = {key: value.detach() for key, value in model.named_parameters() if not value.requires_grad}
+    if not parameters:
+        raise ValueError(f"step {name!r} trains nothing: no parameter of the model requires a gradient")
     buffers = {key: value.detach() for key, value in model.named_buffers()}
     slots = first_state(optimizer, parameters)
     loss_module = _Loss(model, loss_of)
@@ -80,13 +83,14 @@ def training_step(
     def step(state: State, *tensors: Tensor) -> tuple[Tensor, State]:
         leaves = {key: state[key].detach().requires_grad_() for key in parameters}
         renewed = {key: state[key].clone() for key in buffers}  # a forward pass in training mode writes into them
-        named = {f"model.{key}": value for key, value in (leaves | renewed).items()}
+        kept = {key: state[key] for key in frozen}
+        named = {f"model.{key}": value for key, value in (leaves | kept | renewed).items()}
         loss = functional_call(loss_module, named, tensors)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), rate) | renewed
+        new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), rate) | kept | renewed
         return loss.detach(), {key: new[key] for key in state}
 
-    return TrainingStep(name, step, (parameters | buffers | slots, *tensors))
+    return TrainingStep(name, step, (parameters | frozen | buffers | slots, *tensors))
 
 
 def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:

@@ -7,6 +7,7 @@ preparation leaves `.partial-...`, and the next one of the same graphs goes on t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -31,6 +32,7 @@ from gst.store.checks import check_indices, check_layout
 from gst.store.preparation import ARRAYS, SCALARS, Preparation
 
 SCHEMA = 3
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
 
 
 def prepare(
@@ -152,8 +154,8 @@ def _removed_if_full(cache: Path) -> Iterator[Path]:
     new = not cache.exists()
     try:
         yield cache
-    except OSError:
-        if new:
+    except OSError as error:
+        if new and error.errno in FULL:
             shutil.rmtree(cache, ignore_errors=True)
         raise
 
@@ -163,29 +165,30 @@ def _workplace(root: Path, key: str) -> Iterator[Path]:
     """A directory to write in, the one that a killed preparation left if there is one. It is gone afterwards, unless
     this one is killed too. Where another process is at work already, it is a directory of its own."""
     root.mkdir(parents=True, exist_ok=True)
-    shared = partial = root / f".partial-{key}"
-    shared.mkdir(exist_ok=True)
-    lock = os.open(shared, os.O_RDONLY)
-    killed = False
+    shared, path = root / f".partial-{key}", root / f".lock-{key}"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # a file: network file systems lock no directories
+    killed, ours = False, _locked(lock, path)
+    partial = shared if ours else Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
     try:
-        if not _locked(lock, shared):
-            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+        partial.mkdir(exist_ok=True)
         yield partial
-    except BaseException as error:
-        killed = not isinstance(error, Exception)
+    except BaseException as error:  # a process that was killed for want of memory may have been the one that partitions
+        killed = not isinstance(error, Exception) or isinstance(error, ChildProcessError)
         raise
     finally:
-        if not killed or partial != shared:
+        if not killed or not ours:
             shutil.rmtree(partial, ignore_errors=True)
+        if ours:
+            path.unlink(missing_ok=True)
         os.close(lock)
 
 
-def _locked(lock: int, directory: Path) -> bool:
-    """Whether `directory`, open as `lock`, is now ours alone; not so if its owner moved it away before letting go."""
+def _locked(lock: int, path: Path) -> bool:
+    """Whether the file at `path`, open as `lock`, is ours alone now; not so if its owner has removed it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), directory.stat())
-    except OSError:  # another one's, moved away, or on a file system where directories cannot be locked
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except OSError:  # another one's, or gone, or on a file system that knows no locks
         return False
 
 

@@ -74,7 +74,7 @@ class Preparation:
         cut = self._cutting(graph, position)
         for job in cut.jobs():
             self._waiting.append((cut, record, self._partitioning.submit(job)))
-            while len(self._waiting) > self.workers:
+            while self._waiting and (len(self._waiting) > self.workers or self._waiting[0][2].done()):
                 self._take()
 
     def finish(self) -> tuple[list[Record], dict[str, int]]:
@@ -108,5 +108,5 @@ class Preparation:
             message = f"cannot write a store in {place}: {error.strerror}; make room or give another place"
             raise OSError(error.errno, message) from error
         if cut.scratch is not None:
-            shutil.rmtree(cut.scratch)
+            shutil.rmtree(cut.scratch, ignore_errors=True)  # what is mapped stays a while on NFS; `finish` takes it
         self.progress(record["name"])

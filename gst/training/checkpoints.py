@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,12 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         if _is_remote(path):
             super().remove_checkpoint(path)
         else:
-            self._run(super().remove_checkpoint, path)
+            self._run(self._remove, path, list(self._pending))
+
+    def _remove(self, path: Any, earlier: list[Future[None]]) -> None:
+        """What was to replace it has been written, or it stays."""
+        if all(each.exception() is None for each in earlier):
+            super().remove_checkpoint(path)
 
     def teardown(self) -> None:
         """Until everything is written."""
@@ -140,13 +146,16 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
 
 def copied(value: Any, name: str = "") -> Any:
-    """The same with tensors of its own, but for extra state of modules, which was made for this purpose alone."""
+    """The same with tensors of its own on the CPU, but for extra state of modules, which was made for this alone."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     if name.endswith("_extra_state"):
         return value
     if isinstance(value, dict):
-        return type(value)((key, copied(entry, str(key))) for key, entry in value.items())
+        made = copy(value)  # whatever kind of dict it is; a Counter made of pairs would count the pairs
+        for key, entry in value.items():
+            made[key] = copied(entry, str(key))
+        return made
     return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
 
 

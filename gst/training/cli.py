@@ -104,6 +104,11 @@ class GstCLI(LightningCLI):
                 "times; --trainer.strategy fsdp2 gathers them once a step, on any device"
             )
         trainer: L.Trainer = super().instantiate_trainer(**kwargs)
+        if str(trainer.precision).endswith("-true") and trainer.precision != "32-true":
+            raise ValueError(
+                f"--trainer.precision {trainer.precision} converts what the table and the metrics keep in float32; "
+                "bf16-mixed and 16-mixed compute in short numbers where that pays"
+            )
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
         trainer.callbacks.insert(0, Recorder())  # type: ignore[attr-defined]

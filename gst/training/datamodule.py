@@ -87,9 +87,9 @@ class SegmentDataModule(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Where several processes train, one on each host prepares the data while the others wait."""
-        trainer, stage = self.trainer, str(self.trainer.state.fn) if self.trainer else ""
-        if trainer is not None and trainer.world_size > 1 and stage in _NEEDED:
-            for source in {id(each): each for each in map(self._source, _NEEDED[stage])}.values():
+        if self.trainer is not None and self.trainer.world_size > 1:
+            needed = _NEEDED.get(self.trainer.state.fn or "", ())
+            for source in {id(each): each for each in map(self._source, needed)}.values():
                 self._prepared(source)
 
     def setup(self, stage: str) -> None:

@@ -193,7 +193,8 @@ class SegmentTrainingModule(L.LightningModule):
         for _, name, scores, targets in sorted(gathered(self._evaluated), key=lambda each: each[0]):
             by_graph[name].append((scores, targets))
         self._evaluated.clear()
-        self.scored = {name: _joined(pieces) for name, pieces in by_graph.items()}
+        joined = {name: _joined(pieces) for name, pieces in by_graph.items()}
+        self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
         pairs = list(self.scored.values())
         if pairs and all(len(scores) == 1 for scores, _ in pairs):  # one target per graph: rank the graphs
             pairs = [_joined(pairs)]

@@ -47,6 +47,9 @@ class Recorder(L.Callback):
             for logger in trainer.loggers:
                 logger.log_hyperparams({"code_version": code_version(), "data_version": data.versions})
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._since = time.perf_counter()  # a training that goes on within an epoch begins none
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._graphs = self._segments = 0
         self._seconds, self._since = 0.0, time.perf_counter()

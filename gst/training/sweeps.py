@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from gst.files.untrusted import plain, read_object
 from gst.training.sweep_files import Sweep, metric_of
 
@@ -73,7 +75,7 @@ def run_sweep(
         if len(ended) >= most:
             return ended
         if grid is None:
-            study.sampler = _sampler(sweep.method, seed + len(ended))
+            study.sampler = _sampler(sweep.method, int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0]))
         elif not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)):
             study.enqueue_trial(grid[len(ended)])
         trial = study.ask(sweep.parameters)

@@ -23,7 +23,7 @@ import torch
 from gst.cli import main
 from gst.devices import Log
 from gst.files.arrays import ArrayWriter
-from gst.interrupts import Stopped, stoppable
+from gst.interrupts import Stopped, stoppable, stops_shown
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -219,6 +219,13 @@ def test_handlers_are_put_back_and_what_was_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, after_nohup)
+
+
+def test_a_signal_that_compiled_code_turns_into_a_system_error_is_still_one() -> None:
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), stops_shown():
+        raise SystemError("returned a result with an exception set") from Stopped(signal.SIGTERM)
+    with pytest.raises(SystemError, match="another"), stops_shown():
+        raise SystemError("another")
 
 
 def test_threads_run_commands_too() -> None:

@@ -46,6 +46,13 @@ def test_features_of_a_plan_by_hand() -> None:
     assert np.allclose(graph.node_features[:, 1:], np.log1p([4, 4, 2]))
 
 
+def test_a_plan_may_name_devices_in_any_order_and_only_those_it_uses() -> None:
+    whole = Plan(NAMES, np.array([2, 0, 2, 2]))
+    part = Plan((NAMES[2], NAMES[0]), np.array([0, 1, 0, 0]))
+    one, other = plans_graph(chain(), [whole, part]).config_features
+    assert np.array_equal(one, other)
+
+
 def test_loads_of_cores_are_means_over_nodes() -> None:
     """What a mean pooling sees: twice the time on both cores than the profile of the wide device says of one."""
     profiled, rng = chain(), np.random.default_rng(0)

@@ -46,7 +46,7 @@ def test_processors_of_one_name_differ_by_their_instructions(monkeypatch: pytest
     assert cpu_model.__wrapped__() != here
 
 
-@pytest.mark.parametrize(("cores", "sets"), [(1, 0), (2, 1), (8, 7), (21, 19), (30, 3), (40, 0)])
+@pytest.mark.parametrize(("cores", "sets"), [(1, 0), (2, 1), (8, 7), (21, 19), (30, 4), (40, 0)])
 def test_all_devices_are_as_many_as_the_interpreter_runs(cores: int, sets: int) -> None:
     single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(cores)]
     together = with_core_sets(single)
@@ -59,3 +59,10 @@ def test_beside_an_accelerator_there_are_no_core_sets() -> None:
     cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(4)]
     gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "made up")
     assert with_core_sets([*cores, gpu]) == [*cores, gpu]
+
+
+def test_of_a_machine_of_very_many_cores_as_many_are_taken_as_are_simulated() -> None:
+    single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(128)]
+    gpus = [Device(f"cuda:{number}", "cuda", (), 1, f"cuda:{number}", "made up") for number in range(8)]
+    assert len(with_core_sets(single)) == 64
+    assert with_core_sets([*single, *gpus]) == [*single[:56], *gpus]

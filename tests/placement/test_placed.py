@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +67,30 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
     torch.testing.assert_close(state, want_state)
     with pytest.raises(ValueError, match="module"):
         placed.device_map()
+
+
+@needs_compiler
+def test_inputs_are_known_by_name_and_laid_out_as_captured() -> None:
+    class Named(nn.Module):
+        def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+            return given["a"].flatten() - 2 * given["b"].flatten()
+
+    model, threads = Named(), torch.get_num_threads()
+    a, b = torch.arange(12.0).reshape(3, 4), torch.ones(3, 4)
+    placed = gst.place(model, ({"a": a, "b": b},), devices=["cpu:0"], budget=0, settings=QUICK)
+    module = placed.module()
+    torch.testing.assert_close(module({"b": b, "a": a}), model({"a": a, "b": b}))
+    assert torch.get_num_threads() == threads, "what else the caller computes"
+    columns = a.T.contiguous().T  # the same numbers, column by column
+    torch.testing.assert_close(module({"a": columns, "b": b}), model({"a": columns, "b": b}))
+    with pytest.raises(ValueError, match="Node keys mismatch"):
+        module({"a": a, "c": b})
+    with ThreadPoolExecutor(4) as several:  # callers take turns
+        results = list(several.map(lambda factor: module({"a": factor * a, "b": b}), range(40)))
+    for factor, result in enumerate(results):
+        torch.testing.assert_close(result, model({"a": factor * a, "b": b}))
+    module.close()
+    assert torch.get_num_threads() == threads
 
 
 def test_another_program_in_the_same_directory_is_refused(

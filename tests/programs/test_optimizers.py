@@ -40,6 +40,23 @@ def test_five_steps_are_those_of_pytorch(optimizer: str) -> None:
         assert torch.allclose(state[name], value, rtol=1e-6, atol=1e-6), name
 
 
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_frozen_parameters_stay_as_they_are(optimizer: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    model.register_parameter("table", torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False))
+    step = training_step("frozen", model, lambda m, x: m(x).square().mean(), (torch.ones(4, 2),), optimizer)
+    before = step.inputs[0]
+    assert list(before)[:5] == ["1.weight", "1.bias", "table", "0.weight", "0.bias"]
+    assert not any(name.startswith(("0.", "table")) and "/" in name for name in before), "nothing to remember"
+    _, after = step.function(*step.inputs)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"1.weight", "1.bias"} <= changed and not changed & {"0.weight", "0.bias", "table"}
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="trains nothing"):
+        training_step("frozen", model, lambda m, x: m(x).sum(), (torch.ones(4, 2),), optimizer)
+
+
 def test_a_tied_weight_is_one_entry_and_an_unused_one_stays() -> None:
     model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
     model["b"].weight = model["a"].weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,24 @@ def test_a_copy_has_tensors_of_its_own_but_for_extra_state() -> None:
     rows = ("state_dict", "table._extra_state", "rows")
     assert same(made, given) and made["state_dict"]["weight"] is not given["state_dict"]["weight"]
     assert made[rows[0]][rows[1]][rows[2]] is given[rows[0]][rows[1]][rows[2]]
+
+
+def test_copies_keep_their_kind() -> None:
+    """A MultiStepLR keeps its milestones in a Counter, which made of pairs would count the pairs."""
+    given = {"milestones": Counter({30: 1, 60: 2}), "list": [OrderedDict(a=torch.ones(2)), (1, "b")]}
+    made = copied(given)
+    assert made["milestones"] == given["milestones"] and type(made["milestones"]) is Counter
+    assert type(made["list"][0]) is OrderedDict and made["list"][1] == (1, "b")
+    assert made["list"][0]["a"].equal(torch.ones(2)) and made["list"][0]["a"] is not given["list"][0]["a"]
+
+
+def test_what_was_to_be_replaced_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.ckpt", tmp_path / "folder" / "new.ckpt"
+    writer = BackgroundCheckpointIO()
+    writer.save_checkpoint({"step": 1}, old)
+    (tmp_path / "folder").write_text("no folder")
+    writer.save_checkpoint({"step": 2}, new)
+    writer.remove_checkpoint(old)  # as Lightning does right after
+    with pytest.raises(OSError):
+        writer.teardown()
+    assert read(old)["step"] == 1

@@ -87,6 +87,12 @@ def same(first: object, second: object) -> bool:
     return first == second
 
 
+def test_precisions_that_the_table_does_not_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for precision in ("bf16-true", "16-true", "64-true"):
+        assert main(command("fit", "giant_synthetic", f"--trainer.precision={precision}")) == 2
+        assert f"--trainer.precision {precision} converts" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None:
     whole = checkpoint_of("whole", 4)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 
 from gst.cli import main
 from gst.data import TpuGraphs, TpuGraphsCollection
@@ -65,6 +67,13 @@ def test_a_part_with_a_source_is_all_of_it_and_the_others_are_held_out() -> None
     assert three == {TRAIN: [("train", 60)], VALID: [("valid", 40)], TEST: [("test", 20)]}
     assert parts(valid_source=valid) == {TRAIN: [("train", 55)], VALID: [("valid", 40)], TEST: [("train", 5)]}
     assert parts(test_source=test) == {TRAIN: [("train", 53)], VALID: [("train", 7)], TEST: [("test", 20)]}
+
+
+def test_one_process_prepares_what_all_of_them_read() -> None:
+    data = module(valid_source=part("valid"))
+    data.trainer = SimpleNamespace(world_size=2, state=TrainerState(fn=TrainerFn.FITTING))
+    data.prepare_data()
+    assert len(list(Path("stores").glob("*/meta.json"))) == 2
 
 
 def test_steps_of_each_part_come_from_its_own_source() -> None:

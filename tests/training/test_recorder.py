@@ -70,6 +70,7 @@ def test_a_training_logs_speed_memory_the_table_predictions_and_versions() -> No
     (run,) = runs_in(Path("runs"))
     for key in ("train/loss", "val/tau", "table/age_mean", "table/age_max", "table/share_unknown", "data/stall"):
         assert np.isfinite(run.history[key]).all() and run.history[key], key
+    assert max(run.history["data/stall"]) > 0
     (store,) = (meta.parent for meta in Path("runs/stores").glob("*/meta.json"))
     (graph,) = open_store(store)
     speed = {what: np.array(run.history[f"speed/{what}_per_s"]) for what in ("graphs", "segments")}

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from gst.allocator import keep_freed_memory
-from gst.devices.calls import ExecutionError
+from gst.devices.calls import ExecutionError, laid_out
 from gst.devices.discover import Device, select
 from gst.devices.fusion import fused
 from gst.devices.native.build import load
@@ -149,8 +149,7 @@ class NativeExecutor:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
         self._last = scheduled = self.compile(plan)
         given = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
-        if scheduled.node_of is not None:
-            given = [_laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
+        given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
         if (failed := self._machine.failed_node()) >= 0:
             node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
@@ -175,10 +174,3 @@ def supports(devices: Sequence[Device]) -> bool:
     cores = {core for device in devices for core in device.cores}
     in_one_memory = len({device.memory for device in devices}) == 1
     return in_one_memory and all(device.kind == "cpu" for device in devices) and len(cores) + len(devices) <= 64
-
-
-def _laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """`value` with the strides of `like`, for which groups are compiled: itself if it has them."""
-    if value.stride() == like.stride():
-        return value
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(value)
