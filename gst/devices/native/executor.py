@@ -149,7 +149,8 @@ class NativeExecutor:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
         self._last = scheduled = self.compile(plan)
         given = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
-        given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
+        if inputs is not None:
+            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
         if (failed := self._machine.failed_node()) >= 0:
             node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
