@@ -44,12 +44,16 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def stops_shown() -> Iterator[None]:
-    """Raise the `Stopped` that compiled code was left by and that Python reports as a `SystemError` of that code."""
+    """Raise the `Stopped` that compiled code was left by and that Python reports as a `SystemError` of that code, or
+    of several functions that called each other."""
     try:
         yield
     except SystemError as error:
-        if isinstance(error.__cause__, Stopped):
-            raise error.__cause__ from None
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if isinstance(cause, Stopped):
+            raise cause from None
         raise
 
 
