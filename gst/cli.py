@@ -26,7 +26,7 @@ from gst.commands.sweep import add_sweep
 from gst.commands.training import add_rank
 from gst.files.owned import owned
 from gst.files.replaced import replaced
-from gst.interrupts import Stopped, stoppable, stops_shown
+from gst.interrupts import Stopped, stoppable
 from gst.progress import Verbosity, saying, verbosity
 
 EVERYWHERE = ("--debug", "--quiet", "--verbose")
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in said
     level: Verbosity = "quiet" if "--quiet" in said else "verbose" if "--verbose" in said else "normal"
     try:
-        with stoppable(), saying(level), stops_shown():
+        with stoppable(), saying(level):
             return _train(arguments) if arguments and arguments[0] in TRAINING else _run(arguments)
     except (ValueError, OSError) as error:
         if debug:

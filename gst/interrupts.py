@@ -33,28 +33,22 @@ class Stopped(BaseException):
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Within it SIGINT and SIGTERM raise `Stopped` in the main thread. One that was ignored when the process started,
-    as under nohup, stays ignored. Elsewhere than in the main thread nothing is changed."""
+    as under nohup, stays ignored. Elsewhere than in the main thread nothing is changed. Compiled code that is left this
+    way makes a `SystemError` of it, and so does each that called it: what leaves here is `Stopped` all the same."""
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, _raise)
-        yield
-
-
-@contextmanager
-def stops_shown() -> Iterator[None]:
-    """Raise the `Stopped` that compiled code was left by and that Python reports as a `SystemError` of that code, or
-    of several functions that called each other."""
-    try:
-        yield
-    except SystemError as error:
-        cause: BaseException | None = error
-        while isinstance(cause, SystemError):
-            cause = cause.__cause__
-        if isinstance(cause, Stopped):
-            raise cause from None
-        raise
+        try:
+            yield
+        except SystemError as error:
+            cause: BaseException | None = error
+            while isinstance(cause, SystemError):
+                cause = cause.__cause__
+            if isinstance(cause, Stopped):
+                raise cause from None
+            raise
 
 
 @contextmanager

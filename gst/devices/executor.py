@@ -113,8 +113,9 @@ class Executor:
         """
         self._check_entered()
         compiled = self.compile(plan)
-        checked = self.program.check_inputs(inputs)
-        given = [laid_out(value.detach(), like) for value, like in zip(checked, self.program.inputs, strict=True)]
+        given = [value.detach() for value in self.program.check_inputs(inputs)]
+        if inputs is not None:
+            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         run = Run(tuple(SimpleQueue() for _ in self.devices), self._outputs)
         placed = [self._at_home(node, value, compiled, inputs is None) for node, value in enumerate(given)]
         for gpu in {device.torch_device for device in self.devices if device.kind == "cuda"}:

@@ -71,10 +71,13 @@ def fused_task(
     """
     assert task.program is not None
     groups = numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
-    shares = _kept(kept, task) if kept is not None and kept.exists() else _shares(task, groups, isolated, progress)
-    if kept is not None:
-        with replaced(kept) as file:
-            file.write(json.dumps({"task": task.key, "devices": list(task.names), "shares": shares.tolist()}))
+    if kept is not None and kept.exists():
+        shares = _kept(kept, task)
+    else:
+        shares = _shares(task, groups, isolated, progress)
+        if kept is not None:
+            with replaced(kept) as file:
+                file.write(json.dumps({"task": task.key, "devices": list(task.names), "shares": shares.tolist()}))
     pays = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
     if not len(pays):
         return None
