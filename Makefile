@@ -27,10 +27,10 @@ package: $(STAMPS)/dev         ## wheel and sdist, tried in an environment of th
 	.ci/package $(BIN)/python
 
 chaos: $(STAMPS)/dev            ## kill prepare, fit, measure and place fifty times each: nothing may be lost (half an hour)
-	$(BIN)/python -m experiments.benchmarks.chaos --kills 50 --json runs/chaos.json
+	$(BIN)/python -m experiments.bench.chaos --kills 50 --json runs/chaos.json
 
 fuzz: $(STAMPS)/dev             ## ten thousand damaged files for every reader: a clear error or a sound object (hours)
-	$(BIN)/python -m experiments.benchmarks.fuzz --cases 10000 --coverage --json runs/fuzz.json
+	$(BIN)/python -m experiments.bench.fuzz --cases 10000 --coverage --json runs/fuzz.json
 
 audit: $(STAMPS)/dev            ## known vulnerabilities of what is installed
 	$(BIN)/python .ci/audit.py
@@ -42,18 +42,18 @@ sbom: $(STAMPS)/dev             ## bill of materials (CycloneDX), runs/sbom.json
 bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours)
 	$(BIN)/gst bench step --json experiments/results/step.json
 	$(BIN)/gst bench step --against full --json experiments/results/against_full.json
-	$(BIN)/gst bench score --json experiments/results/score.json
+	$(BIN)/python -m experiments.bench score --json experiments/results/score.json
 	$(BIN)/gst bench memory --json experiments/results/memory.json
-	$(BIN)/gst bench table --json experiments/results/table.json
-	$(BIN)/gst bench partition --json experiments/results/partition.json
-	$(BIN)/gst bench distributed --json experiments/results/distributed.json
-	$(BIN)/gst bench checkpoint --json experiments/results/checkpoint.json
+	$(BIN)/python -m experiments.bench table --json experiments/results/table.json
+	$(BIN)/python -m experiments.bench partition --json experiments/results/partition.json
+	$(BIN)/python -m experiments.bench distributed --json experiments/results/distributed.json
+	$(BIN)/python -m experiments.bench checkpoint --json experiments/results/checkpoint.json
 	$(BIN)/gst bench executor --json experiments/results/executor.json
 	$(BIN)/gst bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
 	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
 	$(BIN)/python -m experiments.variants.compare
-	$(BIN)/python -m experiments.benchmarks.alexnet
+	$(BIN)/python -m experiments.bench.alexnet
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
 

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
-    from gst.batch import SegmentBatch
-    from gst.estimator import GraphSegmentTraining
-    from gst.graph import Graph
+    from gst.graphs.graph import Graph
+    from gst.graphs.segments import SegmentedGraph, segment
+    from gst.graphs.store import open_store, prepare
+    from gst.method.batch import SegmentBatch
+    from gst.method.estimator import GraphSegmentTraining
     from gst.placement.placed import place
-    from gst.segments import SegmentedGraph, segment
-    from gst.store import open_store, prepare
 
 _HOMES = {
     "EmbeddingTable": "embedding_cache",
-    "Graph": "gst.graph",
-    "GraphSegmentTraining": "gst.estimator",
-    "SegmentBatch": "gst.batch",
-    "SegmentedGraph": "gst.segments",
-    "open_store": "gst.store",
+    "Graph": "gst.graphs.graph",
+    "GraphSegmentTraining": "gst.method.estimator",
+    "SegmentBatch": "gst.method.batch",
+    "SegmentedGraph": "gst.graphs.segments",
+    "open_store": "gst.graphs.store",
     "place": "gst.placement.placed",
-    "prepare": "gst.store",
-    "segment": "gst.segments",
+    "prepare": "gst.graphs.store",
+    "segment": "gst.graphs.segments",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gst.bench.commands import add_benchmarks
+from gst.commands.bench import add_bench
 from gst.commands.data import add_data
 from gst.commands.devices import add_devices
 from gst.commands.doctor import add_doctor
@@ -26,8 +26,8 @@ from gst.commands.sweep import add_sweep
 from gst.commands.training import add_rank
 from gst.files.owned import owned
 from gst.files.replaced import replaced
-from gst.interrupts import Stopped, stoppable
-from gst.progress import Verbosity, saying, verbosity
+from gst.process.interrupts import Stopped, stoppable
+from gst.process.progress import Verbosity, saying, verbosity
 
 EVERYWHERE = ("--debug", "--quiet", "--verbose")
 TRAINING = ("fit", "validate", "test", "predict")
@@ -41,8 +41,8 @@ GO_ON = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.ArgumentParser] | None = None) -> int:
+    """Run one command of `gst`, or of another `parser`; returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = {flag for flag in EVERYWHERE if flag in arguments}
     arguments = [argument for argument in arguments if argument not in said]
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level: Verbosity = "quiet" if "--quiet" in said else "verbose" if "--verbose" in said else "normal"
     try:
         with stoppable(), saying(level):
-            return _train(arguments) if arguments and arguments[0] in TRAINING else _run(arguments)
+            if parser is None and arguments and arguments[0] in TRAINING:
+                return _train(arguments)
+            return _run(arguments, (parser or _parser)())
     except (ValueError, OSError) as error:
         if debug:
             raise
@@ -78,13 +80,12 @@ def _advice(arguments: list[str]) -> str:
     return GO_ON.get(arguments[0] if arguments else "", "run it again")
 
 
-def _run(arguments: list[str]) -> int:
-    parser = _parser()
+def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
     options = parser.parse_args(arguments)
-    options.command = shlex.join(["gst", *arguments])
+    options.command = shlex.join([*parser.prog.split(), *arguments])
     run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
     with _alone(options):
         result = run(options)
@@ -117,18 +118,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in TRAINING:
         commands.add_parser(name, help=_TRAINING_HELP[name], add_help=False)
-    add_place(commands, _command)
+    add_place(commands, add_command)
     for name in ("place", "demo"):
         commands.choices[name].add_argument("--wandb", action="store_true", help=_WANDB_HELP)
-    add_sweep(commands, _command)
-    add_measure(commands, _command)
-    add_data(commands, _command)
-    add_rank(commands, _command)
-    add_trace(commands, _command)
-    bench = commands.add_parser("bench", help="measure this machine and this program on it")
-    add_benchmarks(bench.add_subparsers(metavar="WHAT", required=True), _command)
-    add_devices(commands, _command)
-    add_doctor(commands, _command)
+    add_sweep(commands, add_command)
+    add_measure(commands, add_command)
+    add_data(commands, add_command)
+    add_rank(commands, add_command)
+    add_trace(commands, add_command)
+    add_bench(commands, add_command)
+    add_devices(commands, add_command)
+    add_doctor(commands, add_command)
     return parser
 
 
@@ -151,9 +151,10 @@ _TRAINING_HELP = {
 }
 
 
-def _command(
+def add_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], dict[str, Any]], summary: str, examples: str
 ) -> argparse.ArgumentParser:
+    """Add a subcommand with `--help`, examples and `--json`; `run` takes its options and returns its result."""
     indented = "\n".join(f"  {line}" for line in examples.splitlines())
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=summary, epilog=f"examples:\n{indented}",

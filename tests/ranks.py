@@ -20,7 +20,7 @@ def in_processes(world_size: int, work: Callable[..., Any], folder: Path, *argum
     """What `work(rank, world_size, *arguments)` returns in each of `world_size` processes, which make one gloo group.
     A failure of one of them fails the test, with its traceback."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "gst.estimator", "gst.nn", "tests.warm"])
+    context.set_forkserver_preload(["torch.distributed", "gst.method.estimator", "gst.nn", "tests.warm"])
     meeting = folder / f"meeting-{len(list(folder.iterdir()))}"
     pipes, processes = [], []
     for rank in range(world_size):

@@ -11,12 +11,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gst.assembly import assemble
-from gst.batch import SegmentBatch
-from gst.graph import Graph
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph
+from gst.method.assembly import assemble
+from gst.method.batch import SegmentBatch
+from gst.method.sampling import choose_fresh, generator_for
 from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE, Head
-from gst.sampling import choose_fresh, generator_for
-from gst.segments import SegmentedGraph
 
 # Small graphs --------------------------------------------------------------------------------------
 

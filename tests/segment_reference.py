@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 from reference import nodes_within
 
-from gst.graph import Graph
-from gst.segments import SegmentedGraph
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph
 
 
 def slow_segments(graph: Graph, parts: np.ndarray, halo: int) -> SegmentedGraph:

@@ -4,9 +4,9 @@ import torch
 
 from embedding_cache import EmbeddingTable
 from gst.data.synthetic import synthetic_program
-from gst.estimator import GraphSegmentTraining
+from gst.graphs.segments import segment
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.segments import segment
 
 torch.set_num_threads(1)
 _model = GraphSegmentTraining(SAGE(4, 2, num_opcodes=8, config_symbols=7), Head(4), table=EmbeddingTable(1, 4))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from experiments.figures.documents import Number, result, table
 
 TPUGRAPHS = "experiments/reproductions/tpugraphs/README.md"
-BENCHMARKS = "experiments/benchmarks/README.md"
+BENCHMARKS = "experiments/bench/README.md"
 ALEXNET = {
     "tau_mean": "`StateModel`", "ridge_tau": "ridge, tuned", "gbdt_tau": "gradient boosting", "mlp_tau": "plain MLP"
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.figures.documents import Number, result, table
 
 GST = "experiments/reproductions/gst/README.md"
-BENCHMARKS = "experiments/benchmarks/README.md"
+BENCHMARKS = "experiments/bench/README.md"
 VARIANT_TASKS = {"alexnet": "AlexNet", "synthetic": "made graph", "elf-call_depth": "depth of call graphs"}
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 PARTITIONERS = ("auto", "metis", "communities", "ldg", "fennel", "contiguous")

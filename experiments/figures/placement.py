@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.figures.documents import Number, result, table
 
-BENCHMARKS = "experiments/benchmarks/README.md"
+BENCHMARKS = "experiments/bench/README.md"
 COLUMNS = {
     "pytorch_ms": "plain PyTorch", "compile_ms": "torch.compile", "one_device_ms": "one core", "metis_ms": "METIS",
     "heft_ms": "HEFT", "annealing_ms": "annealing", "go_ms": "GO", "best_ms": "searched, 2 cores",
@@ -176,8 +176,11 @@ NUMBERS: list[Number] = [
     (BENCHMARKS, "{:.2f} times as fast as PyTorch as written, {:.2f} times as its compiler's code", _elsewhere),
     (BENCHMARKS, "{:.1f} µs apart on a core and {:.1f} µs from core to core ({:.0f} µs where", _hand_over),
     (BENCHMARKS, "gave {:.2f} to {:.2f} and {:.0f} to {:.0f} %", lambda: _noisy()[:4]),
-    (BENCHMARKS, "finds plans {:.2f} times as fast as annealing on that hardware with 50",
-     lambda: [_mean_over_loop("alone")]),
+    (
+        BENCHMARKS,
+        "finds plans {:.2f} times as fast as annealing on that hardware with 50",
+        lambda: [_mean_over_loop("alone")],
+    ),
     (BENCHMARKS, "and {:.2f} times as annealing with ten times", lambda: [_mean_over_loop("alone_more")]),
     (BENCHMARKS, "plans, finds ones that take {:.2f} times as long", lambda: [_mean_over_loop("network")]),
     (BENCHMARKS, "Spearman of {:.2f} to {:.2f}", lambda: _noisy()[4:]),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.placement_simulated import row
+from experiments.bench.placement_simulated import row
 from gst.devices import machine_record
 
 PROGRAMS = ("rnnlm", "gnmt", "transformer_xl", "wavenet", "inception")

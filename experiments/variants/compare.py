@@ -25,13 +25,13 @@ from tqdm import tqdm
 
 from embedding_cache import EmbeddingTable
 from experiments.variants.data import TASKS, Task, mean_and_deviation
-from gst.allocator import keep_freed_memory
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection
 from gst.devices import machine_record
-from gst.estimator import GraphSegmentTraining
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.process.allocator import keep_freed_memory
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole graph": {"whole": True},

@@ -11,7 +11,7 @@ import numpy as np
 from gst.data import ElfBinaries, TpuGraphs, group_of
 from gst.data.loader import Selection, StepLoader, split
 from gst.data.synthetic import SyntheticPrograms
-from gst.store import open_store, prepare
+from gst.graphs.store import open_store, prepare
 
 STORES = Path("runs/stores")
 ALEXNET = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"

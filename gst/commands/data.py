@@ -110,8 +110,8 @@ def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, 
 
     from gst.data import ElfBinaries, MalNet, TpuGraphsCollection
     from gst.data.named import expected_graphs
-    from gst.progress import bar
-    from gst.store import open_store, prepare
+    from gst.graphs.store import open_store, prepare
+    from gst.process.progress import bar
 
     with bar(desc="searching", unit=" graphs") as shown:
         shown.reset(expected_graphs(source))

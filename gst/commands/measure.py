@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gst.progress import Bars
+from gst.process.progress import Bars
 
 USUAL_NUMBER = 500
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gst.progress import Bars
-from gst.waiting import wait_briefly
+from gst.process.progress import Bars
+from gst.process.waiting import wait_briefly
 
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -108,7 +108,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     wait_briefly()
     from gst.placement.commanded import Request, place_as_asked
-    from gst.report import headline
+    from gst.reporting.report import headline
 
     request = Request(
         program=options.program, graph=options.graph,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gst.files.owned import owned
-from gst.progress import Bars
+from gst.process.progress import Bars
 
 if TYPE_CHECKING:
     from gst.training.sweep_files import Sweep

@@ -17,7 +17,7 @@ from math import ceil
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 SMALLEST = 1e-9  # spread: members that agree entirely leave nothing to scale
 

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
-from gst.estimator import GraphSegmentTraining
+from gst.graphs.segments import SegmentedGraph
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.segments import SegmentedGraph
 
 OF_THE_ENCODER = ("channels", "num_layers", "num_opcodes", "config_symbols", "log_config")
 CONFIGS_AT_ONCE = 64  # of a prediction

@@ -15,8 +15,8 @@ from gst.cost.calibration import Calibration, held_out
 from gst.cost.member import Lesson, Member
 from gst.files.replaced import replaced_file
 from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
-from gst.graph import Graph
-from gst.segments import segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
 
 SCHEMA = 2
 HELD_OUT = 0.2  # share of the configurations that an ensemble is calibrated on

@@ -1,10 +1,11 @@
 """Runtimes of many configurations of one program that differ in few places: what did not change is not encoded again.
 
-The readout of a cost model decomposes over segments (`gst.pooling`), and `CostModel` cuts programs without context
-nodes, so what it says of a segment depends on the configuration of the segment's own nodes alone. Embeddings are
-therefore kept in an `EmbeddingTable` under the segment and the content of its configuration, as Graph Segment Training
-(Cao et al. 2023) keeps them under the segment and the number of the configuration. Here no row is ever stale: the
-weights stand still between two calls of `fit`, after which everything is forgotten, and equal content has equal rows.
+The readout of a cost model decomposes over segments (`gst.method.pooling`), and `CostModel` cuts programs without
+context nodes, so what it says of a segment depends on the configuration of the segment's own nodes alone. Embeddings
+are therefore kept in an `EmbeddingTable` under the segment and the content of its configuration, as Graph Segment
+Training (Cao et al. 2023) keeps them under the segment and the number of the configuration. Here no row is ever stale:
+the weights stand still between two calls of `fit`, after which everything is forgotten, and equal content has equal
+rows.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from jaxtyping import Float32, Float64, Int64
 from torch import nn
 
 from embedding_cache import EmbeddingTable
-from gst.assembly import assemble
 from gst.cost.member import CONFIGS_AT_ONCE
 from gst.cost.model import CostModel, Runtimes
-from gst.encoding import embed_segments
-from gst.graph import Graph
-from gst.segments import SegmentedGraph, segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.assembly import assemble
+from gst.method.encoding import embed_segments
 
 PAIRS_AT_ONCE = 1 << 12  # (segment, configuration) pairs whose features are held in memory
 ROWS_AT_ONCE = 1 << 18  # (node, configuration) pairs encoded together

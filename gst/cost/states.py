@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from jaxtyping import Float64, Int64
 
 from gst.cost.metrics import kendall_tau
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 MAIN_PENALTY = 1e-4  # of a squared cost, in measurements: only what was never seen apart is held at zero
 PAIR_PENALTIES = (0.3, 3.0, 30.0)

@@ -14,7 +14,7 @@ from gst.data.fingerprint import of_files
 from gst.data.source import GraphSource
 from gst.data.tpugraphs import VERSION, read
 from gst.files.untrusted import parse_json, plain
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 COLLECTIONS = ("layout/xla/random", "layout/xla/default", "layout/nlp/random", "layout/nlp/default", "tile/xla")
 PARTS = ("train", "valid", "test")

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.data.list_lengths import SHAPE, Columns, entries, is_opcode, operands, ranks
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 COST_COLUMNS = ("flops", "bytes_written", "bytes_read")
 ELEMENTWISE = (

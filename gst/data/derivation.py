@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gst.data.features import check_features, enrich
-from gst.graph import Graph
-from gst.reduction import check_reduction, reduce
+from gst.data.reduction import check_reduction, reduce
+from gst.graphs.graph import Graph
 
 VERSION = 1  # of what is derived
 
 
 def derived(graph: Graph, features: Sequence[str], reduction: str) -> Graph:
-    """`graph` with the named `gst.data.features`, which see its whole, then reduced by `gst.reduction`.
+    """`graph` with the named `gst.data.features`, which see its whole, then reduced by `gst.data.reduction`.
 
     Raises:
         ValueError: see `enrich` and `reduce`.

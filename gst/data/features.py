@@ -26,7 +26,7 @@ from gst.data.list_lengths import (
     list_lengths,
     ranks,
 )
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 ABSENT = -1.0
 LANES, SUBLANES = 128, 8  # of a tile of the TPU

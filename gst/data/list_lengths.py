@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.hlo.opcodes import OPCODE_NAMES
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 Columns = dict[str, Float64[np.ndarray, " nodes"]]
 """Columns of node features by their names."""

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 
 from gst.data.degree_profile import degree_profile
 from gst.data.source import GraphSource
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 VERSION = 1  # of what is read
 PARTS = ("train", "val", "test")

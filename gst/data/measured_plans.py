@@ -17,7 +17,7 @@ from gst.data.source import GraphSource
 from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.plan import ranks
 from gst.files.untrusted import plain, read_arrays, shown
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 LOG = "measurements.jsonl"
 GRAPH = "graph.npz"

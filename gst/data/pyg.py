@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 
 def from_pyg(data: Any, name: str = "") -> Graph:

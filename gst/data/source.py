@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 
 class GraphSource(ABC):

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int8, Int64
 
 from gst.data.source import GraphSource
 from gst.files.scratch import CHUNK, chunks, empty
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 NUM_OPCODES = 8
 NUM_CHOICES = 4

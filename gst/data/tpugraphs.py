@@ -15,7 +15,7 @@ from gst.data.merging import merge_repeats
 from gst.data.source import GraphSource
 from gst.files.scratch import chunks
 from gst.files.untrusted import read_arrays
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 VERSION = 1  # of what is read
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
@@ -61,7 +61,7 @@ class TpuGraphs(GraphSource):
     Args:
         files: paths or glob patterns of npz files.
         features: names of derived node features, see `gst.data.features.FEATURES`.
-        reduction: what is left of each graph, see `gst.reduction.reduce`.
+        reduction: what is left of each graph, see `gst.data.reduction.reduce`.
 
     Raises:
         ValueError: there is no such feature or reduction.

@@ -21,8 +21,8 @@ from typing import Self
 import torch
 
 from gst.devices.executor import eager, pytorch
+from gst.process.waiting import WAITING
 from gst.programs import Program, as_module, resolve, traced
-from gst.waiting import WAITING
 
 
 class PlainPyTorch:

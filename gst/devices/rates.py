@@ -16,7 +16,7 @@ from gst.devices.load import LoadMeter
 from gst.devices.probes import PROBES, OperationRates, Probe, copy_speed, hand_over_us, operation_rates, ping_pong
 from gst.devices.remembered import machine_file, this_machine
 from gst.files.untrusted import plain, read_object
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 SCHEMA = 1
 

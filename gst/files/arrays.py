@@ -1,5 +1,5 @@
 """Arrays of many graphs on disk: one file per field, the arrays of one graph behind those of another. Small symbols
-are packed (`gst.packing`) where that is smaller: layouts take 8 bytes per configuration and node, not 18."""
+are packed (`gst.files.packing`) where that is smaller: layouts take 8 bytes per configuration and node, not 18."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gst.files.packing import PackedArray, packable, packed, unpacked, worth_packing
 from gst.files.scratch import chunks
 from gst.files.untrusted import shown
-from gst.packing import PackedArray, packable, packed, unpacked, worth_packing
 
 ALIGNMENT = 64
 JOURNAL = "journal.jsonl"

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.nn.edges import Edges
-from gst.sparse import CsrMatrix
-from gst.sparse_kernels import row_sums
+from gst.nn.sparse import CsrMatrix
+from gst.nn.sparse_kernels import row_sums
 
 SLOPE = 0.2  # of LeakyReLU below 0 (Velickovic et al. 2018, section 2.1)
 BLOCK = 1 << 22  # numbers for each edge and channel held at once in a backward pass

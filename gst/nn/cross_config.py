@@ -15,9 +15,9 @@ class CrossConfigHead(nn.Module):
 
     TGraph lets the configurations of a list hear each other, so that a score depends on which others happen to stand in
     the list. Here they hear a few reference configurations instead, and these are the graph's own, whatever is asked of
-    it (`gst.references`). They are encoded with the others in each step by the encoder as it then is, which learns from
-    them too; training and evaluation compute the same function, and no score depends on the length or the order of a
-    list.
+    it (`gst.method.references`). They are encoded with the others in each step by the encoder as it then is,
+    which learns from them too; training and evaluation compute the same function, and no score depends on the length or
+    the order of a list.
 
     Args:
         channels: width of the embedding.
@@ -43,7 +43,7 @@ class CrossConfigHead(nn.Module):
         if embedding.shape[1] <= self.references:
             raise ValueError(
                 f"the head got embeddings of {embedding.shape[1]} configurations, of which the first {self.references} "
-                f"are references; put those first, with gst.references.with_references"
+                f"are references; put those first, with gst.method.references.with_references"
             )
         normed = self.norm(embedding)
         known, asked = normed[:, : self.references], normed[:, self.references :]

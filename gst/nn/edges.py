@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gst.sparse import CsrMatrix, product
-from gst.sparse_kernels import row_maxima, rows_of
+from gst.nn.sparse import CsrMatrix, product
+from gst.nn.sparse_kernels import row_maxima, rows_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from gst.nn.inputs import InputProjection
 from gst.nn.message_passing import BOTH, After, Before, Encoder
 from gst.nn.residual import ResidualLayer
 from gst.nn.sharing import Direction, Part, Sharing
-from gst.sparse import product
+from gst.nn.sparse import product
 
 
 class GATConvolution(nn.Module):

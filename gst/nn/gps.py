@@ -15,7 +15,7 @@ from gst.nn.inputs import InputProjection
 from gst.nn.message_passing import BOTH, After, Before, Encoder
 from gst.nn.sage import SAGELayer
 from gst.nn.sharing import Direction, Sharing
-from gst.sparse import product
+from gst.nn.sparse import product
 
 Attention = Literal["softmax", "linear"]
 Heads = Float[Tensor, "classes heads nodes width"]

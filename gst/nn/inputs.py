@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.batch import SegmentBatch
+from gst.method.batch import SegmentBatch
 from gst.nn.padding import by_rows
 from gst.nn.sharing import Sharing
-from gst.sparse import product
+from gst.nn.sparse import product
 
 
 class InputProjection(nn.Module):

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gst.nn.edges import Edges
-from gst.sparse import CsrMatrix
-from gst.sparse_kernels import row_maxima
+from gst.nn.sparse import CsrMatrix
+from gst.nn.sparse_kernels import row_maxima
 
 
 def neighbour_max(matrix: CsrMatrix, x: Float[Tensor, "senders channels"]) -> Float[Tensor, "receivers channels"]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.batch import SegmentBatch
+from gst.method.batch import SegmentBatch
+from gst.method.states import NodeStates
 from gst.nn.inputs import InputProjection
 from gst.nn.sharing import Direction, Sharing
-from gst.states import NodeStates
 
 Before = Float[Tensor, "before channels"]
 After = Float[Tensor, "after channels"]

@@ -6,7 +6,7 @@ from torch import nn
 
 from gst.nn.message_passing import After, Before
 from gst.nn.sharing import Sharing
-from gst.sparse import product
+from gst.nn.sparse import product
 
 
 class ResidualLayer(nn.Module):

@@ -14,7 +14,7 @@ from gst.nn.maximum import neighbour_max
 from gst.nn.message_passing import BOTH, After, Before, Encoder
 from gst.nn.node_norm import NodeNorm
 from gst.nn.sharing import Direction, Part, Sharing
-from gst.sparse import product
+from gst.nn.sparse import product
 
 Aggregation = Literal["mean", "sum", "max"]
 Over = Literal["channels", "nodes"]

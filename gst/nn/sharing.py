@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from gst.batch import SegmentBatch
+from gst.method.batch import SegmentBatch
 from gst.nn.padding import rounded
-from gst.sparse import CsrMatrix, transposed
+from gst.nn.sparse import CsrMatrix, transposed
 from partitioners.compiled import compiled
 
 Part = Literal["own", "forward", "backward"]

@@ -24,9 +24,9 @@ from gst.placement.place import COSTS, GROUPS, SEARCH_RUNS, kept_task, measured_
 from gst.placement.place_on_costs import place_graph, place_simulated
 from gst.placement.plan_files import save_plan
 from gst.placement.task import Task
+from gst.process.progress import Progress
 from gst.programs import Program, traced
-from gst.progress import Progress
-from gst.report import render
+from gst.reporting.report import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
 WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")

@@ -11,15 +11,15 @@ import numpy as np
 from gst.data.measured_plans import core_use
 from gst.devices import Plan
 from gst.devices.trace import KINDS, kind_of
+from gst.graphs.segments import segment
 from gst.placement.task import Task
-from gst.segments import segment
 
 NUM_NAMED = 3
 SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
 
 
 def drawn(task: Task, plan: Plan) -> dict[str, Any]:
-    """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.report.render`."""
+    """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.reporting`."""
     graph = task.graph
     cut = segment(graph, max_nodes=max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes))))
     part = np.empty(graph.num_nodes, np.int64)

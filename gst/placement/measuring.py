@@ -16,12 +16,12 @@ from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, r
 from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.remembered import this_machine
+from gst.graphs.store import prepare
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
+from gst.process.progress import Progress
 from gst.programs import Program, traced
-from gst.progress import Progress
-from gst.store import prepare
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 

@@ -22,6 +22,7 @@ from gst.devices.native import supports
 from gst.devices.simulator import Contention
 from gst.files.replaced import replaced
 from gst.files.untrusted import read_object
+from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
 from gst.placement.fleet.workers import FleetWorkers
@@ -34,9 +35,8 @@ from gst.placement.screening import NetworkCorrection
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.placement.workers import Workers
+from gst.process.progress import Progress
 from gst.programs import Program
-from gst.progress import Progress
-from gst.store import prepare
 
 NUM_CALIBRATION = 12  # plans that contention is learned from
 CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts

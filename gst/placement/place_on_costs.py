@@ -17,7 +17,7 @@ from gst.placement.published.latency import PublishedRuntime, published_bound
 from gst.placement.published.search import search_published
 from gst.placement.runtime import Runtime, SimulatedRuntime
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 
 def place_simulated(

@@ -21,8 +21,8 @@ from gst.placement.drawn import explanation
 from gst.placement.outcome import Settings
 from gst.placement.place import place_measured
 from gst.placement.task import Task
+from gst.process.progress import Bars, Progress
 from gst.programs import Program, Step, capture, inference_step
-from gst.progress import Bars, Progress
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from gst.placement.policies.hdp import hdp
 from gst.placement.policies.ours import ours
 from gst.placement.runtime import Runtime, Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 Method = Callable[..., None]
 JOINT = ("go",)  # methods that decide fusion too, and are told the tasks

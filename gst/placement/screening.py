@@ -17,11 +17,11 @@ from jaxtyping import Float32, Float64, Int64
 
 from gst.cost import CostModel
 from gst.cost.rescoring import Change, Rescorer
-from gst.cutting import BLOCK_NODES
 from gst.data.measured_plans import Profiled, core_use, plans_graph
 from gst.devices import Plan
 from gst.devices.plan import ranks
-from gst.neighbours import neighbours
+from gst.graphs.cutting import BLOCK_NODES
+from gst.graphs.neighbours import neighbours
 from gst.placement.runtime import SimulatedRuntime
 from gst.placement.task import Task
 
@@ -161,7 +161,7 @@ class SummedCosts:
 class NetworkCorrection:
     """The GST cost model, asked through a `Rescorer`; learning again goes on from the weights it has. Deviations are
     the disagreement of the members and the error on what was learned. It takes minutes where `SummedCosts` takes
-    seconds, and a search of 50 measurements ends about as well by either (`experiments.benchmarks.search_loop`); but
+    seconds, and a search of 50 measurements ends about as well by either (`experiments.bench.search_loop`); but
     what it learns it knows by operation.
 
     Args:

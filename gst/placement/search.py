@@ -15,7 +15,7 @@ from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.devices.remembered import this_machine
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.moves import crossover, mutate
@@ -24,7 +24,7 @@ from gst.placement.runtime import Measures, Runtime, Tracked
 from gst.placement.screening import Correction, ScreenedRuntime
 from gst.placement.task import Task
 from gst.placement.workers import Workers
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made

@@ -15,7 +15,7 @@ from gst.data.measured_plans import Profiled
 from gst.devices import Device, Plan
 from gst.devices.costs import Costs, profiled_costs
 from gst.devices.simulator import Contention, Simulation, Simulator, peak_bytes
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.programs import Program
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.programs.colocation import colocate
 from gst.programs.features import node_features, opcode
 from gst.programs.program import Operation, Program, Reference

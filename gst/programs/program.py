@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 # Error allowed relative to the largest magnitude: sums in another order differ less, wrong operations more.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from gst.files.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.programs.forms import form_of, form_of_target, target_of_form, value_of
 from gst.programs.program import Operation, Program, references
 

@@ -1,1 +1,1 @@
-"""The sections of the page that `gst.report.render` puts together: text in, HTML out."""
+"""The sections of the page that `gst.reporting.report.render` puts together: text in, HTML out."""

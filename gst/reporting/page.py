@@ -21,7 +21,8 @@ def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: 
         eyebrow, lead, body: HTML, above and below the heading and in the main part.
     """
     css, script = (
-        resources.files("gst").joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
+        resources.files("gst.reporting").joinpath(name).read_text(encoding="utf-8")
+        for name in ("report.css", "report.js")
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

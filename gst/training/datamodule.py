@@ -14,9 +14,9 @@ from gst.data.collections import TpuGraphsCollection
 from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.data.tpugraphs import TpuGraphs
-from gst.progress import bar
-from gst.segments import SegmentedGraph
-from gst.store import open_store, prepare
+from gst.graphs.segments import SegmentedGraph
+from gst.graphs.store import open_store, prepare
+from gst.process.progress import bar
 
 TRAIN, VALID, TEST = range(3)
 _NAMES = {VALID: "valid_source", TEST: "test_source"}

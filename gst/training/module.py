@@ -17,8 +17,8 @@ from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Step, StepLoader
 from gst.data.prefetch import Reader
-from gst.estimator import GraphSegmentTraining
-from gst.pooling import Pooling
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
 from gst.training.processes import gathered, share_of
 
@@ -30,7 +30,7 @@ class SegmentTrainingModule(L.LightningModule):
 
     Args:
         encoder, head, pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed: see
-            `gst.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
+            `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gst.data.loader import Step
-from gst.distributed import Peers
+from gst.method.exchange import Peers
 
 Entry = TypeVar("Entry")
 

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from gst.data.derivation import derived
 from gst.data.tpugraphs import read
 from gst.files.untrusted import DAMAGE, check_classes, plain, read_tensors
-from gst.graph import Graph
-from gst.progress import bar
-from gst.segments import SegmentedGraph, segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.process.progress import bar
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 

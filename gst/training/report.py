@@ -16,7 +16,7 @@ from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection
 from gst.devices import machine_record
 from gst.files.replaced import replaced
-from gst.report import render_training
+from gst.reporting.report import render_training
 from gst.training.module import SegmentTrainingModule
 from gst.training.versions import code_version
 
@@ -26,8 +26,8 @@ PARTS = ("training", "validation", "test")
 
 
 class ReportPage(L.Callback):
-    """Keeps what `gst.report.render_training` shows of a training, and writes the page when the training has ended: as
-    `report.html` beside the directory of the first checkpoint callback, and nowhere if there is none.
+    """Keeps what `gst.reporting.report.render_training` shows of a training, and writes the page when the training has
+    ended: as `report.html` beside the directory of the first checkpoint callback, and nowhere if there is none.
 
     The record holds `name` (of that directory), `command`, `seconds`, `machine`, `epochs` (a list of `epoch` from 0,
     `steps`, `loss`, the metrics of the validation part and the statistics of the table), `held_out` (of the epoch with

@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from gst.files.owned import owned
-from gst.interrupts import SIGNALS, Stopped
+from gst.process.interrupts import SIGNALS, Stopped
 
 LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
 

@@ -18,7 +18,7 @@ from gst.data.synthetic import SyntheticPrograms
 from gst.devices import Log, measure
 from gst.files.arrays import JOURNAL
 from gst.files.replaced import replaced
-from gst.store import open_store, prepare, verify
+from gst.graphs.store import open_store, prepare, verify
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

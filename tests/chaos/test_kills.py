@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.chaos_commands import lost, rows, unreadable
+from experiments.bench.chaos_commands import lost, rows, unreadable
 from gst.devices import Log
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(900)  # several processes, each of which loads torch
 def test_a_kill_of_each_command_loses_nothing(tmp_path: Path) -> None:
     result = tmp_path / "chaos.json"
-    program = [sys.executable, "-m", "experiments.benchmarks.chaos", "--small", "--kills", "1"]
+    program = [sys.executable, "-m", "experiments.bench.chaos", "--small", "--kills", "1"]
     done = subprocess.run(
         [*program, "--work", str(tmp_path / "work"), "--json", str(result)], cwd=ROOT, capture_output=True, text=True
     )

@@ -23,7 +23,7 @@ import torch
 from gst.cli import main
 from gst.devices import Log
 from gst.files.arrays import ArrayWriter
-from gst.interrupts import Stopped, stoppable
+from gst.process.interrupts import Stopped, stoppable
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

@@ -14,7 +14,7 @@ from gst.cost.calibration import held_out
 from gst.cost.metrics import kendall_tau
 from gst.cost.model import HELD_OUT
 from gst.data.synthetic import synthetic_program
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gst.bench.rescore import run
+from experiments.bench.rescore import run
 from gst.cost import CostModel
 from gst.cost.rescoring import Change, Rescorer
 from gst.data.synthetic import synthetic_program
-from gst.graph import Graph
-from gst.segments import segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
 
 NODES, MAX_NODES = 400, 40
 

@@ -12,7 +12,7 @@ from gst.cost import StateModel
 from gst.cost.metrics import kendall_tau
 from gst.cost.states import decisions
 from gst.data.tpugraphs import read
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 
 def with_runtimes(graph: Graph, runtimes: np.ndarray) -> Graph:

@@ -20,10 +20,10 @@ from gst.data.features import FEATURES, MODULO_COLUMNS, SIZES, TILE_COLUMNS, enr
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule, ModuleTuningData
 from gst.data.list_lengths import LAYOUT, LISTS, OF_CONVOLUTIONS, OF_WINDOWS, SHAPE, entries, list_lengths
+from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.nn.inputs import signed_log
-from gst.reduction import reduce
 
 HLO = FIXTURES / "hlo"
 UNET = shared_or_fixture("pb/module_tuning_data_layout.pb", "hlo/unet_3d_part.pb")

@@ -14,7 +14,7 @@ from gst.data import read_hlo, write_npz
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule, ModuleTuningData
 from gst.data.tpugraphs import read
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 HLO = FIXTURES / "hlo"
 PART = HLO / "unet_3d_part.pb", HLO / "unet_3d_part.npz"

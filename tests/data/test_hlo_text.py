@@ -12,7 +12,7 @@ from gst.data import read_hlo
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule
 from gst.data.hlo.text import parse_module
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 HLO = FIXTURES / "hlo"
 BODY = """HloModule small

@@ -11,7 +11,7 @@ from reference import random_graph
 
 from gst.data.loader import Step, StepLoader, split
 from gst.data.synthetic import synthetic_program
-from gst.segments import segment
+from gst.graphs.segments import segment
 
 GRAPHS = [segment(random_graph(seed, num_configs=7 + 4 * seed)) for seed in range(3)]
 EVERYTHING = [(graph, torch.arange(graph.num_configs)) for graph in GRAPHS]
@@ -32,30 +32,21 @@ def plain(steps: list[Step]) -> list[tuple]:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(
-    ("graphs_per_step", "configs_per_graph"), [(1, 1), (1, 4), (2, 3), (3, 100), (50, 2)]
-)
-def test_an_epoch_holds_every_configuration_once(
-    graphs_per_step: int, configs_per_graph: int, shuffle: bool
-) -> None:
+@pytest.mark.parametrize(("graphs_per_step", "configs_per_graph"), [(1, 1), (1, 4), (2, 3), (3, 100), (50, 2)])
+def test_an_epoch_holds_every_configuration_once(graphs_per_step: int, configs_per_graph: int, shuffle: bool) -> None:
     loader = StepLoader(EVERYTHING, graphs_per_step, configs_per_graph, shuffle=shuffle)
     for _ in range(2):
         steps = list(loader)
         every = [(graph.name, config) for graph in GRAPHS for config in range(graph.num_configs)]
         assert Counter(dealt(steps)) == Counter(every) and len(steps) == len(loader)
         assert shuffle or dealt(steps) == every
-        assert all(
-            len(step.graphs) <= graphs_per_step and step.configs.shape[1] <= configs_per_graph
-            for step in steps
-        )
+        assert all(len(step.graphs) <= graphs_per_step and step.configs.shape[1] <= configs_per_graph for step in steps)
 
 
 def test_targets_belong_to_their_configurations_and_padding_is_nan() -> None:
     for step in StepLoader(EVERYTHING, 2, 4):
         assert step.targets.dtype == torch.float64
-        for graph, configs, targets in zip(
-            step.graphs, step.configs.tolist(), step.targets.tolist(), strict=True
-        ):
+        for graph, configs, targets in zip(step.graphs, step.configs.tolist(), step.targets.tolist(), strict=True):
             for config, target in zip(configs, targets, strict=True):
                 assert math.isnan(target) if config < 0 else target == graph.targets[config]
 
@@ -96,13 +87,9 @@ def test_as_many_lists_of_each_graph_as_asked_for() -> None:
     loader = StepLoader(EVERYTHING, 2, 3, lists_per_graph=2)
     epochs = [list(loader) for _ in range(30)]
     for steps in epochs:
-        assert Counter(graph.name for step in steps for graph in step.graphs) == {
-            graph.name: 2 for graph in GRAPHS
-        }
+        assert Counter(graph.name for step in steps for graph in step.graphs) == {graph.name: 2 for graph in GRAPHS}
         assert len(steps) == len(loader) == 3 and len(set(dealt(steps))) == 18
-    assert len({config for steps in epochs for config in dealt(steps)}) == sum(
-        graph.num_configs for graph in GRAPHS
-    )
+    assert len({config for steps in epochs for config in dealt(steps)}) == sum(graph.num_configs for graph in GRAPHS)
 
 
 @pytest.mark.parametrize(("valid", "test"), [(0, 0), (2, 3), (1, 0)])
@@ -111,21 +98,15 @@ def test_configurations_are_split_disjointly_and_completely(valid: int, test: in
     for i, graph in enumerate(GRAPHS):
         pieces = [part[i][1].tolist() for part in parts]
         assert sorted(itertools.chain(*pieces)) == list(range(graph.num_configs))
-        assert [len(piece) for piece in pieces[1:]] == [valid, test] and all(
-            part[i][0] is graph for part in parts
-        )
+        assert [len(piece) for piece in pieces[1:]] == [valid, test] and all(part[i][0] is graph for part in parts)
 
 
 @pytest.mark.parametrize(("valid", "test"), [(0, 0), (1, 1), (2, 0)])
 def test_graphs_are_split_disjointly_and_completely(valid: int, test: int) -> None:
     parts = split(GRAPHS, "graphs", valid, test, seed=3)
     assert [len(part) for part in parts] == [3 - valid - test, valid, test]
-    assert Counter(graph.name for part in parts for graph, _ in part) == Counter(
-        graph.name for graph in GRAPHS
-    )
-    assert all(
-        configs.tolist() == list(range(graph.num_configs)) for part in parts for graph, configs in part
-    )
+    assert Counter(graph.name for part in parts for graph, _ in part) == Counter(graph.name for graph in GRAPHS)
+    assert all(configs.tolist() == list(range(graph.num_configs)) for part in parts for graph, configs in part)
 
 
 def test_a_split_depends_on_its_seed_alone() -> None:

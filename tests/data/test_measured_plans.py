@@ -9,7 +9,7 @@ import pytest
 
 from gst.data.measured_plans import GRAPH, MeasuredPlans, Profiled, core_use, plans_graph, read_measured, write_header
 from gst.devices import Device, Log, Measurement, Plan
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 ONE, OTHER = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
 BOTH = Device("cpu:0-1", "cpu", (0, 1), 2, "host", "test")

@@ -16,9 +16,9 @@ from gst.data.elf import ElfBinaries
 from gst.data.features import FEATURES, enrich
 from gst.data.malnet import MalNet
 from gst.data.named import dataset, datasets, expected_graphs
+from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
-from gst.reduction import reduce
-from gst.store import open_store
+from gst.graphs.store import open_store
 
 ALEXNET = str(FIXTURES / "alexnet_small.npz")
 UNET = FIXTURES / "hlo" / "unet_3d_part.npz"

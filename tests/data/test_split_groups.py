@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gst.data import group_of
 from gst.data.loader import Selection, split
-from gst.graph import Graph
-from gst.segments import SegmentedGraph, segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
 
 NAMES = st.lists(
     st.tuples(st.sampled_from("abcdef"), st.sampled_from(["x", "y", "bin/x", "x/y/z"])), unique=True, min_size=1

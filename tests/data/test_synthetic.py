@@ -10,7 +10,7 @@ from reference import slow_work_and_copies
 
 import gst.data.synthetic
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 
 def drawn_at_once(

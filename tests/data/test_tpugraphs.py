@@ -12,8 +12,8 @@ from conftest import FIXTURES, SHARED
 from reference import merged
 
 from gst.data.tpugraphs import TpuGraphs, read
-from gst.graph import Graph
-from gst.store import prepare
+from gst.graphs.graph import Graph
+from gst.graphs.store import prepare
 
 LAYOUT = FIXTURES / "alexnet_small.npz"
 TILE = FIXTURES / "tile" / "fusion.261_f758aa847a9184c5.npz"
@@ -63,9 +63,7 @@ def test_alexnet_is_read_as_measured(alexnet: Path) -> None:
     assert (graph.num_nodes, graph.num_edges, len(graph.config_nodes)) == (372, 597, 26)
     assert graph.name == alexnet.stem and graph.config_features.dtype == np.int8
     assert (graph.edges[0] < graph.edges[1]).all(), "producers come first"
-    assert (graph.node_features == arrays["node_feat"]).all() and (
-        graph.opcodes == arrays["node_opcode"]
-    ).all()
+    assert (graph.node_features == arrays["node_feat"]).all() and (graph.opcodes == arrays["node_opcode"]).all()
     assert graph.counts.sum() == len(arrays["config_runtime"]) and graph.num_configs < graph.counts.sum()
     assert_merged(graph, read(alexnet, merge=False))
 
@@ -83,11 +81,7 @@ def test_whole_files_hold_what_their_description_says(alexnet: Path) -> None:
     assert every.num_configs == 38_134 and read(alexnet).num_configs < every.num_configs
     unet = read(SHARED / "layout/xla/default/valid/unet_3d.npz")
     assert (unet.num_nodes, unet.num_edges, len(unet.config_nodes)) == (3163, 5112, 62)
-    assert (
-        unet.node_features.shape[1] == 140
-        and unet.config_features.shape[2] == 18
-        and unet.counts.sum() == 112
-    )
+    assert unet.node_features.shape[1] == 140 and unet.config_features.shape[2] == 18 and unet.counts.sum() == 112
     assert (unet.edges[0] < unet.edges[1]).all()
 
 
@@ -199,9 +193,7 @@ def test_damaged_arrays_are_refused_by_file_and_name(
 def assert_refused(path: Path, problem: str = "") -> None:
     with pytest.raises(ValueError) as refusal:
         read(path)
-    assert (
-        str(path) in str(refusal.value) and problem in str(refusal.value) and "\n" not in str(refusal.value)
-    )
+    assert str(path) in str(refusal.value) and problem in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def make_npy(path: Path) -> None:
@@ -282,10 +274,6 @@ def test_a_dataset_yields_its_files_as_often_as_asked(tmp_path: Path, tile_kerne
         shutil.copy(path, tmp_path)
     dataset = TpuGraphs([str(tmp_path / "*.npz"), str(LAYOUT)])
     names = [graph.name for graph in dataset]
-    assert (
-        names
-        == [*sorted(path.stem for path in tile_kernels[:2]), LAYOUT.stem]
-        == [graph.name for graph in dataset]
-    )
+    assert names == [*sorted(path.stem for path in tile_kernels[:2]), LAYOUT.stem] == [graph.name for graph in dataset]
     with pytest.raises(ValueError, match=r"nothing-\*"):
         list(TpuGraphs([str(tmp_path / "nothing-*.npz")]))

@@ -63,9 +63,7 @@ def test_one_memory_copies_nothing(program: Program) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_loss_decreases_when_the_step_is_iterated_on_two_devices(
-    name: str, programs: dict[str, Program]
-) -> None:
+def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str, programs: dict[str, Program]) -> None:
     program, step = programs[name], WORKLOADS[name](**SMALL[name])
     plan = random_plan(program, np.random.default_rng(0))
     parameters, data = (
@@ -87,15 +85,11 @@ def test_every_operation_runs_once_on_its_device(program: Program) -> None:
         executor.run(plan)
         for index, name in enumerate(NAMES):
             nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation"]
-            assert sorted(executor.last_order[name]) == [
-                node for node in nodes if plan.placement[node] == index
-            ]
+            assert sorted(executor.last_order[name]) == [node for node in nodes if plan.placement[node] == index]
 
 
 def test_priority_orders_what_is_ready() -> None:
-    step = TrainingStep(
-        "many", lambda p: (p["w"].sum(), {k: p["w"] * k for k in range(1, 9)}), ({"w": torch.ones(2)},)
-    )
+    step = TrainingStep("many", lambda p: (p["w"].sum(), {k: p["w"] * k for k in range(1, 9)}), ({"w": torch.ones(2)},))
     program = capture(step)
     priority = np.random.default_rng(0).permutation(program.num_nodes)
     want = tuple(sorted(range(1, program.num_nodes), key=lambda node: -priority[node]))
@@ -121,13 +115,8 @@ def broken(program: Program, node: int, error: BaseException) -> Program:
 
 
 @pytest.mark.parametrize("separate_memory", [False, True])
-def test_a_failing_operation_is_reported_and_the_executor_survives(
-    program: Program, separate_memory: bool
-) -> None:
-    node = (
-        max(n for n, each in enumerate(program.operations) if each.kind == "operation" and not each.is_view)
-        // 2
-    )
+def test_a_failing_operation_is_reported_and_the_executor_survives(program: Program, separate_memory: bool) -> None:
+    node = max(n for n, each in enumerate(program.operations) if each.kind == "operation" and not each.is_view) // 2
     while program.operations[node].kind != "operation":
         node += 1
     bad = broken(program, node, RuntimeError("out of luck"))
@@ -136,9 +125,7 @@ def test_a_failing_operation_is_reported_and_the_executor_survives(
         for attempt in (plan, alone(bad), plan):
             with pytest.raises(ExecutionError, match=f"node {node} failed on cpu:.*out of luck") as caught:
                 executor.run(attempt)
-            assert (
-                caught.value.node == node and caught.value.device == attempt.devices[attempt.placement[node]]
-            )
+            assert caught.value.node == node and caught.value.device == attempt.devices[attempt.placement[node]]
         assert executor.submit("cpu:1", lambda: "alive") == "alive"
 
 
@@ -183,9 +170,7 @@ def test_workers_keep_to_their_cores(program: Program) -> None:
     devices = [device for device in discover() if device.kind == "cpu"]
     with Executor(program, devices) as executor:
         for device in devices:
-            assert (
-                executor.submit(device.name, lambda: tuple(sorted(os.sched_getaffinity(0)))) == device.cores
-            )
+            assert executor.submit(device.name, lambda: tuple(sorted(os.sched_getaffinity(0)))) == device.cores
 
 
 @pytest.mark.parametrize("separate_memory", [False, True])
@@ -209,9 +194,7 @@ def test_values_are_freed_at_their_last_use(separate_memory: bool) -> None:
 
     program = capture(TrainingStep("chain", chain, ({"w": torch.ones(4)},)))
     operations = tuple(
-        dataclasses.replace(each, target=lambda value, _: watched(value))
-        if "add" in str(each.target)
-        else each
+        dataclasses.replace(each, target=lambda value, _: watched(value)) if "add" in str(each.target) else each
         for each in program.operations
     )
     program = dataclasses.replace(program, operations=operations)

@@ -101,7 +101,7 @@ def test_arguments_that_python_writes_more_freely_than_the_operators_schema() ->
         made = torch.zeros([], dtype=torch.float32, device="cpu") + torch.full([2, 2], 3).to(torch.float64).sum()
         drawn = torch.ops.aten.native_layer_norm.default(w, [4], None, None, 1)
         kept = torch.ops.aten.clone.default(w, memory_format=torch.contiguous_format)
-        mean = torch.ops.aten.mean.dim(w, [], dtype=torch.float64) * 0.5 ** 2
+        mean = torch.ops.aten.mean.dim(w, [], dtype=torch.float64) * 0.5**2
         scaled = torch.ops.aten.addmm.default(w, w, w, beta=1, alpha=0.25)
         return picked.sum() + made, {"w": torch.stack([drawn[0], kept, scaled]), "p": parts[1] - 1, "m": mean}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmarks.timeline import draw
+from experiments.bench.timeline import draw
 from gst.devices import Timeline
 from gst.devices.simulator import Simulation
 from gst.devices.trace import KINDS, chrome_trace, kind_of, save_trace

@@ -18,8 +18,8 @@ from gst.data.features import FEATURES, enrich
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.hlo.opcodes import opcode_number
 from gst.data.tpugraphs import read
-from gst.graph import Graph
-from gst.store import prepare
+from gst.graphs.graph import Graph
+from gst.graphs.store import prepare
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

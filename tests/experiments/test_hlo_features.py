@@ -16,7 +16,7 @@ from experiments.reproductions.tpugraphs.late_fusion import Settings
 from experiments.reproductions.tpugraphs.tile import Kernel, leave_one_out, network
 from gst.data.features import FEATURES
 from gst.data.tpugraphs import read
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

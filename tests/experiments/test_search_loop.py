@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.benchmarks import search_loop
-from experiments.benchmarks.search_loop import PretendedRuntime, over_loop, pretended, unlike
+from experiments.bench import search_loop
+from experiments.bench.search_loop import PretendedRuntime, over_loop, pretended, unlike
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
 from gst.placement.runtime import SimulatedRuntime

@@ -18,7 +18,7 @@ from experiments.reproductions.tpugraphs import tile
 from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
 from experiments.reproductions.tpugraphs.tile_features import MINOR_TO_MAJOR, NAMES, NUM_ELEMENTS, SIZES, tile_features
 from gst.cost.metrics import kendall_tau, slowdown_at_k
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "fixtures" / "tile").glob("*.npz"))

@@ -34,13 +34,13 @@ from gst.devices.rates import Link, OperationRates, Rates, save_rates, saved_rat
 from gst.devices.remembered import this_machine
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
+from gst.graphs.store import _checksum as _checksum_of_meta
+from gst.graphs.store import open_store, prepare, verify
 from gst.placement.plan_files import load_plan, save_plan
 from gst.placement.policies.go import GO
 from gst.placement.policies.pretraining import load_policy, save_policy
 from gst.programs import Program, Step, capture
 from gst.programs.saving import FILES, _checksum
-from gst.store import _checksum as _checksum_of_meta
-from gst.store import open_store, prepare, verify
 from gst.training.cli import run
 from gst.training.rank import load
 from partitioners import partition_cached

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gst.batch import SegmentBatch
+from gst.method.batch import SegmentBatch
 from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE
 from gst.nn.node_norm import NodeNorm
 

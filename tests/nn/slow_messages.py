@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gst.sparse import CsrMatrix
+from gst.nn.sparse import CsrMatrix
 
 Entries = list[tuple[int, int, float]]
 """(row, column, weight)"""

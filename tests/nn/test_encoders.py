@@ -13,12 +13,12 @@ from reference import as_batch, graphs_and_parts, nodes_within, random_graph
 from slow_encoders import CASES, LOCAL, made, slow_encode
 from torch import Tensor, nn
 
-from gst.assembly import assemble
-from gst.batch import SegmentBatch
-from gst.graph import Graph
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
+from gst.method.assembly import assemble
+from gst.method.batch import SegmentBatch
+from gst.method.states import NodeStates
 from gst.nn import GAT, GPS, SAGE
-from gst.segments import segment
-from gst.states import NodeStates
 
 PRECISE = {torch.float64: 1e-10, torch.float32: 1e-5}
 

@@ -9,7 +9,7 @@ import torch
 from reference import as_batch, random_graph
 from torch import nn
 
-from gst.batch import SegmentBatch
+from gst.method.batch import SegmentBatch
 from gst.nn import FusedSAGE
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gst.nn.attention import neighbour_attention
 from gst.nn.maximum import neighbour_max
 from gst.nn.sharing import Sharing
-from gst.sparse import CsrMatrix, product
+from gst.nn.sparse import CsrMatrix, product
 
 SIZES = {
     "seed": st.integers(0, 99),

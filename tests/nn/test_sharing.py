@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.batch import SegmentBatch
+from gst.method.batch import SegmentBatch
 from gst.nn.sharing import Direction, Level, Sharing
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]

@@ -9,7 +9,7 @@ import numpy as np
 from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.devices import Device
 from gst.devices.costs import Costs, Storages
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.placement.task import Task
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "placement"

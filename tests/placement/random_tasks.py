@@ -10,7 +10,7 @@ import numpy as np
 from gst.devices import Device
 from gst.devices.costs import Costs, Storages
 from gst.devices.simulator import Contention
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.placement.task import Task
 
 NO_OVERHEAD = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)

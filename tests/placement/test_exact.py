@@ -57,9 +57,7 @@ def test_groups_stay_together_and_nodes_stay_where_they_can_run() -> None:
     task = made_task(5, 7)
     times = task.times_us.copy()
     times[1, 2] = np.inf
-    task = replace(
-        task, colocation=np.array([0, 1, 1, 2, 3]), costs=replace(task.costs, times_us=times)
-    )
+    task = replace(task, colocation=np.array([0, 1, 1, 2, 3]), costs=replace(task.costs, times_us=times))
     found = optimum(task, time_limit_s=120, hint=task.plan(np.zeros(5, np.int64)))
     assert found.proved and found.plan is not None and (found.plan.placement[1:3] == 0).all()
     finite = replace(task, costs=replace(task.costs, times_us=np.where(np.isinf(times), 1e6, times)))

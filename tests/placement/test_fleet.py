@@ -23,7 +23,7 @@ from gst.devices.discover import usable_cores
 from gst.devices.remembered import this_machine
 from gst.placement.fleet.connection import joined
 from gst.placement.fleet.measuring import measure_on_fleet
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (extra ray)"),

@@ -31,9 +31,7 @@ def moldable(task: Task) -> Task:
     one, other = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
     both = Device("cpu:0-1", "cpu", (0, 1), 2, "host", "test")
     assert task.program is not None
-    return Task.of_profile(
-        task.program, (one, other, both), np.vstack([task.times_us, task.times_us[:1] / 1.6])
-    )
+    return Task.of_profile(task.program, (one, other, both), np.vstack([task.times_us, task.times_us[:1] / 1.6]))
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +148,7 @@ def test_a_network_learns_it_too(
     assert (network.with_spread(plans)[1] > 1).all()
 
 
-def test_a_network_says_what_its_cost_model_says(
-    moldable: Task, plans: list[Plan], network: ScreenedRuntime
-) -> None:
+def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: ScreenedRuntime) -> None:
     assert isinstance(network.correction, NetworkCorrection)
     wanted = network.correction.model.predict(plans_graph(moldable.profiled, plans))
     assert np.allclose(network(plans), SimulatedRuntime(moldable)(plans) * wanted, rtol=1e-5)

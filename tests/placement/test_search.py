@@ -12,6 +12,7 @@ import pytest
 from gst.cli import main
 from gst.devices import Executor, Log, Plan
 from gst.devices.isolated import IsolatedExecutor
+from gst.graphs.store import open_store
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.runtime import MeasuredRuntime
 from gst.placement.search import NUM_AGAIN, Search
@@ -19,7 +20,6 @@ from gst.placement.task import Task
 from gst.placement.workers import Workers
 from gst.programs import TrainingStep
 from gst.programs.workloads import rnnlm
-from gst.store import open_store
 
 
 def small() -> TrainingStep:

@@ -110,7 +110,7 @@ def _of_elements(html: Html) -> list[str]:
 
 def colours(dark: bool) -> dict[str, str]:
     """The hexadecimal colours of `report.css` by name."""
-    css = resources.files("gst").joinpath("report.css").read_text(encoding="utf-8")
+    css = resources.files("gst.reporting").joinpath("report.css").read_text(encoding="utf-8")
     light, other = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     found = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light))
     return found | dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", other)) if dark else found

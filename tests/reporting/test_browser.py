@@ -11,7 +11,7 @@ from made_records import make_record
 from made_training import make_training
 from report_html import colours
 
-from gst.report import render, render_training
+from gst.reporting.report import render, render_training
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt-get install chromium)")
 

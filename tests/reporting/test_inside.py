@@ -12,9 +12,9 @@ import pytest
 from made_records import layered, make_record
 from report_html import Html
 
-from gst.report import render
 from gst.reporting import drawing
 from gst.reporting.inside import MAX_NODES
+from gst.reporting.report import render
 
 
 def operations(page: str) -> dict[str, Any]:

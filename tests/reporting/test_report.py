@@ -13,7 +13,7 @@ from made_records import make_record
 from report_html import Html as Page
 from report_html import faults
 
-from gst.report import headline, render
+from gst.reporting.report import headline, render
 
 HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
 

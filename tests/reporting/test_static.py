@@ -11,7 +11,7 @@ from made_records import make_record
 from made_training import make_training
 from report_html import blend, colours, contrast, faults
 
-from gst.report import render, render_training
+from gst.reporting.report import render, render_training
 
 READ = 4.5  # least contrast of text, level AA of the Web Content Accessibility Guidelines 2
 SEEN = 3.0  # and of what must be seen to understand a drawing
@@ -66,6 +66,6 @@ def test_colours_are_those_that_the_colour_blind_can_tell_apart() -> None:
 
 
 def test_the_script_builds_no_html_and_calls_nobody() -> None:
-    script = resources.files("gst").joinpath("report.js").read_text(encoding="utf-8")
+    script = resources.files("gst.reporting").joinpath("report.js").read_text(encoding="utf-8")
     for word in ("innerHTML", "eval", "fetch", "XMLHttpRequest", "import", "http", "document.write", "</"):
         assert word not in script, word

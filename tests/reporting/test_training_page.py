@@ -12,8 +12,8 @@ import pytest
 from made_training import make_training
 from report_html import Html, faults
 
-from gst.report import render_training
 from gst.reporting.epochs import over_epochs
+from gst.reporting.report import render_training
 from gst.reporting.training import summary
 from gst.reporting.training_scores import _places
 

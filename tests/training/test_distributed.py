@@ -21,9 +21,9 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import pairwise_hinge
 from gst.data.loader import Selection, Step, StepLoader
-from gst.estimator import GraphSegmentTraining
+from gst.graphs.segments import segment
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.segments import segment
 from gst.training.processes import share_of
 
 CHANNELS, TOGETHER, EPOCHS = 8, 4, 2

@@ -15,7 +15,7 @@ from offline_runs import OfflineRun, read_runs
 
 from gst.cli import main
 from gst.data.synthetic import synthetic_program
-from gst.store import open_store
+from gst.graphs.store import open_store
 from gst.training.plan_log import usual_mode
 from gst.training.versions import code_version
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from experiments.benchmarks.placement_simulated import first_as_good
+from experiments.bench.placement_simulated import first_as_good
 from gst.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine

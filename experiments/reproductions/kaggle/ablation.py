@@ -24,11 +24,11 @@ from torch import nn
 from tqdm import tqdm
 
 from experiments.reproductions.kaggle.reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
-from gst.allocator import keep_freed_memory
 from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.nn import SAGE, CrossConfigHead, FusedSAGE, Head
+from gst.process.allocator import keep_freed_memory
 
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
 BASE = "base"

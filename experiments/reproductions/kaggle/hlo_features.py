@@ -34,14 +34,14 @@ from experiments.reproductions.tpugraphs.common_columns import ALEXNET, MAX_NODE
 from experiments.reproductions.tpugraphs.common_gnn import gnn
 from experiments.reproductions.tpugraphs.late_fusion import Settings
 from experiments.reproductions.tpugraphs.tile import Kernel, expected_slowdown, network
-from gst.allocator import keep_freed_memory
 from gst.cost import kendall_tau, noise_ceiling
 from gst.data.derivation import derived
 from gst.data.features import FEATURES, enrich
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
-from gst.graph import Graph
-from gst.segments import SegmentedGraph, segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.process.allocator import keep_freed_memory
 
 ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
 Task = Callable[[Sequence[str], int], float]

@@ -3,7 +3,7 @@
     python -m experiments.reproductions.kaggle.reduction --seeds 3
 
 The encoder, the head and the loss are those of `experiments/configs/alexnet_layout.yaml`, trained for fewer steps. The
-split is that of `experiments.benchmarks.alexnet`; tau is that of the 1000 configurations of its test part. Updates are
+split is that of `experiments.bench.alexnet`; tau is that of the 1000 configurations of its test part. Updates are
 states of nodes computed by the layers in one step, forward, compared with those of the whole graph when every node is
 computed under every configuration. Segments are those of the configuration: some are fresh, the others are encoded too,
 without gradient. A loss of tau is the mean over seeds of what the whole graph scores more, from the same seed.
@@ -24,17 +24,17 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from gst.allocator import keep_freed_memory
 from gst.cost.losses import Loss, pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
+from gst.data.reduction import node_updates, reduce
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
-from gst.estimator import GraphSegmentTraining
-from gst.graph import Graph
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.reduction import node_updates, reduce
-from gst.segments import SegmentedGraph, segment
+from gst.process.allocator import keep_freed_memory
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 METHODS = ("none", "hops:1", "hops:2", "hops:3", "segments")

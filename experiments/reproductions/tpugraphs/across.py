@@ -3,7 +3,8 @@
     python -m experiments.reproductions.tpugraphs.across --seeds 5
 
 Trained on AlexNet's layouts, on those and tile sizes, and, if --programs names a folder of stores of measured plans
-(`gst.store.open_store`), on these too. The files have different columns; `common_columns` says what is made of them.
+(`gst.graphs.store.open_store`), on these too. The files have different columns; `common_columns` says what is made of
+them.
 
 `gnn` is SAGE under Graph Segment Training with ListMLE, a graph of each kind in turn; with `few columns` it sees of a
 node its opcode and degrees alone, and without `messages` each node knows its own configuration alone. `ridge` and
@@ -40,10 +41,10 @@ from tqdm import tqdm
 
 from experiments.reproductions.tpugraphs.common_columns import DEGREES, pooled, read_all
 from experiments.reproductions.tpugraphs.common_gnn import Lessons, Scores, gnn
-from gst.allocator import keep_freed_memory
 from gst.cost import kendall_tau, noise_ceiling
 from gst.devices import machine_record
-from gst.segments import SegmentedGraph
+from gst.graphs.segments import SegmentedGraph
+from gst.process.allocator import keep_freed_memory
 
 HELD_OUT, FOLDS = 1000, 5
 Graphs = dict[str, list[SegmentedGraph]]

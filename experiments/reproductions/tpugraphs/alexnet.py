@@ -22,12 +22,12 @@ import numpy as np
 from scipy.stats import rankdata
 from tqdm import tqdm
 
-from experiments.benchmarks.alexnet import mlp, one_hot_states, ridge
+from experiments.bench.alexnet import mlp, one_hot_states, ridge
 from gst.cost import StateModel, noise_ceiling
 from gst.cost.metrics import kendall_tau, slowdown_at_k
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 LABELS = {"200": 200, "1000": 1000, "all": None}

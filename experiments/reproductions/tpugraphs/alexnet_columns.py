@@ -18,7 +18,7 @@ import numpy as np
 
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.list_lengths import LAYOUT, OF_WINDOWS, entries, is_opcode
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 TYPE, NUMBERS = "shape_element_type_is_", "convolution_dim_numbers"
 TYPES = ("pred", "s32", "s64", "u32", "f32", "tuple", "token")

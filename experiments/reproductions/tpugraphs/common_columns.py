@@ -22,11 +22,11 @@ from experiments.reproductions.tpugraphs.layout_features import NAMES, layout_fe
 from experiments.reproductions.tpugraphs.tile_features import tile_features
 from gst.data.features import enrich
 from gst.data.hlo.features import NODE_FEATURES
+from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
-from gst.graph import Graph
-from gst.reduction import reduce
-from gst.segments import SegmentedGraph, segment
-from gst.store import open_store
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.graphs.store import open_store
 
 ALEXNET, UNET = "layout/xla/random/train/alexnet_train_batch_32.npz", "layout/xla/default/valid/unet_3d.npz"
 HLO_OPCODES, NUM_OPCODES, DEGREES = 128, 512, 2

@@ -11,9 +11,9 @@ from jaxtyping import Float64
 
 from experiments.reproductions.tpugraphs.common_columns import NUM_OPCODES
 from gst.cost.losses import list_mle
-from gst.estimator import GraphSegmentTraining
+from gst.graphs.segments import SegmentedGraph
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.segments import SegmentedGraph
 
 CHANNELS, CONFIGS, NUM_FRESH = 64, 128, 2
 Lessons = Sequence[tuple[SegmentedGraph, np.ndarray]]

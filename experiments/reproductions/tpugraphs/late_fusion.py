@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from gst.assembly import assemble
-from gst.batch import SegmentBatch
 from gst.cost.losses import list_mle
-from gst.encoding import embed_segments
-from gst.graph import Graph
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
+from gst.method.assembly import assemble
+from gst.method.batch import SegmentBatch
+from gst.method.encoding import embed_segments
 from gst.nn import SAGE
-from gst.segments import segment
 
 Features = Float64[np.ndarray, "configs features"]
 Row = Float[Tensor, " features"]

@@ -14,7 +14,7 @@ from gst.data.features import LANES, SUBLANES
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.hlo.opcodes import opcode_number
 from gst.data.list_lengths import SHAPE, Columns, entries, operands
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 TENSORS, DIMENSIONS = ("output", "input", "kernel"), 6
 MEANINGS = ("given", "minor_extent", "second_extent", "padding", "padded_elements", "minor_is_feature")

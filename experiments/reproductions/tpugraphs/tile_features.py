@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from gst.data.features import LANES, SUBLANES
 from gst.data.hlo.features import NODE_FEATURES
 from gst.data.hlo.opcodes import opcode_number
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 RANK = 6  # dimensions that a file keeps of an array
 KERNEL, OUTPUT = slice(0, RANK), slice(8, 8 + RANK)  # columns of the bounds, each followed by their sum and product

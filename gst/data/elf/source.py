@@ -20,7 +20,7 @@ from gst.data.elf.labels import call_depth, language
 from gst.data.elf.packages import Package, groups, owners
 from gst.data.elf.search import binaries, large_files, reason
 from gst.data.source import GraphSource
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 VERSION = 1  # of what is read
 CLASSIFICATIONS, REGRESSIONS = ("language", "section"), ("call_depth",)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 
 def write_npz(graph: Graph, path: Path | str) -> None:

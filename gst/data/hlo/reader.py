@@ -13,7 +13,7 @@ from gst.data.hlo.module_graph import module_graph
 from gst.data.hlo.text import parse_module
 from gst.data.hlo.tuning import configurations, configured_nodes, tuned_nodes
 from gst.data.merging import merge_repeats
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 
 WAY_OUT = "give HLO as jax.jit(f).lower(x).compile().as_text(), an XLA dump or a TpuGraphs .pb file has it"
 

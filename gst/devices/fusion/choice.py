@@ -15,8 +15,8 @@ from gst.devices.fusion.rewrite import rewritten
 from gst.devices.fusion.structure import example_values, layouts, structure_key
 from gst.devices.native.lower import CompiledGroup
 from gst.devices.plan import Plan, contracted_plan
+from gst.process.progress import notice
 from gst.programs import Program
-from gst.progress import notice
 
 
 @dataclass(frozen=True, eq=False)

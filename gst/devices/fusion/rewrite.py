@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from gst.devices.fusion.legality import Group
 from gst.devices.native.lower import CompiledGroup
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.programs import Operation, Program, Reference
 from gst.programs.features import node_features, opcode
 

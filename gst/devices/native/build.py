@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gst.progress import notice
+from gst.process.progress import notice
 
 SOURCE = Path(__file__).with_name("interpreter.cpp")
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gst.interrupts import handlers_kept
 from gst.placement.fleet.host import DISTRIBUTION
+from gst.process.interrupts import handlers_kept
 
 HERE = "ray"  # the cluster of this host
 CLIENT = "ray://"

@@ -15,8 +15,8 @@ from gst.placement.fleet.connection import joined
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.measuring import AT_ONCE, begun, not_measured, summary, write
 from gst.placement.plan_files import load_plan
+from gst.process.progress import Progress
 from gst.programs import Program, traced
-from gst.progress import Progress
 
 Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
 

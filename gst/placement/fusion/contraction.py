@@ -13,7 +13,7 @@ from gst.devices import Plan
 from gst.devices.costs import Storages
 from gst.devices.event_kernel import pop, push
 from gst.devices.plan import contracted_plan
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.placement.task import Task
 from partitioners.compiled import compiled
 

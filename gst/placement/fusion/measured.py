@@ -23,7 +23,7 @@ from gst.placement.fusion.contraction import Contraction, contract
 from gst.placement.fusion.costs import numbered
 from gst.placement.machines import VIEW_US
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 AT_ONCE = 4  # groups that are asked about at once: each may have to be compiled
 

@@ -11,7 +11,7 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 FAILED = 1e15
 """Energy of a plan that fails, more than any runtime in ms; a plan that fits less has more."""

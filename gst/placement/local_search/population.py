@@ -13,7 +13,7 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 SAMPLES = 40  # plans that are drawn from one distribution
 ELITE_SHARE = 0.1  # of them, by which the next distribution is chosen

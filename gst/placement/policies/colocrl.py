@@ -16,7 +16,7 @@ from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 MOST_UNITS = 256
 SCALE = 0.1  # of logarithms of counts and sizes, so that they are of the order of one

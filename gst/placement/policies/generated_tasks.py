@@ -7,7 +7,7 @@ from jaxtyping import Float64, Int64
 
 from gst.devices import Device
 from gst.devices.costs import Costs, Storages
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.placement.task import Task
 
 SKIPS = 0.1  # share of nodes that also read something far before them

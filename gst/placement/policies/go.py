@@ -25,8 +25,8 @@ from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.policies.recurrent_attention import RecurrentAttention
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
+from gst.process.progress import Progress
 from gst.programs.features import FEATURE_NAMES
-from gst.progress import Progress
 
 TASKS = ("placement", "schedule", "fusion")
 MAX_ALIKE = 64  # equal devices that are told apart

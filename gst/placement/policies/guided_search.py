@@ -17,7 +17,7 @@ from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 LEAST_WEIGHT = 0.05  # of a group of which the policy is certain, among at most log(devices)
 EPOCHS = 3

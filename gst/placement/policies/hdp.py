@@ -16,7 +16,7 @@ from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, and faster
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gst.placement.policies.decisions import Decisions, LogProbabilities
 from gst.placement.policies.inputs import PolicyInputs
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 AT_ONCE = 4  # examples in a step
 SMOOTHING = 0.05  # share of the target that is spread over all actions, so that the policy goes on exploring

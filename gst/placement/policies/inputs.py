@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gst.data.measured_plans import core_use
 from gst.devices.ways import longest_ways, neighbour_lists
+from gst.nn.sparse import CsrMatrix
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
-from gst.sparse import CsrMatrix
 from partitioners.compiled import compiled
 
 UNKNOWN_OPCODE = NUM_OPCODES  # of graphs that are no captured programs

@@ -15,7 +15,7 @@ from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.pretraining import load_policy, zero_shot
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 IMITATION_STEPS = 30
 IMITATION_NODES = 100_000  # nodes times steps, at most, of a warm start

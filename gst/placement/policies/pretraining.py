@@ -23,7 +23,7 @@ from gst.placement.policies.list_decoding import list_decoded
 from gst.placement.policies.ppo import PPO, Lesson, train
 from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 SCHEMA = 1
 MAX_STEPS = 49  # of fine-tuning (Zhou et al. 2020: fewer than 50)

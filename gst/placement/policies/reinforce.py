@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gst.devices import Plan
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.progress import Progress
+from gst.process.progress import Progress
 
 FAILED = 100.0  # times the operations one after the other: what a plan that failed counts as
 DECAY = 0.9  # of the moving averages, for each batch

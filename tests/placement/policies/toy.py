@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gst.devices import Device, Plan
 from gst.devices.costs import Costs, Storages
-from gst.graph import Graph
+from gst.graphs.graph import Graph
 from gst.placement.policies.reinforce import DrawsPlans
 from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task

@@ -1,0 +1,363 @@
+"""The arguments of every benchmark and what it prints: `python -m experiments.bench NAME`, and `gst bench NAME`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gst.process.progress import Bars
+from gst.process.waiting import wait_briefly
+
+BENCH = "python -m experiments.bench"
+Command = Callable[..., argparse.ArgumentParser]
+
+
+def add_benchmarks(bench: Any, command: Command, names: Sequence[str] | None = None) -> None:
+    """Add a subcommand for each of `names` (every benchmark if not given); `command(bench, name, run, summary,
+    examples)` makes one as all of `gst` are."""
+    for name in names or _ADD:
+        _ADD[name](bench, command)
+
+
+def _add_step(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "step",
+        _step,
+        "a training step with the published network, on graphs of TpuGraphs' size; or against full-graph training",
+        "gst bench step --json step.json\ngst bench step --data data/layout/xla/random/train --configs 32\n"
+        "gst bench step --against full",
+    )
+    parser.add_argument("--data", type=Path, help="folder of TpuGraphs layout files (default: six made graphs)")
+    parser.add_argument("--against", choices=("full",), help="train to the same score on whole graphs of 100,000 nodes")
+    for name, default, what in (
+        ("batch-graphs", 4, "graphs in a step"),
+        ("configs", 32, "configurations of each"),
+        ("layers", 3, "SAGE layers"),
+        ("channels", 256, "their width"),
+        ("max-nodes", 1000, "most nodes of a segment"),
+        ("steps", 16, "steps to time"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+
+
+def _add_score(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "score",
+        _score,
+        "scoring many configurations of one giant program, in fp32 and in bf16",
+        f"{BENCH} score --json score.json\n{BENCH} score --nodes 8000 --configurable 400 --configs 256",
+    )
+    parser.add_argument("--nodes", type=int, default=40_000, help="of the program (default: %(default)s)")
+    parser.add_argument("--configurable", type=int, default=2_000, help="nodes of these (default: %(default)s)")
+    parser.add_argument("--configs", type=int, default=1_000, help="to score (default: %(default)s)")
+
+
+def _add_memory(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "memory", _memory, "does memory grow with the graph?", "gst bench memory --nodes 10000,1000000"
+    )
+    parser.add_argument("--nodes", default="10000,100000,1000000,10000000", help="sizes (default: %(default)s)")
+
+
+def _add_table(bench: Any, command: Command) -> None:
+    command(bench, "table", _table, "pulls and pushes of the embedding table", f"{BENCH} table --json table.json")
+
+
+def _add_backends(bench: Any, command: Command) -> None:
+    command(bench, "backends", _backends, "sparse products, native and torch-sparse", f"{BENCH} backends")
+
+
+def _add_partition(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "partition", _partition, "cuts and times of the partitioners", f"{BENCH} partition --nodes 100000"
+    )
+    parser.add_argument("--nodes", type=int, default=1_000_000, help="of each graph (default: %(default)s)")
+    parser.add_argument("--parts", type=int, default=200, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of graphs and partitioners (default: %(default)s)")
+
+
+def _add_rescore(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "rescore", _rescore, "scoring local moves of a giant plan again", f"{BENCH} rescore --json rescore.json"
+    )
+    parser.add_argument("--nodes", type=int, default=80_000, help="of the program (default: %(default)s)")
+    parser.add_argument("--moves", type=int, default=30, help="to score (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+
+
+def _add_executor(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "executor",
+        _executor,
+        "what running a captured program costs beyond its operations, against plain PyTorch",
+        "gst bench executor --json executor.json\ngst bench executor --programs rnnlm,inception",
+    )
+    _add_programs(parser)
+
+
+def _add_simulator(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "simulator",
+        _simulator,
+        "simulated against measured runtimes of random plans",
+        "gst bench simulator --json simulator.json\ngst bench simulator --programs rnnlm --plans 30",
+    )
+    parser.add_argument("--plans", type=int, default=100, help="of each program (default: %(default)s)")
+    _add_programs(parser)
+
+
+def _add_placement(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "placement",
+        _placement,
+        "what searches find, measured beside plain PyTorch, torch.compile, one device and the baselines",
+        "gst bench placement --json placement.json\ngst bench placement --programs rnnlm --budget 30 --seeds 1",
+    )
+    for name, default, what in (
+        ("budget", 50, "measurements of each search"),
+        ("evaluations", 5_000, "simulated plans of each method"),
+        ("seeds", 3, "searches of each kind"),
+        ("repetitions", 25, "of each plan at the end"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
+    parser.add_argument(
+        "--patience", type=float, default=20.0, metavar="S",
+        help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench/placement"),
+        help="where searches write what they measure, and go on from (default: %(default)s)",
+    )  # fmt: skip
+    _add_programs(parser)
+
+
+def _add_distributed(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "distributed",
+        _distributed,
+        "training with several processes beside one: graphs a second, share of steps that goes to the table",
+        f"{BENCH} distributed --json distributed.json\n{BENCH} distributed --processes 4 --steps 20",
+    )
+    for name, default, what in (
+        ("processes", 2, "of one thread each"),
+        ("steps", 12, "to time in each turn"),
+        ("rounds", 3, "turns of one process and of several"),
+        ("nodes", 16_000, "of each graph"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+
+
+def _add_checkpoint(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "checkpoint",
+        _checkpoint,
+        "saving and restoring a large table beside a copy of the file, and how long training waits",
+        f"{BENCH} checkpoint --json checkpoint.json\n{BENCH} checkpoint --size 1GiB --out /mnt/fast",
+    )
+    parser.add_argument("--size", default="1GiB", help="of the table (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="folder on the disk to measure (default: the system's temporary)")
+
+
+def _add_scale(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "scale",
+        _scale,
+        "1 to 256 processes simulated from measured figures, and where communication takes over",
+        f"{BENCH} scale --measured experiments/results/distributed.json --plot scale.png\n"
+        f"{BENCH} scale --measured distributed.json --link wifi:2000:0.1",
+    )
+    parser.add_argument(
+        "--measured", type=Path, help=f"result of {BENCH} distributed (default: measure now, on this machine)"
+    )
+    parser.add_argument(
+        "--link", action="append", default=[], metavar="NAME:MICROSECONDS:GIGABYTES",
+        help="another link than 10 GbE, 100 GbE and NVLink: latency and 10^9 bytes a second; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--compute-ms", type=float, help="of a step on your accelerator, in place of the measured one")
+    parser.add_argument("--plot", type=Path, help="where to draw it: a PNG or SVG file")
+
+
+def _add_programs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--programs", help="names separated by commas (default: every bundled one)")
+
+
+def _step(options: argparse.Namespace) -> dict[str, Any]:
+    with Bars() as bars:
+        if options.against:
+            from experiments.bench.against_full import run as against_full
+
+            return _told(against_full(bars.show), options)
+        from experiments.bench.step import Setting
+        from experiments.bench.step import run as run_step
+
+        names = ("batch_graphs", "configs", "layers", "channels", "max_nodes", "steps")
+        setting = Setting(str(options.data or ""), **{name: getattr(options, name) for name in names})
+        return _told(run_step(setting, bars.show), options)
+
+
+def _score(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.score import Setting
+    from experiments.bench.score import run as run_score
+
+    with Bars() as bars:
+        setting = Setting(options.nodes, options.configurable, options.configs)
+        return _told(run_score(setting, bars.show), options)
+
+
+def _memory(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.memory import run as run_memory
+
+    with Bars() as bars:
+        return _told(run_memory([int(nodes) for nodes in options.nodes.split(",")], bars.show), options)
+
+
+def _table(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.table import run as run_table
+
+    with Bars() as bars:
+        return _told(run_table(bars.show), options)
+
+
+def _backends(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.backends import run as run_backends
+
+    with Bars() as bars:
+        return _told(run_backends(bars.show), options)
+
+
+def _partition(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.partition import run as run_partition
+
+    with Bars() as bars:
+        return _told(run_partition(options.nodes, options.parts, options.seed, bars.show), options)
+
+
+def _rescore(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.rescore import run as run_rescore
+
+    with Bars() as bars:
+        return _told(run_rescore(options.nodes, options.moves, options.seed, bars.show), options)
+
+
+def _executor(options: argparse.Namespace) -> dict[str, Any]:
+    wait_briefly()
+    from experiments.bench.executor import bench
+
+    with Bars() as bars:
+        return _rows(bench(_programs(options), progress=bars.show), options, "overhead", "one_core_ms", "pytorch_ms")
+
+
+def _simulator(options: argparse.Namespace) -> dict[str, Any]:
+    wait_briefly()
+    from experiments.bench.simulator import bench
+
+    with Bars() as bars:
+        result = bench(_programs(options), options.plans, progress=bars.show)
+    return _rows(result, options, "spearman", "mape", "peak_error_worst", "evaluations_per_second")
+
+
+def _placement(options: argparse.Namespace) -> dict[str, Any]:
+    wait_briefly()
+    from experiments.bench.placement import bench
+
+    with Bars() as bars:
+        result = bench(
+            _programs(options), options.out, options.budget, options.evaluations, options.seeds, options.repetitions,
+            not options.without_compile, options.patience, bars.show,
+        )  # fmt: skip
+    return _rows(result, options, "one_device_ms", "heft_ms", "best_ms", "moldable_ms", "pytorch_ms", "over_pytorch")
+
+
+def _distributed(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.distributed import run as run_distributed
+
+    wait_briefly()
+    with Bars() as bars:
+        return _told(
+            run_distributed(options.processes, options.steps, options.rounds, options.nodes, bars.show), options
+        )
+
+
+def _checkpoint(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.checkpoint import run as run_checkpoint
+    from gst.devices.discover import parse_bytes
+
+    with Bars() as bars:
+        size = parse_bytes(options.size)
+        return _told(run_checkpoint(size, folder=options.out, progress=bars.show), options)
+
+
+def _scale(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench import scale
+
+    if options.measured is None:
+        from experiments.bench.distributed import run as run_distributed
+
+        with Bars() as bars:
+            figures = run_distributed(progress=bars.show)
+    else:
+        figures = scale.figures_in(options.measured)
+    links = scale.LINKS | dict(scale.link(text) for text in options.link)
+    result = scale.run(scale.measured(figures, options.compute_ms), links)
+    if options.plot:
+        scale.plot(result, options.plot)
+    for name, over in result["takes_over"].items():
+        where = (
+            "communication never takes as long as computing" if over is None else f"takes over with {over} processes"
+        )
+        print(f"{name:<12} {where}; most of it: {result['first'][name]}")
+    return _told({key: result[key] for key in ("efficiency", "step")}, options) | result
+
+
+def _programs(options: argparse.Namespace) -> list[str]:
+    from gst.programs import WORKLOADS
+
+    return options.programs.split(",") if options.programs else list(WORKLOADS)
+
+
+def _rows(result: dict[str, Any], options: argparse.Namespace, *columns: str) -> dict[str, Any]:
+    """Print a line for each workload."""
+    print(f"{'program':<16}" + "".join(f"{column:>24}" for column in columns))
+    for name, row in result["workloads"].items():
+        print(f"{name:<16}" + "".join(f"{row[column]:>24.4g}" for column in columns))
+    return _told(result, options)
+
+
+def _told(result: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Print the figures of a benchmark that stand alone; the rest is for --json."""
+    for key, value in result.items():
+        if isinstance(value, int | float):
+            print(f"{key:<26} {value:.4g}")
+        elif isinstance(value, list) and value and not isinstance(value[0], dict | list):
+            print(f"{key:<26} {', '.join(str(entry) for entry in value)}")
+        elif isinstance(value, dict) and all(isinstance(entry, int | float) for entry in value.values()):
+            print(f"{key:<26} " + ", ".join(f"{name} {entry:.4g}" for name, entry in value.items()))
+    return result | {"command": options.command}
+
+
+_ADD = {
+    "step": _add_step,
+    "score": _add_score,
+    "memory": _add_memory,
+    "table": _add_table,
+    "backends": _add_backends,
+    "partition": _add_partition,
+    "rescore": _add_rescore,
+    "executor": _add_executor,
+    "simulator": _add_simulator,
+    "placement": _add_placement,
+    "distributed": _add_distributed,
+    "checkpoint": _add_checkpoint,
+    "scale": _add_scale,
+}

@@ -1,0 +1,235 @@
+"""Training with several processes: graphs a second beside one process, and the share of steps that goes to the table.
+
+Every process has one thread. One process and several take turns, on the same graphs and with as many graphs per process
+and step, so that both do the same work per process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+from gst.cost.losses import pairwise_hinge
+from gst.data.loader import Step, StepLoader
+from gst.data.synthetic import synthetic_program
+from gst.devices import machine_record
+from gst.graphs.segments import segment
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
+
+GRAPHS, NODES, CONFIGS, MAX_NODES = 8, 16_000, 64, 1_000
+GRAPHS_PER_STEP, CONFIGS_PER_STEP, NUM_FRESH = 2, 16, 2
+CHANNELS, LAYERS = 128, 3
+WARMUP = 2
+ALONE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "NUMBA_NUM_THREADS": "1"}
+PLANNED_FOR = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def run(
+    processes: int = 2, steps: int = 12, rounds: int = 5, nodes: int = NODES,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train with one process and with several, in turns.
+
+    Args:
+        processes: how many several are.
+        steps: to time in each turn.
+        rounds: turns of each.
+        nodes: of each graph.
+
+    Returns:
+        `speedup`: graphs a second of several processes over those of one, the median of rounds; `efficiency`: over the
+        number of processes. `apart`: the speedup of as many processes that train for themselves and never wait for each
+        other, which is what the machine allows. `graphs_per_second`: medians, by the number of processes.
+        `table_share`: of a step's time, waiting for and handling rows of the table and planning for all processes, the
+        median of the slowest process. `step_ms`, `table_ms`, `plan_ms`: medians with several processes. `pull_bytes`,
+        `push_bytes`, `gradient_bytes`: that a process sends in a step. `planning_ms`: by the number of processes, what
+        `experiments.bench.planning` measures.
+    """
+    turns: dict[str, list[dict[str, float]]] = {"1": [], str(processes): [], "apart": []}
+    for turn in range(rounds):
+        for number, (kind, seen) in enumerate(turns.items()):
+            progress(f"processes: {kind}", len(turns) * turn + number, len(turns) * rounds)
+            seen.append(_train_in(1 if kind == "1" else processes, steps, nodes, together=kind != "apart"))
+    progress("done", len(turns) * rounds, len(turns) * rounds)
+    rates = {kind: [each["graphs_per_second"] for each in seen] for kind, seen in turns.items()}
+    ratios, apart = (
+        [many / one for one, many in zip(rates["1"], rates[kind], strict=True)] for kind in (str(processes), "apart")
+    )
+    middle = {key: statistics.median(each[key] for each in turns[str(processes)]) for key in turns[str(processes)][0]}
+    return {
+        "speedup": statistics.median(ratios),
+        "efficiency": statistics.median(ratios) / processes,
+        "apart": statistics.median(apart),
+        **{key: value for key, value in middle.items() if key != "graphs_per_second"},
+        "planning_ms": _planning(nodes),
+        "graphs_per_second": {kind: statistics.median(each) for kind, each in rates.items()},
+        "rounds": {"speedup": ratios, **rates},
+        "setting": {
+            "processes": processes, "steps": steps, "graphs": GRAPHS, "nodes": nodes, "configs": CONFIGS_PER_STEP,
+            "graphs_per_step": GRAPHS_PER_STEP, "max_nodes": MAX_NODES, "num_fresh": NUM_FRESH, "channels": CHANNELS,
+            "layers": LAYERS,
+        },
+        "machine": machine_record(),
+    }  # fmt: skip
+
+
+def _planning(nodes: int) -> dict[str, float]:
+    settings = {
+        "nodes": nodes, "max_nodes": MAX_NODES, "processes": PLANNED_FOR, "graphs_per_step": GRAPHS_PER_STEP,
+        "configs_per_step": CONFIGS_PER_STEP, "num_fresh": NUM_FRESH, "channels": CHANNELS,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "experiments.bench.planning", "--settings", json.dumps(settings)]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | ALONE, check=True).stdout
+    found: dict[str, float] = json.loads(answer)
+    return found
+
+
+def _train_in(processes: int, steps: int, nodes: int, together: bool = True) -> dict[str, float]:
+    """The slowest process's figures, and the graphs of all; each for itself if not `together`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "experiments.bench.distributed", "--steps", str(steps), "--nodes", str(nodes)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = range(processes) if together else [0] * processes
+    common["WORLD_SIZE"] = str(processes if together else 1)
+    children = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | common | ALONE | {"RANK": str(rank)})
+        for rank in ranks
+    ]
+    answers = [child.communicate()[0] for child in children]
+    if any(child.returncode for child in children):
+        raise ChildProcessError(f"{' '.join(command)} failed; see its words above")
+    seen = [json.loads(answer) for answer in answers]
+    rate = sum(GRAPHS_PER_STEP * steps / each.pop("seconds") for each in seen)
+    return {key: max(each[key] for each in seen) for key in seen[0]} | {"graphs_per_second": rate}
+
+
+class Clock:
+    """Seconds spent in what `timed` surrounds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def within(*arguments: Any, **options: Any) -> Any:
+            with self.timed():
+                return function(*arguments, **options)
+
+        return within
+
+
+def train(steps: int, nodes: int) -> dict[str, float]:
+    """What one process of several does, or the only one. Times begin and end together."""
+    torch.set_num_threads(1)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world_size > 1:
+        dist.init_process_group("gloo")
+    graphs = [segment(synthetic_program(nodes, CONFIGS, seed=seed), MAX_NODES) for seed in range(GRAPHS)]
+    every = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+    loader = StepLoader(every, GRAPHS_PER_STEP, CONFIGS_PER_STEP, rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    shard = EmbeddingTable(1, CHANNELS)
+    model = GraphSegmentTraining(
+        SAGE(CHANNELS, LAYERS, num_opcodes=8, config_symbols=7), Head(CHANNELS), "mean", NUM_FRESH, 0.5,
+        shard if world_size == 1 else ShardedTable(shard),
+    )  # fmt: skip
+    model.embed(graphs[:1], torch.zeros(1, 1, dtype=torch.int64))
+    model.register(graphs)
+    parallel = model if world_size == 1 else nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    table, plan = _clocks(model)
+    sent = model.table.sent_bytes if isinstance(model.table, ShardedTable) else {"pull": 0, "push": 0}
+    stream, before, began = _steps(loader), dict(sent), 0.0
+    for number in range(WARMUP + steps):
+        if number == WARMUP:
+            table.seconds = plan.seconds = 0.0
+            before = dict(sent)
+            _meet(world_size)
+            began = time.perf_counter()
+        step = next(stream)
+        draw = model.draw(step.graphs, step.configs, peers=step.peers)
+        assert draw is not None
+        loss = pairwise_hinge(parallel(ready=model.load(draw)), step.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    _meet(world_size)
+    seconds = time.perf_counter() - began
+    spent = table.seconds + plan.seconds
+    gradient = sum(parameter.nbytes for parameter in model.parameters())
+    per_step = {"step_ms": seconds, "table_ms": spent, "plan_ms": plan.seconds}
+    return {
+        "seconds": seconds,
+        **{key: 1e3 * value / steps for key, value in per_step.items()},
+        "table_share": spent / seconds,
+        **{f"{name}_bytes": (sent[name] - before[name]) / steps for name in ("pull", "push")},
+        "gradient_bytes": gradient,
+    }
+
+
+def _steps(loader: StepLoader) -> Iterator[Step]:
+    while True:
+        yield from loader
+
+
+def _meet(world_size: int) -> None:
+    if world_size > 1:
+        dist.barrier()
+
+
+def _clocks(model: GraphSegmentTraining) -> tuple[Clock, Clock]:
+    """Around all that a table of several processes does in a step, and around drawing and planning it."""
+    waiting, planning = Clock(), Clock()
+    if not isinstance(model.table, ShardedTable):
+        return waiting, planning
+    request = model.table.request
+
+    def requested(*arguments: Any) -> Any:
+        pulled = request(*arguments)
+        pulled.wait = waiting.around(pulled.wait)  # type: ignore[method-assign]
+        return pulled
+
+    object.__setattr__(model.table, "request", waiting.around(requested))
+    object.__setattr__(model.table, "submit", waiting.around(model.table.submit))
+    for name in ("draw", "_traffic"):  # of all processes: grows with their number
+        object.__setattr__(model, name, planning.around(getattr(model, name)))
+    return waiting, planning
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    options = parser.parse_args()
+    print(json.dumps(train(options.steps, options.nodes)))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

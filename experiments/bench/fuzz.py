@@ -1,0 +1,143 @@
+"""Damaged files against every reader (`tests/fuzz/readers.py`), and how much of the readers that and their tests reach.
+
+    python -m experiments.bench.fuzz --cases 10000 --json experiments/results/fuzz.json
+
+Goes on where it was stopped, if the file is there and of the same seed. A reader crashes if it raises anything but a
+`ValueError` of one line that names the file, or executes what is in it; it is unbounded if it takes more than two
+seconds of processor time or 500 MiB more memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coverage import Coverage
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[2]
+KEPT = 5  # findings of a reader that are written out
+SAVED_EVERY_S = 10.0
+MODULES = (
+    "gst/files/untrusted.py", "gst/graphs/store/__init__.py", "gst/graphs/store/checks.py", "gst/files/arrays.py",
+    "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
+    "gst/data/cost_graphs.py", "gst/data/published_latency.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
+    "gst/devices/log.py", "gst/devices/cost_cache.py", "gst/placement/plan_files.py", "gst/programs/saving.py",
+    "gst/programs/forms.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",
+)  # fmt: skip
+TESTS = (
+    "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",
+    "tests/data/test_hlo_damage.py", "tests/data/test_elf.py", "tests/data/test_elf_source.py",
+    "tests/data/test_tpugraphs.py", "tests/data/test_collections.py", "tests/data/test_malnet.py",
+    "tests/data/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/devices/test_log.py",
+    "tests/devices/test_cost_cache.py", "tests/programs/test_saving.py", "tests/partitioners/test_partition_cache.py",
+    "tests/cost/test_model.py", "tests/commands/test_measure_command.py",
+)  # fmt: skip
+INTERPRETED = ("tests/data/test_elf.py", "-k", "small_stripped or damaged or by_hand or decoder")
+"""Tests that are run once more with the compiled loops as plain Python, whose lines can be seen then."""
+
+
+def fuzz(cases: int, seed: int, path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Give every reader its share of `cases` damaged files; what is in `path` already is not done again.
+
+    Args:
+        cases: for each reader, but for those that are slow (`Reader.share`).
+        seed: of the damage; case `n` is the same file in every run of that seed.
+        path: receives the results, again and again.
+        names: readers, all if none are given.
+    """
+    sys.path.append(str(ROOT))
+    from tests.fuzz.limits import findings
+    from tests.fuzz.readers import READERS
+
+    known = json.loads(path.read_text()) if path.exists() else {}
+    rows = known.get("readers", {}) if known.get("seed") == seed else {}
+    result = {**known, "command": f"python -m experiments.bench.fuzz --cases {cases}", "seed": seed}
+    wanted = {name: max(1, round(cases * READERS[name].share)) for name in names or READERS}
+    empty = {"cases": 0, "seconds": 0.0, "crashes": 0, "unbounded": 0, "findings": []}
+    done = sum(min(rows.get(name, empty)["cases"], count) for name, count in wanted.items())
+    with tqdm(total=sum(wanted.values()), initial=done, unit=" cases", smoothing=0.05) as bar:
+        for name, count in wanted.items():
+            bar.set_description(name)
+            row = rows.setdefault(name, dict(empty, findings=[]))
+            saved, before = time.monotonic(), row["seconds"]
+            started = saved
+            for found in findings(READERS[name], range(row["cases"], count), seed):
+                row["cases"] += 1
+                row["seconds"] = round(before + time.monotonic() - started, 2)
+                if found:
+                    row["crashes" if found.kind == "crash" else "unbounded"] += 1
+                    row["findings"] = [*row["findings"], f"case {found.case}: {found.what}"][:KEPT]
+                bar.update()
+                if time.monotonic() - saved > SAVED_EVERY_S:
+                    _write(path, _summed(result, rows))
+                    saved = time.monotonic()
+            _write(path, _summed(result, rows))
+    return _summed(result, rows)
+
+
+def _summed(result: dict[str, Any], rows: dict[str, Any]) -> dict[str, Any]:
+    totals = {key: sum(row[key] for row in rows.values()) for key in ("crashes", "unbounded", "cases")}
+    seconds = sum(row["seconds"] for row in rows.values())
+    return {**result, **totals, "cases_per_second": round(totals["cases"] / max(seconds, 1e-9), 1), "readers": rows}
+
+
+def lines_reached() -> dict[str, Any]:
+    """Run the readers' tests; the share of the lines of their modules that ran, in all and for each module."""
+    with tempfile.TemporaryDirectory() as place:
+        data = Path(place) / "coverage"
+        command = [
+            sys.executable, "-m", "coverage", "run", f"--data-file={data}", "--append",
+            f"--include={','.join(str(ROOT / module) for module in MODULES)}", "-m", "pytest", "-q",
+        ]  # fmt: skip
+        subprocess.run([*command, *TESTS], cwd=ROOT, check=True)
+        subprocess.run([*command, *INTERPRETED], cwd=ROOT, check=True, env=os.environ | {"NUMBA_DISABLE_JIT": "1"})
+        coverage = Coverage(data_file=data)
+        coverage.load()
+        share: dict[str, float] = {}
+        missing: dict[str, str] = {}
+        held = reached = 0
+        for path in sorted(path for module in MODULES for path in ROOT.glob(module)):
+            _, statements, _, without, readable = coverage.analysis2(str(path))
+            held, reached = held + len(statements), reached + len(statements) - len(without)
+            share[str(path.relative_to(ROOT))] = round(1 - len(without) / max(len(statements), 1), 4)
+            if without:
+                missing[str(path.relative_to(ROOT))] = readable
+    return {"coverage": round(reached / held, 4), "lines": held, "modules": share, "lines_not_reached": missing}
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000, help="for each reader (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the damage (default: %(default)s)")
+    parser.add_argument("--readers", nargs="+", default=[], metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--coverage", action="store_true", help="also run the readers' tests and count their lines")
+    parser.add_argument("--json", type=Path, default=ROOT / "experiments/results/fuzz.json", help="the result")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of the readers of damaged tensors
+    result = fuzz(options.cases, options.seed, options.json, options.readers)
+    if options.coverage:
+        result |= {"lines": lines_reached()}
+        _write(options.json, result)
+        print(f"lines of the readers that their tests reach: {result['lines']['coverage']:.1%}")
+    print("{cases} cases, {crashes} crashes, {unbounded} unbounded".format(**result))
+
+
+if __name__ == "__main__":
+    main()

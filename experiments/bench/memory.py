@@ -1,0 +1,176 @@
+"""Does memory grow with the graph? Prepare, train and evaluate graphs of several sizes, each in a process of its own.
+
+Peaks are of anonymous memory; pages of mapped files, which the system takes back whenever it likes, are reported apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embedding_cache import EmbeddingTable
+from experiments.bench.watch import watch
+from gst.cost.losses import pairwise_hinge
+from gst.data.synthetic import SyntheticPrograms, synthetic_program
+from gst.devices import machine_record
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.graphs.store import open_store, prepare
+from gst.method.catalogue import Catalogue, KeyRing
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
+
+CHANNELS, LAYERS, NUM_FRESH, CONFIGS = 32, 2, 4, 8
+MAX_NODES = 1000  # of a segment
+MAX_ROWS = 1 << 16  # encoded at once in evaluation: the smallest graph fills it too
+STEPS = 24
+
+
+def run(
+    nodes: Sequence[int],
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    root: Path = Path("runs"),
+    evaluated: int = 4000,
+) -> dict[str, Any]:
+    """Train GST+ED (4 fresh segments, the table on disk and full) and evaluate exactly, on synthetic programs.
+
+    Args:
+        nodes: sizes of the programs.
+        progress: called with what is done, and how much of how much.
+        root: where stores are made; they are removed afterwards. 10^7 nodes take 1.5 GB on the way.
+        evaluated: segments that an evaluation encodes at least, by repetition: holes between what the allocator gave
+            out and took back come with time, not with size.
+
+    Returns:
+        One entry for each size: `segments`; `train_peak_mib`, `eval_peak_mib` and `prepare_peak_mib` (of the whole
+        process; `..._above_start_mib`: less what it held after a small step; `..._mapped_mib`: most pages of mapped
+        files); `prepare_workers_mib` (of all processes that partition); `prepare_seconds`, `step_ms` (median),
+        `eval_seconds`, `store_mib`. And `train_ratio`, `eval_ratio`: the largest peak over the smallest.
+    """
+    columns: dict[str, list[Any]] = {}
+    tasks = ("prepare", "train", "eval")
+    for i, num_nodes in enumerate(nodes):
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="memory-", dir=root) as place:
+            for j, task in enumerate(tasks):
+                progress(f"{task} {num_nodes}", i * len(tasks) + j, len(nodes) * len(tasks))
+                for key, value in _measure(task, num_nodes, Path(place), evaluated).items():
+                    columns.setdefault(key, []).append(value)
+    progress("done", len(nodes) * len(tasks), len(nodes) * len(tasks))
+    ratios = {f"{task}_ratio": _ratio(columns[f"{task}_peak_mib"]) for task in ("train", "eval")}
+    return {"nodes": list(nodes), **columns, **ratios, "machine": machine_record()}
+
+
+def _ratio(peaks: Sequence[float]) -> float:
+    return max(peaks) / min(peaks)
+
+
+def _measure(task: str, num_nodes: int, place: Path, evaluated: int) -> dict[str, Any]:
+    arguments = ["--child", task, "--nodes", str(num_nodes), "--place", str(place), "--evaluated", str(evaluated)]
+    figures, memory = watch([sys.executable, "-m", "experiments.bench.memory", *arguments])
+    peaks = {"peak": memory.anonymous, "above_start": memory.anonymous - memory.start, "mapped": memory.mapped}
+    if task == "prepare":
+        peaks["workers"] = memory.workers
+    return figures | {f"{task}_{key}_mib": round(value, 1) for key, value in peaks.items()}
+
+
+# In the other process ----------------------------------------------------------------------------------------------
+
+
+def _say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def _prepare(num_nodes: int, place: Path) -> None:
+    _say()
+    started = time.perf_counter()
+    store = prepare(SyntheticPrograms(num_nodes=num_nodes, scratch=str(place)), place, MAX_NODES)
+    seconds = time.perf_counter() - started
+    (graph,) = open_store(store)
+    store_bytes = sum(file.stat().st_size for file in store.iterdir())
+    _say(segments=graph.num_segments, prepare_seconds=round(seconds, 2), store_mib=round(store_bytes / 2**20, 1))
+
+
+def _train(place: Path) -> None:
+    configs = torch.arange(CONFIGS)[None]
+    _steps(_small(), configs, place, 1)
+    graph = _stored(place)
+    _say()
+    _say(step_ms=round(1000 * _steps(graph, configs, place, STEPS), 2))
+
+
+def _eval(place: Path, evaluated: int) -> None:
+    configs = torch.arange(CONFIGS)[None]
+    _model().exact([_small()], configs)
+    graph = _stored(place)
+    model, passes = _model(), -(-evaluated // graph.num_segments)
+    _say()
+    started = time.perf_counter()
+    for _ in range(passes):
+        model.exact([graph], configs)
+    _say(eval_seconds=round((time.perf_counter() - started) / passes, 2))
+
+
+def _small() -> SegmentedGraph:
+    return segment(synthetic_program(2 * MAX_NODES, CONFIGS), MAX_NODES)
+
+
+def _stored(place: Path) -> SegmentedGraph:
+    (meta,) = place.glob("*/meta.json")
+    return open_store(meta.parent)[0]
+
+
+def _model(**settings: Any) -> GraphSegmentTraining:
+    torch.manual_seed(0)
+    encoder = SAGE(CHANNELS, LAYERS, num_opcodes=8, config_symbols=7)
+    return GraphSegmentTraining(encoder, Head(CHANNELS), "mean", max_rows=MAX_ROWS, **settings)
+
+
+def _steps(graph: SegmentedGraph, configs: torch.Tensor, place: Path, steps: int) -> float:
+    """Train with a table in which every row of `configs` is known, as after the first epochs; median seconds."""
+    table = EmbeddingTable(1, CHANNELS, tier="disk", path=place)
+    model = _model(num_fresh=NUM_FRESH, keep_probability=0.5, table=table)
+    ring = KeyRing()
+    keys = ring.keys(Catalogue.of([graph]), configs).unique()
+    table.resize(ring.num_keys)
+    for part in keys.split(1 << 12):
+        table.push(part, torch.randn(len(part), CHANNELS), 0)
+    targets = torch.from_numpy(graph.targets[configs[0].numpy()])[None]
+    optimizer = None
+    seconds = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        loss = pairwise_hinge(model([graph], configs), targets)
+        optimizer = optimizer or torch.optim.AdamW(model.parameters())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--child", choices=["prepare", "train", "eval"], required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--place", type=Path, required=True)
+    parser.add_argument("--evaluated", type=int, required=True)
+    options = parser.parse_args()
+    if options.child == "prepare":
+        _prepare(options.nodes, options.place)
+    elif options.child == "train":
+        _train(options.place)
+    else:
+        _eval(options.place, options.evaluated)
+
+
+if __name__ == "__main__":
+    main()

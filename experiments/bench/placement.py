@@ -1,0 +1,158 @@
+"""Is what a search finds faster than plain PyTorch, one device and the baselines, measured?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.bench.executor import ratio_interval
+from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover, machine_record, select
+from gst.devices.isolated import IsolatedExecutor, measure_plans
+from gst.devices.measure import median_interval
+from gst.placement.fusion.measured import fused_task, whole_step
+from gst.placement.place import SEARCH_RUNS, measured_task
+from gst.placement.planning import Planned, plan_all, plans_found
+from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime
+from gst.placement.search import Search, as_is
+from gst.placement.task import Task
+from gst.process.progress import Progress
+from gst.programs import traced
+
+CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
+CHOOSING_RUNS = 15  # of plans found in different ways, in turns, to take the fastest
+PLANNED = ("heft", "metis", "annealing", "go")
+RATIOS = {
+    "over_one_device": ("one_device", "best"), "over_heft": ("heft", "best"),
+    "over_pytorch": ("pytorch", "moldable"), "over_compile": ("compile", "moldable"),
+    "fused_over_pytorch": ("pytorch", "fused"), "fused_over_compile": ("compile", "fused"),
+    "fused_over_one_device": ("one_device", "fused"), "fused_over_heft": ("heft", "fused"),
+}  # fmt: skip
+
+
+def bench(
+    names: Sequence[str],
+    out: Path,
+    budget: int = 50,
+    evaluations: int = 5_000,
+    seeds: int = 3,
+    repetitions: int = 25,
+    compiled: bool = True,
+    patience_s: float = 20.0,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """For each program plans on two cores, and on two cores and the set of both, all measured in turns at the end.
+
+    Args:
+        names: of programs.
+        out: where searches write what they measure, and go on from.
+        budget: measurements of each search.
+        evaluations: simulated plans for each method.
+        seeds: searches, each with its own seed.
+        repetitions: of each plan at the end, in turns.
+        compiled: whether `fused` and `torch.compile` of the whole step are among them, which take minutes to compile.
+        patience_s: how long to wait for quiet cores before plans are measured.
+
+    Returns:
+        machine, settings, and for each of `workloads`: num_nodes, and `X_ms`, `X_low_ms`, `X_high_ms` for one_device,
+        pytorch, compile, heft, metis, annealing, go, best (of the search on two cores), moldable (of the search with
+        the set of both) and fused (the same with groups of operations compiled, or the whole step compiled where that
+        is faster in runs before; `fused_by_seed` says which): the median over rounds of the mean over seeds, with its
+        bootstrap 95 % interval; the medians of each seed; and the ratios `over_one_device`, `over_heft` of best,
+        `over_pytorch`, `over_compile` of moldable and `fused_over_X` of fused with their intervals. `geomean` of each
+        ratio over the programs.
+    """
+    workloads: dict[str, dict[str, Any]] = {}
+    gate = LoadGate(patience_s=patience_s)
+    for done, name in enumerate(names):
+        progress(f"placing {name}", done, len(names))
+        directory = out / name.replace(":", "-")
+        workloads[name] = _one(name, directory, budget, evaluations, seeds, repetitions, compiled, gate)
+    progress("placed", len(names), len(names))
+    ratios = [key for key in RATIOS if all(key in row for row in workloads.values())]
+    geomean = {key: statistics.geometric_mean(row[key] for row in workloads.values()) for key in ratios}
+    return {
+        "machine": machine_record(), "budget": budget, "evaluations": evaluations, "seeds": seeds,
+        "repetitions": repetitions, "patience_s": patience_s, "workloads": workloads, "geomean": geomean,
+    }  # fmt: skip
+
+
+def _one(
+    name: str, out: Path, budget: int, evaluations: int, seeds: int, repetitions: int, compiled: bool, gate: LoadGate
+) -> dict[str, Any]:
+    program, devices = traced(name), select(SETS, discover())
+    with IsolatedExecutor(name, devices) as isolated, ExitStack() as stack:
+        moldable = measured_task(program, isolated, 0)
+        cores = moldable.on(CORES)
+        fused = fused_task(moldable, isolated) if compiled else None
+
+        def search(
+            task: Task, planned: Mapping[str, Planned], where: str, seed: int, as_run: Callable[[Plan], Plan] = as_is
+        ) -> Plan:
+            runtime, log = MeasuredRuntime(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
+            starts = plans_found(planned)
+            return as_run(Search(task, runtime, log, starts, budget, evaluations, seed=seed, as_run=as_run).run())
+
+        chosen: list[str] = []
+        plans: dict[str, list[Plan]] = {"one_device": [cores.plan(np.zeros(program.num_nodes, np.int64))]}
+        for seed in range(seeds):
+            planned = plan_all(cores, SimulatedRuntime(cores), PLANNED[2:], evaluations, seed=seed)
+            for label in PLANNED if seed == 0 else PLANNED[2:]:
+                _add(plans, label, planned[label].plan)
+            _add(plans, "best", search(cores, planned, f"cores-{seed}", seed))
+            planned = plan_all(moldable, SimulatedRuntime(moldable), ("annealing",), evaluations, seed=seed)
+            _add(plans, "moldable", search(moldable, planned, f"sets-{seed}", seed))
+            if not compiled:
+                continue
+            candidates = {"moldable": plans["moldable"][-1], "whole": whole_step(moldable)}
+            if fused is not None:
+                planned = plan_all(fused.task, SimulatedRuntime(fused.task), ("annealing",), evaluations, seed=seed)
+                candidates["groups"] = search(fused.task, planned, f"fused-{seed}", seed, fused.unfold)
+            took = MeasuredRuntime(isolated, CHOOSING_RUNS, gate=gate)(list(candidates.values()))
+            chosen.append(list(candidates)[int(np.nanargmin(took))])
+            _add(plans, "fused", candidates[chosen[-1]])
+        beside = {"pytorch": stack.enter_context(PlainPyTorch(name))}
+        if compiled:
+            beside["compile"] = stack.enter_context(PlainPyTorch(name, compiled=True))
+        flat = [(label, plan) for label, several in plans.items() for plan in several]
+        seen = measure_plans(isolated, [plan for _, plan in flat], repetitions, 2, gate, beside)
+    measured: dict[str, list[Measurement]] = {}
+    for (label, _), measurement in zip([*flat, *((label, None) for label in beside)], seen, strict=True):
+        measured.setdefault(label, []).append(measurement)
+    named = {"fused_by_seed": chosen} if chosen else {}
+    return {"num_nodes": program.num_nodes, **_figures(measured), **named, "quiet": seen[0].quiet}
+
+
+def _add(plans: dict[str, list[Plan]], label: str, plan: Plan | None) -> None:
+    assert plan is not None, f"{label} found no plan"
+    plans.setdefault(label, []).append(plan)
+
+
+def times(measured: Mapping[str, Sequence[Measurement]]) -> dict[str, Any]:
+    """Of plans by name, several of a name for several seeds, which ran in turns: `X_ms`, `X_low_ms`, `X_high_ms`, and
+    `X_by_seed_ms` of several, see `bench`."""
+    figures: dict[str, Any] = {}
+    for label, several in measured.items():
+        median, low, high = median_interval(_mean_samples(several).tolist(), np.random.default_rng(0))
+        figures |= {f"{label}_ms": median, f"{label}_low_ms": low, f"{label}_high_ms": high}
+        if len(several) > 1:
+            figures[f"{label}_by_seed_ms"] = [each.median_ms for each in several]
+    return figures
+
+
+def _mean_samples(several: Sequence[Measurement]) -> np.ndarray:
+    return np.mean([each.samples_ms for each in several], axis=0)
+
+
+def _figures(measured: Mapping[str, Sequence[Measurement]]) -> dict[str, Any]:
+    figures = times(measured)
+    samples = {label: _mean_samples(several) for label, several in measured.items()}
+    for key, (above, below) in RATIOS.items():
+        if above in samples and below in samples:
+            ratio, low, high = ratio_interval(samples[above], samples[below])
+            figures |= {key: ratio, f"{key}_low": low, f"{key}_high": high}
+    return figures

@@ -1,0 +1,117 @@
+"""Every method on machines that are not here, simulated, with equal budgets: how far from the best possible, how much
+better than the portfolio, and how many plans each must ask about.
+
+    python -m experiments.bench.placement_simulated --programs rnnlm,inception,gpt --machines cores:2,gpus:4
+
+A row is written as soon as it is there, and taken over by the next call. `gap` is best / lower bound - 1, `gain` the
+best of the portfolio / best - 1. `sooner` says how many times fewer plans GO asks about until it is as good as the best
+that HDP, or ColocRL, finds with its whole budget (less than 1 if it needs more; None if it never is).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gst.devices import machine_record
+from gst.placement.baselines.bounds import lower_bound_us
+from gst.placement.machines import machine
+from gst.placement.planning import Planned, plan_all
+from gst.placement.runtime import SimulatedRuntime
+from gst.programs import traced
+
+METHODS = ("annealing", "colocrl", "hdp", "go", "ours")
+WEAKER = ("hdp", "colocrl")
+
+
+def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
+    """One program on one machine."""
+    task = machine(machine_name).task(traced(program))
+    runtime = SimulatedRuntime(task)
+    found = [plan_all(task, runtime, methods, evaluations, seed=seed) for seed in range(seeds)]
+    portfolio = {name: each.expected_ms for name, each in found[0].items() if name not in methods}
+    best_of_portfolio = min(portfolio, key=lambda name: portfolio[name])
+    return {
+        "num_nodes": task.num_nodes, "lower_bound_ms": lower_bound_us(task) / 1e3, "portfolio_ms": portfolio,
+        "portfolio_best": best_of_portfolio,
+        "methods_ms": {name: [each[name].expected_ms for each in found] for name in methods},
+        "seconds": {name: statistics.median(each[name].seconds for each in found) for name in methods},
+        "sooner": {
+            weaker: [sooner(each["go"], each[weaker]) for each in found]
+            for weaker in WEAKER if {"go", weaker} <= set(methods)
+        },
+    }  # fmt: skip
+
+
+def sooner(go: Planned, weaker: Planned) -> float | None:
+    """Plans that the weaker one asked about until its best, per plan that GO asked about until it was as good."""
+    reached = first_as_good(go.curve, weaker.expected_ms)
+    return weaker.curve[-1][0] / reached if reached else None
+
+
+def first_as_good(curve: Iterable[tuple[int, float]], ms: float) -> int | None:
+    """How many plans were asked about until one was as fast; None if none was."""
+    return next((asked for asked, best in curve if best <= ms), None)
+
+
+def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means over programs, of each machine: of medians over seeds."""
+    machines = sorted({key.partition(" on ")[2] for key in rows})
+    return {name: _of([each for key, each in rows.items() if key.endswith(f" on {name}")]) for name in machines}
+
+
+def _of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    told: dict[str, Any] = {"programs": len(rows)}
+    bounds = [row["lower_bound_ms"] for row in rows]
+    portfolio = [min(row["portfolio_ms"].values()) for row in rows]
+    told["portfolio_gap"] = _over(portfolio, bounds)
+    for name in rows[0]["methods_ms"]:
+        medians = [statistics.median(row["methods_ms"][name]) for row in rows]
+        told[name] = {"gap": _over(medians, bounds), "gain": _over(portfolio, medians)}
+    for weaker in rows[0]["sooner"]:
+        known = [value for row in rows for value in row["sooner"][weaker] if value is not None]
+        told[f"sooner_than_{weaker}"] = statistics.median(known) if known else None
+    return told
+
+
+def _over(above: Sequence[float], below: Sequence[float]) -> float:
+    """Geometric mean of the ratios, less 1."""
+    return statistics.geometric_mean(map(operator.truediv, above, below)) - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default="rnnlm,gnmt,wavenet,inception,gpt")
+    parser.add_argument("--machines", default="cores:2,cores:4,gpus:2,gpus:4")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--evaluations", type=int, default=2_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=Path("experiments/results/placement_simulated.json"))
+    options = parser.parse_args()
+    settings = {"methods": options.methods.split(","), "evaluations": options.evaluations, "seeds": options.seeds}
+    known = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}, "settings": settings}
+    if known["settings"] != settings:
+        raise SystemExit(f"{options.json} has other settings, {known['settings']}; give another --json")
+    wanted = [f"{program} on {name}" for program in options.programs.split(",") for name in options.machines.split(",")]
+    for key in tqdm(wanted, dynamic_ncols=True):
+        if key not in known["rows"]:
+            known["rows"][key] = row(*key.split(" on "), **settings)
+            result = {
+                "rows": known["rows"], "settings": settings, "summary": summary(known["rows"]),
+                "machine": machine_record(), "command": f"python -m experiments.bench.placement_simulated "
+                f"--evaluations {options.evaluations} --seeds {options.seeds} --methods {options.methods}",
+            }  # fmt: skip
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
+    for name, told in summary(known["rows"]).items():
+        print(name, json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""How long does it take to score many configurations of one giant program, in bounded memory?
+
+The program is made (`experiments.bench.layout`), the encoder untrained. Each variant runs in a process of its own and
+scores as `gst rank` does: some configurations at a time, all segments, without gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.bench.layout import layout_program
+from experiments.bench.watch import watch
+from gst.cost.metrics import kendall_tau
+from gst.devices import machine_record
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.assembly import assemble
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
+from gst.nn.message_passing import BOTH
+from gst.nn.sharing import Sharing
+from gst.process.allocator import keep_freed_memory
+
+CHANNELS, LAYERS = 64, 3
+MAX_NODES = 1000  # of a segment
+CONFIGS_AT_ONCE = 256  # as `gst rank` takes them
+VARIANTS = {"fp32": False, "bf16": True}
+OURS = "bf16"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The program: how many nodes and configurable nodes it has, and how many configurations are scored."""
+
+    nodes: int = 40_000
+    configurable: int = 2_000
+    configs: int = 1_000
+
+
+SMALL = Setting(2 * MAX_NODES, 100, 8)
+
+
+def run(setting: Setting, progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> dict[str, Any]:
+    """Score all configurations in fp32 and in bf16.
+
+    Returns:
+        Of bf16 `seconds`, `configs_per_second` and `peak_mib` (own memory of the process, the program included);
+        `bf16_difference`: the largest relative difference to fp32 of a runtime, scores being logarithms of runtimes;
+        `bf16_tau`: Kendall's tau between the scores of both; `rows_share`: rows over nodes times configurations, before
+        the first layer and after each; `variants`: the same for each.
+
+    Raises:
+        ValueError: the program cannot have so many configurable nodes, or nothing is to be scored.
+    """
+    _check(setting)
+    results: dict[str, Any] = {}
+    for done, variant in enumerate(VARIANTS):
+        progress(variant, done, len(VARIANTS))
+        child = [sys.executable, "-m", "experiments.bench.score", variant, json.dumps(dataclasses.asdict(setting))]
+        results[variant], memory = watch(child)
+        results[variant]["peak_mib"] = round(memory.anonymous, 1)
+    progress("done", len(VARIANTS), len(VARIANTS))
+    truth, ours = (np.array(results[variant].pop("scores")) for variant in VARIANTS)
+    keys = ("seconds", "configs_per_second", "peak_mib", "rows_share")
+    return {
+        **{key: results[OURS][key] for key in keys},
+        "bf16_difference": float(np.abs(np.expm1(ours - truth)).max()),
+        "bf16_tau": kendall_tau(ours, truth),
+        "setting": dataclasses.asdict(setting),
+        "variants": results,
+        "machine": machine_record(),
+    }
+
+
+def _check(setting: Setting) -> None:
+    if setting.nodes < 100 or setting.configs < 1:
+        raise ValueError(f"{setting.nodes} nodes and {setting.configs} configurations; take 100 and 1 at least")
+    if not 1 <= setting.configurable <= setting.nodes // 20:
+        raise ValueError(
+            f"--configurable is {setting.configurable}; of {setting.nodes} nodes at most one in twenty, "
+            f"{setting.nodes // 20}, is configurable"
+        )
+
+
+# In the other process ----------------------------------------------------------------------------------------------
+
+
+def program(setting: Setting) -> Graph:
+    """A program of TpuGraphs' shape with exactly so many configurable nodes, evenly drawn."""
+    graph = layout_program(setting.nodes, 0, setting.configs)
+    kept = np.linspace(0, len(graph.config_nodes) - 1, setting.configurable).round().astype(np.int64)
+    return dataclasses.replace(
+        graph, config_nodes=graph.config_nodes[kept], config_features=graph.config_features[:, kept]
+    )
+
+
+def model() -> GraphSegmentTraining:
+    torch.manual_seed(0)
+    return GraphSegmentTraining(SAGE(CHANNELS, LAYERS, config_symbols=7), Head(CHANNELS), "mean").eval()
+
+
+def score(estimator: GraphSegmentTraining, graph: SegmentedGraph, bf16: bool) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        return estimator.scores(graph, configs_at_once=CONFIGS_AT_ONCE)
+
+
+def rows_share(graph: SegmentedGraph, segments: int = 4) -> list[float]:
+    """What sharing leaves of a computation of every node under every configuration, before the first layer and after
+    each, in some segments, for the configurations of one part."""
+    chosen = np.linspace(0, graph.num_segments - 1, min(segments, graph.num_segments)).round().astype(int)
+    configs = torch.arange(min(CONFIGS_AT_ONCE, graph.num_configs))[None]
+    batch = assemble([graph], [(0, int(j)) for j in chosen], configs)
+    levels = Sharing.of(batch, LAYERS, BOTH).levels
+    return [len(level.config_of_row) / (batch.num_nodes * batch.num_configs) for level in levels]
+
+
+def measure(variant: str, setting: Setting) -> dict[str, Any]:
+    """One variant, in this process; says when it is ready."""
+    keep_freed_memory()
+    estimator = model()
+    score(estimator, segment(program(SMALL), MAX_NODES), VARIANTS[variant])  # lazy layers get their widths
+    graph = segment(program(setting), MAX_NODES)
+    print(json.dumps({}), flush=True)
+    started = time.perf_counter()
+    scores = score(estimator, graph, VARIANTS[variant])
+    seconds = time.perf_counter() - started
+    return {
+        "seconds": seconds, "configs_per_second": setting.configs / seconds, "segments": graph.num_segments,
+        "edge_cut": graph.edge_cut, "rows_share": rows_share(graph), "scores": scores.tolist(),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("variant", choices=list(VARIANTS))
+    parser.add_argument("setting", type=json.loads)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.variant, Setting(**options.setting))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

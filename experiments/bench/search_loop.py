@@ -1,0 +1,181 @@
+"""Is the cost model worth it? The same search with it, and on the hardware alone with ten times the measurements.
+
+    python -m experiments.bench.search_loop
+    python -m experiments.bench.search_loop --machines cores:4,gpus:4 --seeds 5
+
+`loop`: `gst.placement.search.Search` with a budget of 50 measurements, which screens thousands of plans by the
+simulator corrected by what was measured. `alone`: annealing that asks the hardware about every plan, from the same
+baselines, with 50 and with 500 measurements. All plans found are measured afresh in turns.
+
+With `--machines` the hardware is simulated: costs that the search does not know (`unlike`), and noise. What was found
+is then judged without noise, `portfolio` is the best of the baselines, and `network` the loop by the GST cost model,
+which is asked about a quarter as many plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from experiments.bench.placement import times
+from gst.devices import LoadGate, Log, Measurement, Plan, discover, machine_record, select
+from gst.devices.isolated import IsolatedExecutor, measure_plans
+from gst.devices.measure import median_interval
+from gst.devices.simulator import Contention
+from gst.placement.local_search.annealing import anneal
+from gst.placement.machines import machine
+from gst.placement.place import SEARCH_RUNS, measured_task
+from gst.placement.planning import plan_all, plans_found
+from gst.placement.runtime import MeasuredRuntime, Runtime, SimulatedRuntime, Tracked
+from gst.placement.screening import NetworkCorrection
+from gst.placement.search import Search
+from gst.placement.task import Task
+from gst.process.progress import bar
+from gst.programs import traced
+
+DEVICES = ("cpu:0", "cpu:1", "cpu:0-1")
+MORE = 10  # times as many measurements on the hardware alone
+EVALUATIONS, NETWORK_EVALUATIONS = 2_000, 500  # plans of each annealing of the loop
+SPREAD, NOISE = 0.2, 0.03  # standard deviations of logarithms: of costs from what is believed, and of runs
+SHARED = Contention(slowdown=0.1, memory_slowdown=0.05, remote_ns_per_byte=0.02)  # of cores; nobody told the search
+RESULTS = Path("experiments/results")
+
+
+class PretendedRuntime:
+    """`SEARCH_RUNS` noisy runs of each plan on a machine that is simulated."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._truth, self._generator = SimulatedRuntime(task), np.random.default_rng([seed, 1])
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return np.array([measurement.median_ms for measurement in self.measure(plans)])
+
+    def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
+        seen = []
+        for plan, took in zip(plans, self._truth(plans).tolist(), strict=True):
+            samples = (took * np.exp(NOISE * self._generator.standard_normal(SEARCH_RUNS))).tolist()
+            seen.append(Measurement(plan.key, plan.key, tuple(samples), *median_interval(samples, self._generator)))
+        return seen
+
+
+def unlike(task: Task, seed: int) -> Task:
+    """A machine that is not as believed: kinds of operations, single ones, devices and links are faster or slower than
+    that, and cores slow each other down."""
+    generator = np.random.default_rng([seed, 0])
+
+    def factors(*shape: int) -> np.ndarray:
+        return np.exp(SPREAD * generator.standard_normal(shape))
+
+    opcodes, costs = task.graph.opcodes, task.costs
+    times = costs.times_us * factors(1, int(opcodes.max()) + 1)[:, opcodes] * factors(1, task.num_nodes)
+    changed = replace(
+        costs, times_us=times * np.sqrt(factors(len(task.devices), 1)), latency_us=costs.latency_us * factors(),
+        bytes_per_us=costs.bytes_per_us * factors(),
+    )  # fmt: skip
+    return replace(task, costs=changed, contention=SHARED if task.devices[0].kind == "cpu" else task.contention)
+
+
+def starts_of(task: Task, seed: int) -> dict[str, Plan]:
+    return plans_found(plan_all(task, SimulatedRuntime(task), ("annealing",), EVALUATIONS, seed=seed))
+
+
+def alone(task: Task, runtime: Runtime, starts: Mapping[str, Plan], budget: int, seed: int) -> dict[str, Plan]:
+    """What annealing on the hardware has found after `budget` measurements, and after `MORE` times as many."""
+    tracked = Tracked(runtime, MORE * budget)
+    anneal(task, tracked, seed, start=[plan for name, plan in starts.items() if name != "annealing"])
+    found = zip(tracked.curve, tracked.improvements, strict=True)
+    early = [plan for (asked, _), plan in found if asked <= budget]
+    return {"alone": early[-1], "alone_more": tracked.improvements[-1]}
+
+
+def measured(name: str, budget: int, repetitions: int, seeds: int) -> dict[str, Any]:
+    """On two cores and the set of both: the median over rounds of the mean over seeds, with its interval."""
+    program, devices = traced(name), select(DEVICES, discover())
+    plans: list[tuple[str, Plan]] = []
+    with IsolatedExecutor(name, devices) as isolated, TemporaryDirectory() as empty:
+        for seed in range(seeds):
+            task = measured_task(program, isolated, seed)
+            starts, log = starts_of(task, seed), Log(Path(empty) / f"{seed}.jsonl")
+            gated = MeasuredRuntime(isolated, SEARCH_RUNS, gate=LoadGate())
+            plans.append(("loop", Search(task, gated, log, starts, budget, EVALUATIONS, seed=seed).run()))
+            plans += alone(task, MeasuredRuntime(isolated, SEARCH_RUNS), starts, budget, seed).items()
+        seen = measure_plans(isolated, [plan for _, plan in plans], repetitions, 2, LoadGate())
+    good: dict[str, list[Measurement]] = {"loop": [], "alone": [], "alone_more": []}
+    for (key, _), each in zip(plans, seen, strict=True):
+        if each.outcome == "ok":
+            good[key].append(each)
+    return times(good)
+
+
+def pretended(name: str, machine_name: str, budget: int, seed: int) -> dict[str, float]:
+    """The same on a simulated machine that is not as the search believes; milliseconds without noise."""
+    task = machine(machine_name).task(traced(name))
+    real = unlike(task, seed)
+    starts = starts_of(task, seed)
+    plans = alone(task, PretendedRuntime(real, seed), starts, budget, seed)
+    loops = {"loop": (None, EVALUATIONS), "network": (NetworkCorrection(task, seed), NETWORK_EVALUATIONS)}
+    for key, (correction, evaluations) in loops.items():
+        with TemporaryDirectory() as empty:
+            log, runtime = Log(Path(empty) / "measurements.jsonl"), PretendedRuntime(real, seed)
+            search = Search(task, runtime, log, starts, budget, evaluations, seed=seed, correction=correction)
+            plans[key] = search.run()
+    truth = SimulatedRuntime(real)
+    best = float(np.nanmin(truth([plan for key, plan in starts.items() if key != "annealing"])))
+    return {"portfolio_ms": best} | {f"{key}_ms": float(truth([plan])[0]) for key, plan in plans.items()}
+
+
+def over_loop(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How many times as long the plans of the others take, geometric means."""
+    others = [key for key in ("portfolio", "alone", "alone_more", "network") if f"{key}_ms" in rows[0]]
+    return {key: statistics.geometric_mean(row[f"{key}_ms"] / row["loop_ms"] for row in rows) for key in others}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default="rnnlm,inception,wavenet")
+    parser.add_argument("--machines", default="", help="simulated ones, such as cores:4,gpus:4; none = this one")
+    parser.add_argument("--budget", type=int, default=50)
+    parser.add_argument("--repetitions", type=int, default=25, help="of each plan at the end, on this machine")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="default: search_loop.json or search_loop_simulated.json")
+    options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds is {options.seeds}; want 1 or more")
+    programs, machines = options.programs.split(","), [name for name in options.machines.split(",") if name]
+    path = options.json or RESULTS / f"search_loop{'_simulated' if machines else ''}.json"
+    asked = f"--programs {options.programs} --budget {options.budget} --seeds {options.seeds}"
+    known = {
+        "budget": options.budget, "more": MORE, "seeds": options.seeds, "evaluations": EVALUATIONS,
+        "machine": machine_record(),
+    }  # fmt: skip
+    rows: dict[str, Any] = {}
+    for where, name in bar([(where, name) for where in machines or [""] for name in programs]):
+        if where:
+            runs = [pretended(name, where, options.budget, seed) for seed in range(options.seeds)]
+            each = {key: [run[key] for run in runs] for key in runs[0]} | {"over_loop": over_loop(runs)}
+            rows.setdefault(where, {})[name] = each
+            result = {
+                "simulated": True, "spread": SPREAD, "noise": NOISE, "network_evaluations": NETWORK_EVALUATIONS,
+                "machines": rows, **known,
+                "command": f"python -m experiments.bench.search_loop {asked} --machines {options.machines}",
+            }  # fmt: skip
+        else:
+            rows[name] = measured(name, options.budget, options.repetitions, options.seeds)
+            result = {
+                "rows": rows, "over_loop": over_loop(list(rows.values())), **known,
+                "command": f"python -m experiments.bench.search_loop {asked}",
+            }  # fmt: skip
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Does the simulator say how long plans really take, and how much memory?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record, measure, select
+from gst.devices.calibration import fit, quickest_runs
+from gst.devices.costs import measure_costs, quickest
+from gst.devices.simulator import Contention, Simulator, peak_bytes
+from gst.placement.random_plans import random_plans
+from gst.placement.task import Task
+from gst.process.progress import Progress
+from gst.programs import traced
+
+NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those that are judged
+IDEAL = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
+
+
+def bench(
+    names: Sequence[str],
+    num_plans: int = 100,
+    repetitions: int = 5,
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Measure random plans of each program, and simulate them with costs and contention measured before and after.
+
+    Args:
+        names: of programs.
+        num_plans: to judge by, over the first two cores and the set of both.
+        repetitions: of each plan, in turns; its runtime is that of the quickest, since what else happens on a machine
+            only ever makes a run slower.
+
+    Returns:
+        machine, and for each of `workloads`: num_nodes, plans, spearman and mape of simulated against measured
+        runtimes, the same of an `ideal` simulator that knows of no contention and no hand-over and of every other
+        repetition against the rest (`repeats`: what noise leaves), peak_error (mean) and
+        peak_error_worst of the memory that simulated plans take, evaluations_per_second on one core, the learned
+        contention, measured and simulated milliseconds of each plan, and whether the machine was quiet.
+    """
+    workloads = {}
+    for done, name in enumerate(names):
+        progress(f"measuring plans of {name}", done, len(names))
+        workloads[name] = _one(name, num_plans, repetitions, seed)
+    progress("measured", len(names), len(names))
+    return {"machine": machine_record(), "workloads": workloads}
+
+
+def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, Any]:
+    program = traced(name)
+    devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
+    with NativeExecutor(program, devices) as executor:
+        moments = [measure_costs(executor)]
+        task = Task.of_profile(program, devices, moments[0].times_us)
+        plans = [plan for _, plan in islice(random_plans(task, seed), NUM_CALIBRATION + num_plans)]
+        judged = plans[: len(plans) - NUM_CALIBRATION]
+        runs = {str(number): partial(executor.run, plan) for number, plan in enumerate(judged)}
+        seen = measure(runs, repetitions, 1, LoadGate())
+        samples = np.array([seen[label].samples_ms for label in runs])
+        measured = samples.min(1)
+        moments.append(measure_costs(executor))
+        learned = quickest_runs(executor, plans[len(judged) :])
+        peaks = np.array([_peak(executor, plan) for plan in judged])
+        moments.append(measure_costs(executor))
+    costs = quickest(moments)
+    contention = fit(costs, learned)
+    simulator = Simulator(costs, contention)
+    simulated = simulator.makespans(judged) / 1e3
+    ideal = Simulator(costs, IDEAL).makespans(judged) / 1e3
+    peak_errors = np.abs(np.array([peak_bytes(costs, simulator.run(plan))["host"] for plan in judged]) / peaks - 1)
+    return {
+        "num_nodes": program.num_nodes, "plans": len(judged),
+        **_agreement(simulated, measured), "ideal": _agreement(ideal, measured),
+        "repeats": _agreement(samples[:, 1::2].min(1), samples[:, ::2].min(1)),
+        "peak_error": float(peak_errors.mean()), "peak_error_worst": float(peak_errors.max()),
+        "evaluations_per_second": _speed(simulator, judged),
+        "contention": contention.to_dict(),
+        "measured_ms": measured.round(3).tolist(), "simulated_ms": simulated.round(3).tolist(),
+        "quiet": all(each.quiet for each in seen.values()), "load": seen["0"].load,
+    }  # fmt: skip
+
+
+def _peak(executor: NativeExecutor, plan: Plan) -> int:
+    executor.run(plan)
+    return executor.last_timeline.peak_bytes
+
+
+def _agreement(simulated: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    mape = float(np.abs(simulated / measured - 1).mean())
+    return {"spearman": float(spearmanr(simulated, measured).statistic), "mape": mape}
+
+
+def _speed(simulator: Simulator, plans: Sequence[Plan], seconds: float = 1.0) -> float:
+    """Plans simulated in a second on this thread."""
+    done, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
+        simulator.run(plans[done % len(plans)])
+        done += 1
+    return done / elapsed

@@ -1,0 +1,221 @@
+"""How long does a training step take on programs of TpuGraphs' size, with the published network?
+
+The variants compute the same function. `unshared fp32` does what the published code does, copy by copy; the others
+compute equal states once, and the last one multiplies in bf16. Each runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from embedding_cache import EmbeddingTable
+from experiments.bench.layout import programs
+from experiments.bench.published import PublishedSAGE, standardised
+from gst.cost.losses import pairwise_hinge
+from gst.cost.metrics import kendall_tau
+from gst.devices import machine_record
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.estimator import GraphSegmentTraining
+from gst.process.allocator import keep_freed_memory
+
+WARM_UP = 4
+MAX_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of all variants alike: sizes of a step and of the network, and how many steps to time."""
+
+    data: str = ""
+    batch_graphs: int = 4
+    configs: int = 32
+    layers: int = 3
+    channels: int = 256
+    max_nodes: int = 1000
+    steps: int = 16
+
+
+VARIANTS = {"unshared fp32": (False, False), "shared fp32": (True, False), "shared bf16": (True, True)}
+OURS = "shared bf16"
+LONGEST_S = 3.0  # of one product of matrices
+
+
+def run(setting: Setting, progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> dict[str, Any]:
+    """Measure all variants.
+
+    Returns:
+        Of `shared bf16` `step_ms` (median), `exact_eval_ms` (two graphs, all segments), `peak_mib` (resident,
+        the whole process), `tau_difference_bf16` (mean absolute difference of Kendall's tau over the graphs, the same
+        weights in fp32 and bf16), `table_step_over_gst_one` (in turns in one process), `stall` (share of time waiting
+        for the reading thread); `speedup` and `eval_speedup` over the unshared variant; `share_of_peak` (arithmetic
+        of the matrix products of a step over what the machine could do in its time); `variants`: the same for each.
+    """
+    graphs = programs(Path(setting.data) if setting.data else None)
+    fewest = min(graph.num_configs for graph in graphs)
+    if setting.configs > fewest:
+        raise ValueError(f"--configs is {setting.configs}, but a graph has only {fewest}; ask for at most so many")
+    results: dict[str, Any] = {}
+    for done, variant in enumerate(VARIANTS):
+        progress(variant, done, len(VARIANTS))
+        child = [sys.executable, "-m", "experiments.bench.step", variant, json.dumps(dataclasses.asdict(setting))]
+        results[variant] = json.loads(subprocess.run(child, check=True, capture_output=True).stdout)
+    progress("done", len(VARIANTS), len(VARIANTS))
+    ours, plain = results[OURS], results["unshared fp32"]
+    keys = ("step_ms", "exact_eval_ms", "peak_mib", "tau_difference_bf16", "table_step_over_gst_one", "stall")
+    return {
+        **{key: ours[key] for key in keys},
+        "speedup": plain["step_ms"] / ours["step_ms"],
+        "eval_speedup": plain["exact_eval_ms"] / ours["exact_eval_ms"],
+        "share_of_peak": ours["gflop"] / ours["step_ms"] * 1e3 / ours["matmul_gflops"],
+        "setting": dataclasses.asdict(setting),
+        "variants": results,
+        "machine": machine_record(),
+    }
+
+
+# One variant -------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """The published training step: one fresh segment per graph, keep probability 1/2, pairwise hinge, Adam."""
+
+    def __init__(self, graphs: list[SegmentedGraph], setting: Setting, share: bool, bf16: bool) -> None:
+        torch.manual_seed(0)
+        self.graphs, self.setting = graphs, setting
+        self.autocast = lambda: torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
+        encoder = PublishedSAGE(setting.channels, setting.layers, share=share)
+        self.table = self._model(encoder, table=EmbeddingTable(1, 1))
+        self.gst_one = self._model(encoder, omit_rest=True)
+        self.optimizer = torch.optim.Adam(encoder.parameters(), 1e-4)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def _model(self, encoder: nn.Module, **rest: Any) -> GraphSegmentTraining:
+        return GraphSegmentTraining(encoder, _score, "sum", 1, 0.5, max_rows=MAX_ROWS, **rest)
+
+    def draw(self) -> tuple[list[SegmentedGraph], Tensor, Tensor]:
+        """Graphs, configurations and targets of a step."""
+        many = min(self.setting.batch_graphs, len(self.graphs))
+        graphs = [self.graphs[i] for i in torch.randperm(len(self.graphs), generator=self._generator)[:many].tolist()]
+        configs = torch.stack([
+            torch.randperm(graph.num_configs, generator=self._generator)[: self.setting.configs] for graph in graphs
+        ])  # fmt: skip
+        pairs = zip(graphs, configs, strict=True)
+        return graphs, configs, torch.stack([torch.from_numpy(graph.targets[row.numpy()]) for graph, row in pairs])
+
+    def step(self, model: GraphSegmentTraining) -> float:
+        graphs, configs, targets = self.draw()
+        with self.autocast():
+            loss = pairwise_hinge(model(graphs, configs), targets, 0.1)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def taus(self, bf16: bool) -> list[float]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            scores = [self.table.exact([graph])[0].numpy() for graph in self.graphs]
+        return [kendall_tau(s, graph.targets) for s, graph in zip(scores, self.graphs, strict=True)]
+
+
+def _score(embedding: Tensor) -> Tensor:
+    """The published head sits in the encoder: the score of a graph is the sum of those of its segments."""
+    return embedding.squeeze(-1)
+
+
+def measure(variant: str, setting: Setting) -> dict[str, Any]:
+    """One variant, in this process."""
+    keep_freed_memory()
+    share, bf16 = VARIANTS[variant]
+    graphs = standardised(programs(Path(setting.data) if setting.data else None))
+    trainer = Trainer([segment(graph, setting.max_nodes, "contiguous") for graph in graphs], setting, share, bf16)
+    for _ in range(WARM_UP):
+        trainer.step(trainer.table)
+    losses, seconds, alone = [], [], []
+    for _ in range(setting.steps):
+        seconds += [_timed(lambda: losses.append(trainer.step(trainer.table)))]
+        alone += [_timed(lambda: trainer.step(trainer.gst_one))] if variant == OURS else []
+    peak = _peak_mib()
+    with FlopCounterMode(display=False) as counter:
+        trainer.step(trainer.table)
+    configs = torch.arange(setting.configs).repeat(len(trainer.graphs[:2]), 1)
+    with trainer.autocast():
+        evaluation = min(_timed(lambda: trainer.table.exact(trainer.graphs[:2], configs)) for _ in range(3))
+    result: dict[str, Any] = {
+        "step_ms": 1e3 * statistics.median(seconds), "step_ms_min": 1e3 * min(seconds), "losses": losses,
+        "exact_eval_ms": 1e3 * evaluation, "peak_mib": peak, "gflop": counter.get_total_flops() / 1e9,
+        "matmul_gflops": max(map(_matmul_gflops, (torch.float32, *[torch.bfloat16] * bf16))),
+    }  # fmt: skip
+    if variant == OURS:
+        pairs = zip(trainer.taus(False), trainer.taus(True), strict=True)
+        result["tau_difference_bf16"] = float(np.mean([abs(a - b) for a, b in pairs]))
+        result["table_step_over_gst_one"] = statistics.median(seconds) / statistics.median(alone)
+        result["stall"] = _stall(trainer)
+    return result
+
+
+def _stall(trainer: Trainer) -> float:
+    """Share of the time that steps wait for their segments when these are read ahead."""
+    from gst.data.prefetch import Prefetched, Reader
+
+    def steps() -> Iterator[tuple[list[SegmentedGraph], Tensor, Tensor]]:
+        for _ in range(trainer.setting.steps):
+            yield trainer.draw()
+
+    model = trainer.table
+    read = Prefetched(steps(), Reader(lambda step, ahead: model.draw(*step[:2], ahead), model.load))
+    for (_, _, targets), ready in read:
+        with trainer.autocast():
+            loss = pairwise_hinge(model(ready=ready), targets, 0.1)
+        trainer.optimizer.zero_grad()
+        loss.backward()
+        trainer.optimizer.step()
+    return read.waited / read.passed
+
+
+def _timed(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def _peak_mib() -> float:
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def _matmul_gflops(dtype: torch.dtype, size: int = 2048, runs: int = 12) -> float:
+    """Of the quickest run; of small matrices where a CPU has no instructions for a type and would take minutes."""
+    small = _rate(dtype, 256, 3)
+    return small if 2e-9 * size**3 / small > LONGEST_S else _rate(dtype, size, runs)
+
+
+def _rate(dtype: torch.dtype, size: int, runs: int) -> float:
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    return 2e-9 * size**3 / min(_timed(lambda: a @ b) for _ in range(runs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("variant", choices=list(VARIANTS))
+    parser.add_argument("setting", type=json.loads)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.variant, Setting(**options.setting))))
+
+
+if __name__ == "__main__":
+    main()

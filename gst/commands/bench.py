@@ -1,0 +1,27 @@
+"""`gst bench`: doors to the benchmarks of the repository (`experiments/bench`) that users run on their own machine."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+DOORS = ("step", "memory", "executor", "simulator", "placement")
+
+
+def add_bench(commands: Any, command: Any) -> None:
+    """Add `bench` with a subcommand for each door; `command` makes one as all of `gst` are."""
+    bench = commands.add_parser("bench", help="measure this machine and this program on it")
+    repository = Path(__file__).parents[2]
+    if not (repository / "experiments" / "bench").is_dir():
+        bench.set_defaults(run=_absent, json=None)
+        return
+    if str(repository) not in sys.path:
+        sys.path.append(str(repository))
+    doors = bench.add_subparsers(metavar="WHAT", required=True)
+    import_module("experiments.bench.commands").add_benchmarks(doors, command, DOORS)
+
+
+def _absent(options: Any) -> dict[str, Any]:
+    raise ValueError("the benchmarks are in the repository alone, not in the package; run gst bench from a clone of it")

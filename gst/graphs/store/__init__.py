@@ -1,0 +1,270 @@
+"""The segment store: a directory of memory-mapped arrays holding every segmented graph of a dataset.
+
+Reading a segment touches the bytes of that segment only. A store is written beside its place and moved there whole,
+under a name made from its content, so it is either complete or absent and a second preparation does nothing. A killed
+preparation leaves `.partial-...`, and the next one of the same graphs goes on there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gst.files.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
+from gst.files.replaced import replaced
+from gst.files.untrusted import plain, read_object, shown
+from gst.graphs.cutting import BLOCK_NODES
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph
+from gst.graphs.store.checks import check_indices, check_layout
+from gst.graphs.store.preparation import ARRAYS, SCALARS, Preparation
+
+SCHEMA = 3
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
+
+
+def prepare(
+    graphs: Iterable[Graph],
+    root: Path,
+    max_nodes: int = 1000,
+    method: str = "metis",
+    halo: int = 0,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda name: None,
+    block_nodes: int = BLOCK_NODES,
+    workers: int | None = None,
+) -> Path:
+    """Segment `graphs` and write the store of them under `root`; returns its directory.
+
+    Graphs are read one after the other and never all held. One with more than `block_nodes` nodes is cut and written in
+    pieces, so that memory does not grow with it if its own arrays are memory-mapped.
+
+    Args:
+        graphs: read as far as they agree with a store that is there already, and from the beginning if there is none of
+            them all. If they have a method `fingerprint() -> str`, of which a change tells that a graph may have
+            changed ("" where that is unknown), they are read once, and not at all if they are known.
+        max_nodes, method, halo, seed, block_nodes: how graphs are cut, see `gst.segment`.
+        progress: called with the name of each graph once it is written.
+        workers: processes that partition, one per core if not given. They do not change the result.
+
+    Raises:
+        ValueError: there are no graphs, or two share a name.
+        OSError: the disk is full; nothing is left behind.
+    """
+    if isinstance(graphs, Iterator):
+        graphs = list(graphs)  # they may be gone over twice
+    settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes}
+    fingerprint = getattr(graphs, "fingerprint", str)()
+    key, name = _look_up(root, settings, fingerprint) if fingerprint else _compare(root, settings, graphs)
+    if name and (root / name).is_dir():
+        return root / name
+    readable = _with_the_first_read(_named(graphs))
+    with _removed_if_full(root / "partitions") as cache, _workplace(root, key) as partial:
+        with Preparation(partial, settings, cache, workers or _cores(), progress) as preparation:
+            for graph in readable:
+                preparation.add(graph)
+            records, sizes = preparation.finish()
+        _write_meta(partial, {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records})
+        final = root / _digest(settings, [_content(record["name"], record["digest"]) for record in records])
+        try:
+            partial.rename(final)
+        except OSError:
+            if not final.is_dir():  # else another process was faster
+                raise
+    if fingerprint:
+        with replaced(root / "sources" / key) as note:
+            note.write(final.name)
+    return final
+
+
+def _named(graphs: Iterable[Graph]) -> Iterator[Graph]:
+    names: set[str] = set()
+    for graph in graphs:
+        if graph.name in names:
+            raise ValueError(f"two graphs are named {graph.name!r}; names must be unique within a dataset")
+        names.add(graph.name)
+        yield graph
+    if not names:
+        raise ValueError("there are no graphs to prepare; check the files or the pattern that names them")
+
+
+def _with_the_first_read(graphs: Iterator[Graph]) -> Iterator[Graph]:
+    """The same, the first of them read now: if that cannot be, nothing has been touched yet."""
+    return chain([next(graphs)], graphs)
+
+
+def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
+    digest = hashlib.sha256(json.dumps({"schema": SCHEMA, **settings}, sort_keys=True).encode())
+    for content in contents:
+        digest.update(content.encode())
+    return shortened(digest)
+
+
+def _content(name: str, digest: str) -> str:
+    return f"{name} {digest}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _look_up(root: Path, settings: dict[str, Any], fingerprint: str) -> tuple[str, str]:
+    """The key of a source and these settings, and the name of the store made from them, if one was."""
+    key = _digest(settings, [fingerprint])
+    note = root / "sources" / key
+    return key, note.read_text() if note.is_file() else ""
+
+
+def _compare(root: Path, settings: dict[str, Any], graphs: Iterable[Graph]) -> tuple[str, str]:
+    """A key made from the first graph, and the name of the store that holds just these graphs, if there is one."""
+    alike = dict(_stores(root, settings))
+    read: list[str] = []
+    for graph in _named(graphs):
+        read.append(_content(graph.name, graph.digest()))
+        alike = {name: contents for name, contents in alike.items() if contents[: len(read)] == read}
+        if not alike:
+            break
+    return _digest(settings, read[:1]), next((name for name, contents in alike.items() if contents == read), "")
+
+
+def _stores(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Name and contents of each readable store made with `settings`."""
+    for path in root.glob("[!.]*/meta.json"):  # one that begins with a dot was killed before it got its name
+        with suppress(ValueError, KeyError, TypeError):
+            meta = _read_meta(path.parent)
+            if meta["settings"] == settings:
+                yield path.parent.name, [_content(record["name"], record["digest"]) for record in meta["graphs"]]
+
+
+@contextmanager
+def _removed_if_full(cache: Path) -> Iterator[Path]:
+    """Partitions outlive a preparation, whatever becomes of it, but the first one on a full disk leaves nothing."""
+    new = not cache.exists()
+    try:
+        yield cache
+    except OSError as error:
+        if new and error.errno in FULL:
+            shutil.rmtree(cache, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _workplace(root: Path, key: str) -> Iterator[Path]:
+    """A directory to write in, the one that a killed preparation left if there is one. It is gone afterwards, unless
+    this one is killed too. Where another process is at work already, it is a directory of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    shared, path = root / f".partial-{key}", root / f".lock-{key}"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # a file: network file systems lock no directories
+    killed, ours = False, _locked(lock, path)
+    partial = shared if ours else Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+    try:
+        partial.mkdir(exist_ok=True)
+        yield partial
+    except BaseException as error:  # a process that was killed for want of memory may have been the one that partitions
+        killed = not isinstance(error, Exception) or isinstance(error, ChildProcessError)
+        raise
+    finally:
+        if not killed or not ours:
+            shutil.rmtree(partial, ignore_errors=True)
+        if ours:
+            path.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _locked(lock: int, path: Path) -> bool:
+    """Whether the file at `path`, open as `lock`, is ours alone now; not so if its owner has removed it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except OSError:  # another one's, or gone, or on a file system that knows no locks
+        return False
+
+
+def _write_meta(directory: Path, meta: dict[str, Any]) -> None:
+    (directory / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
+    (directory / JOURNAL).unlink()
+
+
+def _checksum(meta: dict[str, Any]) -> str:
+    """Of everything else in meta.json."""
+    kept = {key: value for key, value in meta.items() if key != "checksum"}
+    return shortened(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()))
+
+
+def open_store(directory: Path) -> list[SegmentedGraph]:
+    """The graphs of a store, their arrays memory-mapped and read-only.
+
+    Raises:
+        ValueError: it is no store, one of another version, or a file of it is missing or cut short.
+    """
+    with _damage_named(directory):
+        meta = _read_meta(directory)
+        files = map_files(directory, meta["files"])
+        return [_open_graph(record, files) for record in meta["graphs"]]
+
+
+@contextmanager
+def _damage_named(directory: Path) -> Iterator[None]:
+    """Whatever a damaged store makes its readers raise, as one line that names it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OSError, OverflowError, SyntaxError) as error:
+        if str(directory) in str(error) and isinstance(error, ValueError):
+            raise
+        raise ValueError(f"{directory} is no segment store ({plain(error)}); make one with `gst prepare`") from error
+
+
+def _read_meta(directory: Path) -> dict[str, Any]:
+    meta = read_object(directory / "meta.json")
+    if meta["schema"] != SCHEMA:
+        found = shown(meta["schema"])
+        raise ValueError(f"{directory} has schema {found}, this version reads {SCHEMA}; prepare it again")
+    return meta
+
+
+def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
+    values: dict[str, Any] = {key: record[key] for key in SCALARS}
+    arrays = {key: decoded(files[key], record["arrays"][key]) for key in ARRAYS}
+    graph = SegmentedGraph(**values | arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
+    check_layout(graph)
+    return graph
+
+
+def verify(directory: Path) -> None:
+    """Read everything once, compare checksums, and see that every index leads to something. For a store that came from
+    somebody else: `open_store` does not read what is as long as the graph.
+
+    Raises:
+        ValueError: what `open_store` refuses, a byte changed, or an index leads nowhere; the message names the file,
+            the graph and the array.
+    """
+    with _damage_named(directory):
+        meta = _read_meta(directory)
+        _compare_checksums(directory, meta)
+        for graph in open_store(directory):
+            check_indices(graph)
+
+
+def _compare_checksums(directory: Path, meta: dict[str, Any]) -> None:
+    changed = "was changed since it was written (checksums differ)"
+    advice = f"delete {directory} and prepare it again"
+    if _checksum(meta) != meta.get("checksum"):
+        raise ValueError(f"{directory}/meta.json {changed}; {advice}")
+    files = map_files(directory, meta["files"])
+    for record in meta["graphs"]:
+        for key in ARRAYS:
+            entry, name = record["arrays"][key], shown(record["name"])
+            if shortened(hashlib.sha256(as_bytes(view(files[key], entry)))) != entry.get("checksum"):
+                raise ValueError(f"{directory}/{key}.bin: {key} of graph {name} {changed}; {advice}")

@@ -1,0 +1,1 @@
+"""Graph Segment Training (Cao et al., NeurIPS 2023): the estimator and its parts, in plain PyTorch."""

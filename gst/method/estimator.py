@@ -1,0 +1,436 @@
+"""Graph Segment Training (Cao et al., NeurIPS 2023): learn from whole graphs, backpropagate through parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+from gst.graphs.segments import SegmentedGraph
+from gst.method.assembly import assemble
+from gst.method.batch import SegmentBatch
+from gst.method.catalogue import Catalogue, KeyRing
+from gst.method.draws import Draw, Ready, draw_segments
+from gst.method.dropout import segment_weights
+from gst.method.encoding import contract, embed_segments
+from gst.method.exchange import Peers, Remembered, Traffic
+from gst.method.pooling import GraphPool, Pooling
+from gst.method.readiness import pooling_name, warn_about
+from gst.method.references import with_references
+
+Known = Bool[Tensor, "segments configs"]
+MAX_CONFIGS = 1024  # encoded at once without gradient
+PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
+
+
+class GraphSegmentTraining(nn.Module):
+    """An encoder and a head under Graph Segment Training. In training mode `forward` estimates the prediction from a
+    few fresh segments per graph; in evaluation mode it is `exact`. What stands for the other segments:
+
+    | variant | arguments |
+    |---|---|
+    | GST-One | `omit_rest=True, num_fresh=1`: nothing; one segment speaks for its graph |
+    | GST     | the defaults: they are encoded too, without gradient |
+    | GST+E   | `table=EmbeddingTable(...)`: their last embedding, however old |
+    | +D      | `keep_probability` < 1: a random share of them is dropped, the fresh ones weigh more |
+    | +F      | call `freeze_encoder()`: from then on only the head learns, on embeddings of the frozen encoder |
+
+    Args:
+        encoder: takes a `SegmentBatch`, or `(x, edge_index)` like any PyG model (recognised by its two required
+            arguments; it then sees one copy of the batch per configuration, `SegmentBatch.expanded`, and if it has an
+            argument `batch`, the segment of each row). Returns `NodeStates`, embeddings of the nodes
+            `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`.
+        head: pooled embeddings `(graphs, configs, channels)` -> prediction. One with an attribute `references`
+            (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first, and
+            says nothing of them.
+        pooling: `sum`, `mean` (over nodes) or `max`.
+        num_fresh: S, segments encoded with gradient per graph and step.
+        keep_probability: p of Stale Embedding Dropout.
+        table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
+        refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
+            whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
+            weighs their gradients by less, so that the expected gradient is that of `uniform`. It looks at the table
+            after the step before, so the segments of a step are read when it begins and not ahead.
+        omit_rest: leave the other segments out.
+        max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
+            memory of `exact`, a single segment under a single configuration being the least.
+        seed: of the draws of segments; with the number of the step it decides them.
+    """
+
+    def __init__(
+        self,
+        encoder: Callable[..., Tensor],
+        head: Callable[[Tensor], Tensor],
+        pooling: Pooling | Callable[..., Any] = "mean",
+        num_fresh: int = 1,
+        keep_probability: float = 1.0,
+        table: EmbeddingTable | ShardedTable | None = None,
+        omit_rest: bool = False,
+        max_rows: int = 1 << 18,
+        seed: int = 0,
+        refresh: Literal["uniform", "drift"] = "uniform",
+    ) -> None:
+        super().__init__()
+        pooling = pooling_name(pooling)
+        if num_fresh < 1:
+            raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
+        if not 0.0 <= keep_probability <= 1.0:
+            raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
+        if omit_rest and table is not None:
+            raise ValueError("omit_rest leaves out what the table would give; use one of the two")
+        if refresh == "drift" and (table is None or not table.track_drift):
+            raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
+        self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
+        self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
+        self.omit_rest, self.max_rows = omit_rest, max_rows
+        self.encoder_frozen = False
+        self.step = 0
+        self.seed = seed
+        self._keys = KeyRing()
+        self._contract = contract(encoder)
+        self._copies: torch.cuda.Stream | None = None
+        warn_about(encoder)
+
+    def forward(
+        self,
+        graphs: Sequence[SegmentedGraph] | None = None,
+        configs: Int64[Tensor, "graphs configs"] | None = None,
+        ready: Ready | None = None,
+    ) -> Tensor:
+        """Predictions for `configs` of each graph (-1 = padding, its prediction means nothing; all of the only graph if
+        not given). In training mode this is one step of the method and writes the table; in evaluation mode `exact`.
+        `ready`, from `load(draw(graphs, configs))`, stands for both."""
+        if ready is None:
+            assert graphs is not None, "give graphs, or what load() made of them"
+            if not self.training:
+                return self.exact(graphs, configs)
+            draw = self.draw(graphs, configs)
+            assert draw is not None, "only what lies ahead may be undecided"
+            ready = self.load(draw)
+        self.step = ready.draw.number
+        if ready.arrived is not None and ready.batch is not None:
+            stream = torch.cuda.current_stream(self._like().device)
+            stream.wait_event(ready.arrived)
+            ready.batch.record_stream(stream)
+        embedded = self._embed_frozen(ready) if ready.batch is None else self._estimate(ready, ready.batch)
+        return self._predict(embedded)
+
+    def draw(
+        self,
+        graphs: Sequence[SegmentedGraph],
+        configs: Int64[Tensor, "graphs configs"] | None = None,
+        ahead: int = 0,
+        peers: Peers | None = None,
+    ) -> Draw | None:
+        """Decide the next step, or the one `ahead` steps after it: None where that hangs on what the steps between will
+        push (`refresh="drift"`), so that a training that stopped between them goes on with the very same draws. Where
+        `peers` share the step, all of it is drawn, and this process's part returned."""
+        by_drift = self.refresh == "drift" and not self.encoder_frozen
+        if by_drift and ahead:
+            return None
+        if peers is not None:
+            graphs, configs = peers.graphs, peers.configs
+        catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
+        drift = self._drift(catalogue, configs) if by_drift else None
+        number = self.step + 1 + ahead
+        draw = draw_segments(catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift)
+        return draw if peers is None else draw.part_of(peers)
+
+    def load(self, draw: Draw) -> Ready:
+        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on
+        its way to an accelerator the batch is pinned and copied on a stream of its own."""
+        traffic = self._traffic(draw)
+        if self.encoder_frozen:
+            return Ready(draw, None, traffic)
+        like = self._like()
+        batch = assemble(draw.catalogue.graphs, draw.catalogue.picks(draw.fresh.nonzero().squeeze(1)), draw.configs)
+        if like.device.type != "cuda":
+            return Ready(draw, batch.to(like.device, like.dtype), traffic)
+        self._copies = self._copies or torch.cuda.Stream(like.device)
+        with torch.cuda.stream(self._copies):
+            copied = batch.pinned().to(like.device, like.dtype)
+            return Ready(draw, copied, traffic, self._copies.record_event())
+
+    def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
+        """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
+        with torch.no_grad():
+            return self._predict(self.embed(graphs, self._with_references(graphs, configs)))
+
+    def scores(
+        self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64
+    ) -> Tensor:
+        """What `exact` says of `configs` of one graph (all if not given), so many of them at a time."""
+        chosen = torch.arange(graph.num_configs) if configs is None else configs
+        return torch.cat([self.exact([graph], part[None])[0] for part in chosen.split(configs_at_once)])
+
+    def embed(
+        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
+    ) -> Float[Tensor, "graphs configs channels"]:
+        """The pooled embeddings of `configs`, from all segments, encoded now. `exact` puts those of reference
+        configurations before them if the head wants any. Without gradient."""
+        catalogue, checked = Catalogue.of(graphs), _checked_configs(graphs, configs)
+        pool = self._pool(catalogue)
+        everything = torch.arange(len(catalogue))
+        self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
+        return pool.result()
+
+    def register(self, graphs: Iterable[SegmentedGraph]) -> None:
+        """Give all segments of `graphs` their keys in the table now, and not as they come by: processes that share a
+        table have to agree on them."""
+        for graph in graphs:
+            self._keys.keys(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
+        if self.table is not None:
+            self._make_room(self.table)
+
+    def freeze_encoder(self) -> None:
+        """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on, with a
+        table, every segment is encoded once, when it is first needed, and its row is exact."""
+        self.encoder_frozen = True
+        if isinstance(self.encoder, nn.Module):
+            self.encoder.requires_grad_(False)
+        if self.table is not None:
+            self.table.clear()
+
+    # The estimate --------------------------------------------------------------------------------------------------
+
+    def _estimate(self, ready: Ready, batch: SegmentBatch) -> Tensor:
+        draw, remembered = ready.draw, self._request(ready)
+        catalogue, fresh = draw.catalogue, draw.fresh
+        keys = self._keys.keys(catalogue, draw.configs)
+        embedded = self._encode_batch(batch)  # while rows of other processes travel
+        known = self._known(keys) if remembered is None else remembered.known()
+        weights = self._weights(draw, known)
+        pool = self._pool(catalogue)
+        chosen = fresh.nonzero().squeeze(1)
+        if self.refresh == "drift":
+            embedded = _scale_gradient(embedded, self._gradient_weights(draw, known)[chosen])
+        self._add(pool, catalogue, chosen, embedded, weights[chosen])
+        used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
+        if self.table is None:
+            self._add_encoded(pool, catalogue, used, draw.configs, weights)
+        elif remembered is not None:
+            self._add(pool, catalogue, used, remembered.rows(used, self._like()), weights[used])
+            remembered.push_fresh(embedded, chosen, self.step)
+        else:
+            self._add_pulled(pool, catalogue, used, keys, weights)
+            self._push(keys[chosen], embedded)
+        return pool.result()
+
+    def _weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
+        return segment_weights(draw.fresh, draw.inclusion, known, draw.kept, self.keep_probability)
+
+    def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
+        """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
+        assert isinstance(self.table, EmbeddingTable)
+        keys = self._keys.keys(catalogue, configs)
+        self._make_room(self.table)
+        drift = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
+        drift = (drift * (keys >= 0)).mean(1)
+        return drift * catalogue.node_counts if self.pooling == "mean" else drift
+
+    def _gradient_weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
+        """What makes the expected gradient that of uniform draws: (p S / J + 1 - p) / q over p + (1 - p) / q for known
+        segments; unknown ones weigh 1 / q already."""
+        p = self.keep_probability
+        counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs])[draw.catalogue.graph]
+        uniform = (self.num_fresh / counts).clamp(max=1)
+        ratio = (p * uniform + 1 - p) / (p * draw.inclusion + 1 - p)
+        return torch.where(known, ratio[:, None], 1.0)
+
+    def _known(self, keys: Int64[Tensor, "segments configs"]) -> Known:
+        """For which segments something stands in when they are stale."""
+        if self.table is None:
+            return torch.full(keys.shape, not self.omit_rest)
+        assert isinstance(self.table, EmbeddingTable), "processes that share a table load() their steps with peers"
+        self._make_room(self.table)
+        return (keys >= 0) & self.table.known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
+
+    def _embed_frozen(self, ready: Ready) -> Tensor:
+        """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
+        encoder = self.encoder if isinstance(self.encoder, nn.Module) else None
+        training = encoder is not None and encoder.training
+        if encoder is not None:
+            encoder.eval()
+        try:
+            return self._embed_from_table(ready)
+        finally:
+            if encoder is not None:
+                encoder.train(training)
+
+    def _embed_from_table(self, ready: Ready) -> Tensor:
+        catalogue, configs = ready.draw.catalogue, ready.draw.configs
+        everything = torch.arange(len(catalogue))
+        weights = torch.ones(len(catalogue), configs.shape[1])
+        pool = self._pool(catalogue)
+        if self.table is None:
+            self._add_encoded(pool, catalogue, everything, configs, weights)
+            return pool.result()
+        keys = self._keys.keys(catalogue, configs)
+        remembered = self._request(ready)
+        known = self._known(keys) if remembered is None else remembered.known()
+        missing = (~known & (keys >= 0)).any(1)
+        if remembered is None:
+            self._add_pulled(pool, catalogue, everything[~missing], keys, weights)
+        else:
+            rows = remembered.rows(everything[~missing], self._like())
+            self._add(pool, catalogue, everything[~missing], rows, weights[~missing])
+        made: list[Tensor] = []
+        for chunk in catalogue.chunks(everything[missing], configs.shape[1], self.max_rows):
+            embedded = self._encode(catalogue, chunk, configs)
+            self._add(pool, catalogue, chunk, embedded, weights[chunk])
+            if remembered is None:
+                self._push(keys[chunk], embedded)  # after the others were pulled: a full table may evict them
+            else:
+                made.append(embedded)
+        if remembered is not None:
+            empty = torch.zeros(0, configs.shape[1], remembered.channels, device=self._like().device)
+            remembered.push_unknown(torch.cat(made or [empty]), everything[missing], self.step)
+        return pool.result()
+
+    # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
+
+    def _pool(self, catalogue: Catalogue) -> GraphPool:
+        return GraphPool(catalogue.graph_node_counts.to(self._like().device), self.pooling)
+
+    def _add(self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, embedded: Tensor, weights: Tensor) -> None:
+        device = embedded.device
+        counts, graphs = catalogue.node_counts[segments].to(device), catalogue.graph[segments].to(device)
+        pool.add(embedded, weights.to(embedded), counts, graphs)
+
+    def _add_encoded(
+        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor
+    ) -> None:
+        for chunk in catalogue.chunks(segments, configs.shape[1], self.max_rows):
+            self._add(pool, catalogue, chunk, self._encode(catalogue, chunk, configs), weights[chunk])
+
+    def _add_pulled(
+        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, keys: Tensor, weights: Tensor
+    ) -> None:
+        assert isinstance(self.table, EmbeddingTable)
+        for chunk in segments.split(max(1, PULL_ROWS // keys.shape[1])):
+            rows = self.table.pull(keys[chunk].clamp(min=0).flatten())[0].to(self._like())
+            self._add(pool, catalogue, chunk, rows.view(len(chunk), keys.shape[1], rows.shape[1]), weights[chunk])
+
+    # The encoder and the head --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _encode(
+        self, catalogue: Catalogue, segments: Int64[Tensor, " chosen"], configs: Int64[Tensor, "graphs configs"]
+    ) -> Float[Tensor, "chosen configs channels"]:
+        """Segments that no configuration reaches are encoded under one of them and stand for all."""
+        varied = catalogue.configurable[segments] | (configs.shape[1] == 1)
+        pieces = [
+            self._encode_under(catalogue, segments[chosen], configs[:, :width]).expand(-1, configs.shape[1], -1)
+            for chosen, width in ((varied, configs.shape[1]), (~varied, 1))
+            if chosen.any()
+        ]
+        together = torch.cat(pieces)
+        order = torch.cat([varied.nonzero(), (~varied).nonzero()]).squeeze(1)
+        return together[torch.argsort(order).to(together.device)]
+
+    def _encode_under(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> Tensor:
+        """A single segment too large for `max_rows` meets its configurations a few at a time; so do small ones, since
+        telling configurations apart takes memory quadratic in their number."""
+        width = min(max(1, self.max_rows // int(catalogue.rows[segments].sum())), MAX_CONFIGS)
+        parts = configs.split(width, dim=1)
+        return torch.cat([self._encode_batch(self._assemble(catalogue, segments, part)) for part in parts], dim=1)
+
+    def _assemble(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> SegmentBatch:
+        like = self._like()
+        return assemble(catalogue.graphs, catalogue.picks(segments), configs).to(like.device, like.dtype)
+
+    def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
+        return embed_segments(self.encoder, batch, self._contract, self.pooling)
+
+    def _with_references(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
+        """What is asked for, after what the head compares it with, if it does."""
+        references = getattr(self.head, "references", 0)
+        checked = _checked_configs(graphs, configs)
+        return with_references(graphs, checked, references) if references else checked
+
+    def _predict(self, embedded: Tensor) -> Tensor:
+        """The head sees what bf16 would blur: differences between configurations of one graph."""
+        with torch.autocast(embedded.device.type, enabled=False):
+            return self.head(embedded)
+
+    def _like(self) -> Tensor:
+        """Something on the device and in the dtype of the model."""
+        return next((p for p in self.parameters() if not nn.parameter.is_lazy(p)), torch.empty(0))
+
+    # The table -----------------------------------------------------------------------------------------------------
+
+    def _traffic(self, draw: Draw) -> Traffic | None:
+        """What all processes ask of a table they share, and write: once the encoder is frozen they need all rows."""
+        if draw.peers is None or draw.whole is None or self.table is None:
+            return None
+        whole, registered = draw.whole, self._keys.num_keys
+        keys = self._keys.keys(whole.catalogue, whole.configs)
+        if self._keys.num_keys != registered:
+            raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
+        wanted = torch.ones_like(whole.fresh) if self.encoder_frozen else ~whole.fresh & whole.kept
+        return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
+
+    def _request(self, ready: Ready) -> Remembered | None:
+        """Rows of a table that processes share, on their way."""
+        if ready.traffic is None:
+            return None
+        assert isinstance(self.table, ShardedTable)
+        return ready.traffic.request(self.table)
+
+    def _make_room(self, table: EmbeddingTable | ShardedTable) -> None:
+        if self._keys.num_keys > table.num_keys:
+            table.resize(self._keys.num_keys)
+
+    def _push(self, keys: Int64[Tensor, "segments configs"], embedded: Tensor) -> None:
+        """A key that comes more than once (it stands for all configurations, or its graph is here twice) is written
+        once."""
+        assert isinstance(self.table, EmbeddingTable)
+        flat = keys.flatten()
+        distinct, inverse = flat.unique(return_inverse=True)
+        first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
+        first = first[distinct >= 0].sort().values
+        self.table.push(flat[first], embedded.detach().flatten(0, 1)[first.to(embedded.device)], self.step)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "seed": self.seed,
+            "encoder_frozen": self.encoder_frozen,
+            "first_key": self._keys.state_dict(),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.step, self.seed = state["step"], state["seed"]
+        self._keys.load_state_dict(state["first_key"])
+        if state["encoder_frozen"] and not self.encoder_frozen:
+            self.encoder_frozen = True
+            if isinstance(self.encoder, nn.Module):
+                self.encoder.requires_grad_(False)
+
+
+def _scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
+    """The same values, their gradients times `weights` (one for each segment and configuration)."""
+    scale = weights.to(embedded)[..., None]
+    return embedded.detach() + (embedded - embedded.detach()) * scale
+
+
+def _checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
+    if configs is None:
+        return _all_configs(graphs)
+    if len(configs) != len(graphs):
+        raise ValueError(f"configs has {len(configs)} rows for {len(graphs)} graphs; give one row for each")
+    for graph, row in zip(graphs, configs, strict=True):
+        if int(row.max()) >= graph.num_configs:
+            raise ValueError(f"configuration {int(row.max())} of {graph.name!r}, which has {graph.num_configs}")
+    return configs.cpu()
+
+
+def _all_configs(graphs: Sequence[SegmentedGraph]) -> Tensor:
+    width = max(graph.num_configs for graph in graphs)
+    every = torch.arange(width).repeat(len(graphs), 1)
+    return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)

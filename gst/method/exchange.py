@@ -1,0 +1,148 @@
+"""One step of many processes: who takes which graph, and which rows of the table travel.
+
+All draws of a step follow from the seed and its number, so each process knows those of all others, and what they will
+ask of the table, without being told. With the same global step (`graphs_per_step` times the number of processes) any
+number of processes draws the same graphs, configurations, segments and dropouts, and follows the same gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from embedding_cache.sharded import ShardedTable
+from gst.graphs.segments import SegmentedGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """What all processes do in one step, in the order in which one process would: place i belongs to process
+    i % world_size. A process that nothing is left for goes through the first place again, for nothing.
+
+    Args:
+        graphs, configs, targets: as in `gst.data.loader.Step`.
+    """
+
+    rank: int
+    world_size: int
+    graphs: tuple[SegmentedGraph, ...]
+    configs: Int64[Tensor, "graphs configs"]
+    targets: Float64[Tensor, "graphs configs"]
+
+    @property
+    def idle(self) -> bool:
+        return self.rank >= len(self.graphs)
+
+    @property
+    def mine(self) -> list[int]:
+        """Places of this process."""
+        return [0] if self.idle else list(range(self.rank, len(self.graphs), self.world_size))
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What moves between the processes and the table in one step: entries are the keys of all segments of the step,
+    in order; one that stands for all configurations is there once.
+
+    Args:
+        rank: of this process.
+        keys: of each entry.
+        process: which one its graph belongs to.
+        wanted: of which the row is asked for.
+        fresh: of which a new row is written.
+        own: the entry behind each segment and configuration of this process, counted among its entries; -1 at padding.
+    """
+
+    rank: int
+    keys: Int64[np.ndarray, " entries"]
+    process: Int64[np.ndarray, " entries"]
+    wanted: Bool[np.ndarray, " entries"]
+    fresh: Bool[np.ndarray, " entries"]
+    own: Int64[Tensor, "segments configs"]
+
+    @staticmethod
+    def of(
+        peers: Peers,
+        keys: Int64[Tensor, "segments configs"],
+        graph: Int64[Tensor, " segments"],
+        configurable: Bool[Tensor, " segments"],
+        wanted: Bool[Tensor, " segments"],
+        fresh: Bool[Tensor, " segments"],
+    ) -> Traffic:
+        """From what is drawn for all processes.
+
+        Args:
+            keys: -1 at padding.
+            graph: the place of each segment's graph in the step.
+        """
+        counted = keys >= 0
+        counted[:, 1:] &= configurable[:, None]
+        process = (graph % peers.world_size)[:, None]
+        mine = torch.isin(graph, torch.tensor(peers.mine))
+        own = torch.full((int(mine.sum()), keys.shape[1]), -1)
+        if not peers.idle:
+            here = counted[mine]
+            own[here] = torch.arange(int(here.sum()))
+            alike = ~configurable[mine]
+            own[alike] = torch.where(keys[mine][alike] >= 0, own[alike][:, :1], -1)
+
+        def entries(values: Tensor) -> np.ndarray:
+            return values.expand_as(keys)[counted].numpy()
+
+        return Traffic(
+            peers.rank, entries(keys), entries(process), entries(wanted[:, None]), entries(fresh[:, None]), own
+        )
+
+    def request(self, table: ShardedTable) -> Remembered:
+        """Begin to fetch what the table knows."""
+        return Remembered(self, table)
+
+
+class Remembered:
+    """What the table knows of the segments of this process, on its way."""
+
+    def __init__(self, traffic: Traffic, table: ShardedTable) -> None:
+        self._traffic, self._table = traffic, table
+        self._mine = traffic.process == traffic.rank
+        self._pulled = table.request(traffic.keys, traffic.process, traffic.wanted)
+        self._arrived: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def channels(self) -> int:
+        return self._table.shard.channels
+
+    def known(self) -> Bool[Tensor, "segments configs"]:
+        """Whether there is a row; False at padding."""
+        own, known = self._traffic.own, torch.cat([self._wait()[1], torch.zeros(1, dtype=torch.bool)])
+        return known[own]  # -1 is the last
+
+    def rows(self, segments: Int64[Tensor, " chosen"], like: Tensor) -> Float[Tensor, "chosen configs channels"]:
+        """Of segments that were wanted, zeros where nothing is known; any of them at padding."""
+        place = torch.from_numpy(self._traffic.wanted[self._mine].cumsum() - 1)
+        rows = self._wait()[0].to(like)
+        return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device)]
+
+    def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
+        """Write new rows of the fresh segments; `embedded` are those of this process, its `segments`."""
+        self._push(self._traffic.fresh, embedded, segments, step)
+
+    def push_unknown(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
+        """Write the rows that were not known; `embedded` holds at least those of this process."""
+        self._wait()
+        self._push(self._pulled.unknown, embedded, segments, step)
+
+    def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int) -> None:
+        entry = self._traffic.own[segments].flatten().numpy()
+        row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
+        row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
+        sent = torch.from_numpy(row[:-1][chosen[self._mine]])
+        given = embedded.detach().flatten(0, 1)[sent.to(embedded.device)]
+        self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], given, step)
+
+    def _wait(self) -> tuple[Tensor, Tensor]:
+        self._arrived = self._arrived or self._pulled.wait()
+        return self._arrived

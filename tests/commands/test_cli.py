@@ -1,0 +1,180 @@
+"""What a user gets wrong: one clear line, exit status 2, nothing half-written left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gst.cli import main
+from gst.data.tpugraphs import read
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ALEXNET = FIXTURES / "alexnet_small.npz"
+CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "alexnet_layout.yaml"
+
+
+@pytest.fixture(autouse=True)
+def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: str) -> None:
+    capsys.readouterr()
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    errors = [line for line in lines if line.startswith("gst: error: ")]
+    assert len(errors) == 1 and lines[-1] == errors[0], lines
+    for word in words:
+        assert word in errors[0], errors[0]
+    assert not list(Path.cwd().rglob("*partial*"))
+
+
+def damaged(**changes: np.ndarray | None) -> str:
+    arrays = dict(np.load(ALEXNET)) | changes
+    np.savez("damaged.npz", **{key: value for key, value in arrays.items() if value is not None})
+    return "damaged.npz"
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: gst" in capsys.readouterr().err
+
+
+def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["prepare", "nowhere.npz"], "nowhere.npz")
+
+
+def test_a_truncated_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("short.npz").write_bytes(ALEXNET.read_bytes()[:1000])
+    refused(capsys, ["prepare", "short.npz"], "short.npz", "not a readable npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"edge_index": None}, "edge_index"),
+        ({"edge_index": np.array([[5000, 0]])}, "5000"),
+        ({"node_feat": np.zeros((0, 70), np.float32), "node_opcode": np.zeros(0, np.uint8)}, "no nodes"),
+        ({"node_feat": np.full((372, 70), np.nan, np.float32)}, "NaN"),
+        ({"config_runtime": np.full(1500, 2**63, np.uint64)}, "overflow"),
+    ],
+    ids=["absent key", "edge out of range", "zero nodes", "NaN features", "int overflow"],
+)
+def test_a_damaged_file_leaves_earlier_stores_alone(
+    capsys: pytest.CaptureFixture[str], changes: dict, word: str
+) -> None:
+    assert main(["prepare", str(ALEXNET), "--max-nodes", "100"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
+    refused(capsys, ["prepare", damaged(**changes), "--max-nodes", "100"], "damaged.npz", word)
+    assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == before
+
+
+def fit(*more: str) -> list[str]:
+    return ["fit", "--config", str(CONFIG), "--trainer.fast_dev_run=1", "--trainer.enable_progress_bar=false", *more]
+
+
+def test_labels_that_are_all_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    same = damaged(config_runtime=np.full(len(np.load(ALEXNET)["config_runtime"]), 7))
+    refused(
+        capsys, fit(f"--data.source.init_args.files=[{same}]", "--data.num_valid=10", "--data.num_test=10"), "equal"
+    )
+
+
+def test_more_held_out_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, fit(f"--data.source.init_args.files=[{ALEXNET}]", "--data.num_test=99999"), "99999")
+
+
+def test_a_loss_that_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    file, few = f"--data.source.init_args.files=[{ALEXNET}]", ("--data.num_valid=10", "--data.num_test=10")
+    refused(
+        capsys, fit(file, *few, "--trainer.fast_dev_run=6", "--optimizer.init_args.lr=1e20"), "the loss became",
+        "alexnet_small",
+    )  # fmt: skip
+
+
+def test_unknown_configuration_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, fit("--model.num_frehs=3"), "num_frehs")
+    Path("wrong.yaml").write_text(CONFIG.read_text().replace("num_fresh", "num_frehs"))
+    refused(capsys, ["fit", "--config", "wrong.yaml"], "num_frehs")
+
+
+def test_a_training_without_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["fit"], "model.encoder", "--config FILE.yaml", "experiments/configs/giant_synthetic.yaml")
+
+
+def test_a_checkpoint_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["rank", "nothing.ckpt", str(ALEXNET)], "nothing.ckpt")
+    Path("text.ckpt").write_text("hello")
+    refused(capsys, ["rank", "text.ckpt", str(ALEXNET)], "text.ckpt")
+
+
+def test_a_checkpoint_that_would_run_code_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, ("owned",)
+
+    torch.save({"state_dict": Evil()}, "evil.ckpt")
+    refused(capsys, ["rank", "evil.ckpt", str(ALEXNET)], "evil.ckpt")
+    assert not Path("owned").exists()
+
+
+def test_devices_and_programs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["demo", "--devices", "cpu:0,tpu:7"], "tpu:7", "cpu:0")
+    refused(capsys, ["demo", "--program", "nothing"], "nothing", "rnnlm")
+    assert not Path("runs").exists()
+
+
+def test_a_full_disk_while_preparing_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = tmp_path / "disk"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        refused(capsys, ["prepare", "synthetic:20000", "--store", str(small)], "No space left")
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_prepare_twice_does_nothing_and_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["prepare", str(ALEXNET), "--max-nodes", "100", "--json", "prepare.json"]
+    assert main(arguments) == 0
+    first = json.loads(Path("prepare.json").read_text())
+    assert first["nodes"] == 372 and first["segments"] >= 4
+    before = {file: file.stat().st_mtime_ns for file in Path(first["store"]).iterdir()}
+    assert main(arguments) == 0
+    assert json.loads(Path("prepare.json").read_text()) == first
+    assert {file: file.stat().st_mtime_ns for file in Path(first["store"]).iterdir()} == before
+
+
+@pytest.mark.parametrize("words", ["--help", "demo --help", "prepare --help", "rank --help", "bench step --help"])
+def test_help_shows_examples_and_does_not_load_torch(words: str) -> None:
+    arguments = words.split()
+    code = f"import sys; from gst.cli import main\ntry: main({arguments!r})\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "gst " in done.stdout and (arguments == ["--help"] or "examples:" in done.stdout)
+
+
+def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--help"])
+    first, *_, last = capsys.readouterr().out.strip().split("\n\n")
+    assert first == "usage: gst fit --config FILE.yaml [--SECTION.NAME VALUE ...]"
+    assert "--json" in last
+
+
+def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "program.npz"
+    assert main(["trace", "--hlo", str(FIXTURES / "hlo" / "lowered.txt"), "--out", str(out)]) == 0
+    assert "134 nodes, 155 edges, 14 configurable nodes" in capsys.readouterr().out
+    assert read(out).num_nodes == 134

@@ -1,0 +1,578 @@
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import (
+    HALO,
+    KINDS,
+    SlowTraining,
+    models,
+    random_graph,
+    whole,
+    whole_graph_prediction,
+    without_cut_edges,
+)
+from torch import Tensor, nn
+
+from embedding_cache import EmbeddingTable
+from gst.cost.losses import pairwise_hinge
+from gst.cost.metrics import kendall_tau
+from gst.data.loader import Step, StepLoader
+from gst.data.prefetch import Prefetched, Reader
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.batch import SegmentBatch
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.states import NodeStates
+from gst.nn import SAGE, Head
+from partitioners import METHODS, partition
+
+POOLINGS = ("sum", "mean", "max")
+ALL = 99  # more segments than any graph here has
+
+
+def features_of(batch: SegmentBatch) -> Tensor:
+    """An encoder without parameters: node features next to configuration features."""
+    return batch.expanded()[0].view(batch.num_configs, batch.num_nodes, -1).transpose(0, 1)
+
+
+def as_it_is(pooled: Tensor) -> Tensor:
+    return pooled
+
+
+def table_for(channels: int = 6, dtype: torch.dtype = torch.float64) -> EmbeddingTable:
+    return EmbeddingTable(1, channels, dtype)
+
+
+def gradients(prediction: Tensor, *modules: nn.Module) -> list[Tensor]:
+    parameters = [p for module in modules for p in module.parameters() if not nn.parameter.is_lazy(p)]
+    loss = (prediction * torch.linspace(1, 2, prediction.numel()).view_as(prediction)).square().sum()
+    found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+# All segments fresh --------------------------------------------------------------------------------
+
+
+def assert_equal_to_the_whole_graph(kind: str, pooling: str, halo: int, graph: Graph, parts: np.ndarray) -> None:
+    """Without context the whole graph is that without cut edges, and attention stays within the segments."""
+    seen = graph if halo else without_cut_edges(graph, parts)
+    encoder, head = models(kind, graph)
+    model = GraphSegmentTraining(encoder, head, pooling, num_fresh=ALL)
+    ours = model([segment(graph, parts=parts, halo=halo)])
+    truth = whole_graph_prediction(encoder, head, seen, pooling, parts if kind == "gps" else None)
+    assert_equal([ours, *gradients(ours, encoder, head)], [truth, *gradients(truth, encoder, head)])
+
+
+@pytest.mark.parametrize(("method", "num_configurable"), [("metis", 5), ("random", 5), ("metis", 0)])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(("kind", "halo"), [*HALO.items(), *((kind, 0) for kind in KINDS)])
+def test_all_segments_fresh_is_training_on_the_whole_graph(
+    kind: str, halo: int, pooling: str, method: str, num_configurable: int
+) -> None:
+    graph = random_graph(7, num_configurable=num_configurable)
+    parts = partition(graph.edges, graph.num_nodes, 4, method)
+    assert without_cut_edges(graph, parts).num_edges < graph.num_edges
+    assert_equal_to_the_whole_graph(kind, pooling, halo, graph, parts)
+
+
+@pytest.mark.parametrize("halo", [0, HALO["sage"]])
+@pytest.mark.parametrize("method", METHODS)
+def test_all_segments_fresh_is_training_on_the_whole_graph_however_it_is_cut(method: str, halo: int) -> None:
+    graph = random_graph(7)
+    parts = partition(graph.edges, graph.num_nodes, 4, method)
+    assert_equal_to_the_whole_graph("sage", "mean", halo, graph, parts)
+
+
+@pytest.mark.parametrize("halo", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_segment_is_the_whole_graph(kind: str, halo: int) -> None:
+    graph = random_graph(7)
+    assert_equal_to_the_whole_graph(kind, "mean", halo, graph, whole(graph))
+
+
+@pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1), ("gps", 1)])
+def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, halo: int) -> None:
+    """So the halos of the law above are the least."""
+    graph = random_graph(7)
+    parts = partition(graph.edges, graph.num_nodes, 4, "random")
+    encoder, head = models(kind, graph)
+    ours = GraphSegmentTraining(encoder, head, num_fresh=ALL)([segment(graph, parts=parts, halo=halo)])
+    assert not torch.allclose(ours, whole_graph_prediction(encoder, head, graph, "mean"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "max_rows"),
+    [
+        *itertools.product(["sage"], ["mean"], [1, 40]),
+        *((kind, *rest) for kind in KINDS for rest in (("sum", 1 << 18), ("mean", 9), ("max", 41))),
+    ],
+)
+def test_exact_is_all_segments_fresh_however_it_is_chunked(kind: str, pooling: str, max_rows: int) -> None:
+    graphs = [segment(random_graph(seed, 10 + 8 * seed, num_configs=3 + seed), 6) for seed in range(3)]
+    configs = torch.tensor([[0, 2, 1, -1], [3, 1, 0, 2], [4, -1, -1, -1]])
+    encoder, head = models(kind, random_graph(0))
+    model = GraphSegmentTraining(encoder, head, pooling, num_fresh=ALL, max_rows=max_rows)
+    exact = model.exact(graphs, configs)
+    assert not exact.requires_grad and exact.equal(model.eval()(graphs, configs))
+    trained = model.train()(graphs, configs)
+    assert trained.requires_grad
+    assert_equal([exact[configs >= 0]], [trained[configs >= 0]])
+
+
+@pytest.mark.parametrize("max_rows", [1, 9, 40])
+def test_exact_never_encodes_more_rows_than_it_may(max_rows: int) -> None:
+    graph, sizes = segment(random_graph(0, 40, num_configs=7), 6, halo=1), []
+
+    def encoder(batch: SegmentBatch) -> Tensor:
+        sizes.append((batch.num_nodes * batch.num_configs, batch.num_segments * batch.num_configs))
+        return features_of(batch)
+
+    GraphSegmentTraining(encoder, as_it_is, max_rows=max_rows).exact([graph])
+    assert all(rows <= max_rows or pairs == 1 for rows, pairs in sizes)
+    rows, configurable = np.diff(graph.row_ptr), np.diff(graph.config_ptr) > 0
+    assert sum(rows for rows, _ in sizes) == (np.where(configurable, 7, 1) * rows).sum() < 7 * rows.sum()
+
+
+# Some segments fresh -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "rest"),
+    [
+        *itertools.product(["sage"], POOLINGS, ["table", "recomputed", "omitted"]),
+        *((kind, "mean", "table") for kind in KINDS if kind != "sage"),
+        ("plain", "max", "table"),
+        ("gin", "sum", "recomputed"),
+        ("gat", "max", "omitted"),
+        ("gps", "sum", "omitted"),
+    ],
+)
+def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
+    """Graphs of different sizes and configurations, one of them twice in a batch, over several steps."""
+    graphs = [segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)]
+    assert len({graph.num_segments for graph in graphs}) == 3
+    steps = [
+        ([0, 1, 2], [[0, 3, 1], [4, 2, -1], [5, -1, -1]]),
+        ([1, 1, 0], [[4, 0, -1], [1, 2, 3], [3, 2, 0]]),
+        ([2], [[5, 0, 1]]),
+        ([2, 0, 1], [[5, 1, 2], [0, 1, 3], [4, 2, 1]]),
+        ([0, 1, 2], [[3, 0, -1], [2, 4, -1], [1, 5, 0]]),
+    ]
+    encoder, head = models(kind, random_graph(0))
+    twin = SlowTraining(copy.deepcopy(encoder), copy.deepcopy(head), pooling, 2, 0.5, rest, seed=3)
+    table = table_for() if rest == "table" else None
+    model = GraphSegmentTraining(encoder, head, pooling, 2, 0.5, table, rest == "omitted", seed=3)
+    optimizers = [torch.optim.Adam([*m.encoder.parameters(), *m.head.parameters()], 0.01) for m in (model, twin)]
+    for which, rows in steps:
+        chosen, configs = [graphs[i] for i in which], torch.tensor(rows)
+        ours, theirs = model(chosen, configs)[configs >= 0], twin(chosen, configs)
+        theirs = torch.stack([theirs[place] for place in map(tuple, (configs >= 0).nonzero().tolist())])
+        assert_equal([ours], [theirs])
+        assert_equal(gradients(ours, encoder, head), gradients(theirs, twin.encoder, twin.head))
+        for optimizer, prediction in zip(optimizers, (ours, theirs), strict=True):
+            optimizer.zero_grad()
+            prediction.square().mean().backward()
+            optimizer.step()
+        if table is not None:
+            known = torch.stack(list(twin.table.values()))
+            assert_equal([table.export_rows()[1].sort(0).values], [known.sort(0).values])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "rest", "keep"),
+    [
+        *itertools.product(["mean"], ["table", "recomputed", "omitted"], [0.0, 0.5, 1.0]),
+        *itertools.product(["sum"], ["table", "omitted"], [0.5]),
+    ],
+)
+def test_the_expected_estimate_is_the_exact_embedding(pooling: str, rest: str, keep: float) -> None:
+    """4 standard errors over 100 draws, seed fixed. The table is up to date: the encoder does not learn."""
+    graphs = [segment(random_graph(seed, 20 + 9 * seed), 6) for seed in range(2)]
+    configs = torch.tensor([[0, 2], [1, -1]])
+    table = table_for(5, torch.float32) if rest == "table" else None
+    model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, rest == "omitted", seed=1)
+    model(graphs, configs)
+    model.num_fresh = 2
+    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(100)]).double()
+    truth = model.exact(graphs, configs)[configs >= 0]
+    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 10 + 1e-4).all()
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
+    graph = segment(random_graph(0), 6)
+    segments = graph.num_segments
+    sums = torch.stack(
+        [
+            torch.from_numpy(graph.node_features[graph.row_ptr[j] : graph.row_ptr[j + 1]].copy()).sum(0)
+            for j in range(segments)
+        ]
+    )
+    for seed in range(8):
+        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
+        first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
+        assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
+        reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations
+        assert model.table.statistics()["rows_in_use"] in ({2} if reached.all() else {1, 2})
+
+
+def test_the_rest_gives_no_gradient() -> None:
+    graph = random_graph(0)
+    encoder, head = models("sage", graph)
+    cut = segment(graph, 6)
+    of_all, of_one = (gradients(GraphSegmentTraining(encoder, head, "sum", s)([cut]), encoder) for s in (ALL, 1))
+    assert not all(torch.allclose(a, b) for a, b in zip(of_all, of_one, strict=True))
+
+
+def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
+    """Its rows are written once; a segment that no configuration reaches has the same key in both places."""
+    graph, configs = segment(random_graph(0), 6), torch.tensor([[0, 1], [0, 2]])
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(5))
+    first = model([graph, graph], configs)
+    torch.testing.assert_close(first, model.exact([graph, graph], configs))
+    reached = int((np.diff(graph.config_ptr) > 0).sum())
+    assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
+
+
+@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
+    graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
+    steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
+
+    def train(ahead: bool) -> list[Tensor]:
+        table = EmbeddingTable(1, 6, torch.float64, track_drift=refresh == "drift")
+        model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, 0.5, table, seed=1, refresh=refresh)
+        if not ahead:
+            return [model(*step).detach() for step in steps]
+        read = Prefetched(steps, Reader(lambda step, ahead: model.draw(*step, ahead), model.load))
+        return [model(ready=ready).detach() for _, ready in read]
+
+    assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
+def test_gradients_of_drift_guided_draws_are_on_average_those_of_uniform_ones(keep: float) -> None:
+    graph = segment(random_graph(0, 40), 6)
+    table = EmbeddingTable(1, 5, torch.float64, track_drift=True)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", 2, keep, table, refresh="drift")
+    for _ in range(4):
+        model([graph])
+    draw = model.draw([graph])
+    assert draw.inclusion.std() > 0.01 and draw.inclusion.sum().item() == pytest.approx(2)
+    known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
+    value_weight = keep + (1 - keep) / draw.inclusion
+    expected = draw.inclusion * value_weight * model._gradient_weights(draw, known)[:, 0]
+    uniform = keep * 2 / graph.num_segments + (1 - keep)
+    torch.testing.assert_close(expected, torch.full_like(expected, uniform))
+
+
+# Symmetries ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("halo", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), ("sage", "sum"), ("sage", "max"), ("gat", "max")]
+)
+def test_names_of_nodes_do_not_matter(kind: str, pooling: str, halo: int) -> None:
+    graph, order = random_graph(4), np.random.default_rng(0).permutation(24)
+    parts = partition(graph.edges, graph.num_nodes, 4)
+    model = GraphSegmentTraining(*models(kind, graph), pooling)
+    scores = model.exact([segment(graph, parts=parts, halo=halo)])
+    relabelled = model.exact([segment(graph.relabelled(order), parts=parts[order], halo=halo)])
+    assert_equal([scores], [relabelled])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_configurations_does_not_matter(kind: str) -> None:
+    graph, order = random_graph(4, num_configs=5), torch.tensor([[3, 0, 4, 1, 2]])
+    model = GraphSegmentTraining(*models(kind, graph))
+    scores = model.exact([segment(graph, 6)])
+    assert_equal([model.exact([segment(graph, 6)], order)], [scores[:, order[0]]])
+    assert scores[0].unique().numel() == 5
+
+
+# The frozen encoder --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_frozen_encoder_embeds_each_segment_once_and_exactly(dtype: torch.dtype | None) -> None:
+    graphs = [segment(random_graph(seed), 6) for seed in range(2)]
+    configs = torch.tensor([[0, 1], [2, -1]])
+    encoder, head = models("sage", random_graph(0))
+    model = GraphSegmentTraining(encoder, head, table=None if dtype is None else table_for(6, dtype))
+    model(graphs, configs)
+    with torch.no_grad():
+        encoder.layers[0].project.weight *= 2  # learnt something: what the table holds is stale
+    model.freeze_encoder()
+    calls: list[int] = []
+    encoder.register_forward_hook(lambda *_: calls.append(1))
+    prediction = model(graphs, configs)
+    encoded = len(calls)
+    again = model(graphs, configs)
+    assert len(calls) == (2 * encoded if dtype is None else encoded)
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(
+        prediction[configs >= 0], model.exact(graphs, configs)[configs >= 0], rtol=tolerance, atol=tolerance
+    )
+    real = configs >= 0
+    torch.testing.assert_close(again[real], prediction[real], rtol=tolerance, atol=tolerance)  # now from the table
+    again.sum().backward()
+    assert all(p.grad is None for p in encoder.parameters()) and all(p.grad is not None for p in head.parameters())
+
+
+@pytest.mark.parametrize("capacity", [2, 5])
+def test_a_frozen_encoder_is_exact_though_the_table_cannot_hold_all_rows(capacity: int) -> None:
+    graphs = [segment(random_graph(seed, 40), 6) for seed in range(2)]
+    encoder, head = models("sage", random_graph(0))
+    encoder = nn.Sequential(encoder, Dropped())
+    model = GraphSegmentTraining(encoder, head, "sum", table=EmbeddingTable(1, 6, torch.float64, capacity=capacity))
+    model.freeze_encoder()
+    for graph in (*graphs, *graphs):
+        torch.testing.assert_close(model.train()([graph]).detach(), model.eval()([graph]))
+
+
+class Dropped(nn.Module):
+    """Dropout that says nothing in evaluation mode."""
+
+    def forward(self, states: NodeStates) -> NodeStates:
+        return NodeStates(nn.functional.dropout(states.rows, 0.5, self.training), states.row_of)
+
+
+@pytest.mark.parametrize("output", ["nodes", "segments"])
+def test_bf16_ends_before_the_head(output: str) -> None:
+    linear = nn.Linear(5, 4)
+
+    def encoder(batch: SegmentBatch) -> Tensor:
+        nodes = linear(features_of(batch))
+        if output == "nodes":
+            return nodes
+        return nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(0, batch.segment_of_node, nodes)
+
+    model = GraphSegmentTraining(encoder, Head(4), "sum")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.exact([segment(random_graph(0), 6)]).dtype == torch.float32
+
+
+# Learning ------------------------------------------------------------------------------------------
+
+
+def learn(
+    model: GraphSegmentTraining, graphs: list[SegmentedGraph], targets: Tensor, as_lists: Callable, steps: int
+) -> float:
+    """Kendall's tau of exact predictions once it is 1, or after so many steps."""
+    model.exact(graphs)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    tau = -1.0
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        pairwise_hinge(as_lists(model.train()(graphs)), as_lists(targets)).backward()
+        optimizer.step()
+        if step % 10 == 0:
+            tau = kendall_tau(model.eval()(graphs).flatten().double().numpy(), targets.flatten().numpy())
+        if tau > 1 - 1e-12:  # scipy's own rounding
+            break
+    return tau
+
+
+@pytest.mark.parametrize("rest", ["table", "recomputed"])
+def test_eight_programs_are_learnt_to_perfection(rest: str) -> None:
+    torch.manual_seed(0)
+    graphs = [segment(random_graph(seed, num_configurable=0), 8) for seed in range(8)]
+    targets = torch.from_numpy(np.stack([graph.targets for graph in graphs]))
+    table = table_for(16, torch.float32) if rest == "table" else None
+    model = GraphSegmentTraining(SAGE(16, 2), Head(16), "sum", 2, 0.5 if table else 1.0, table)
+    assert learn(model, graphs, targets, lambda column: column.T, 400) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_eight_configurations_are_learnt_to_perfection() -> None:
+    torch.manual_seed(0)
+    graph = segment(random_graph(0, num_configs=8), 8)
+    model = GraphSegmentTraining(SAGE(16, 2, config_symbols=7), Head(16), "sum", 2, 0.5, table_for(16, torch.float32))
+    tau = learn(model, [graph], torch.from_numpy(graph.targets)[None], lambda row: row, 400)
+    assert tau == pytest.approx(1.0, abs=1e-12)
+
+
+# Saving --------------------------------------------------------------------------------------------
+
+
+def train_on(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+    graphs = [segment(random_graph(seed, 12 + 9 * seed), 6) for seed in range(3)]
+    predictions = []
+    for step in steps:
+        prediction = model([graphs[step % 3], graphs[(step + 1) % 3]], torch.tensor([[0, 1], [2, -1]]))
+        optimizer.zero_grad()
+        prediction.square().mean().backward()
+        optimizer.step()
+        predictions.append(prediction.detach())
+    return predictions
+
+
+def saved(**parts: Any) -> dict[str, Any]:
+    """The states of what a training consists of, through a file."""
+    file = io.BytesIO()
+    torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_identical(resumed: GraphSegmentTraining, model: GraphSegmentTraining) -> None:
+    assert all(a.equal(b) for a, b in zip(resumed.parameters(), model.parameters(), strict=True))
+    assert all(a.equal(b) for a, b in zip(resumed.table.export_rows(), model.table.export_rows(), strict=True))
+    assert (resumed.step, resumed.encoder_frozen) == (model.step, model.encoder_frozen)
+
+
+@pytest.mark.parametrize(("kind", "frozen"), [("sage", False), ("sage", True), *((k, False) for k in KINDS[2:])])
+def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str, frozen: bool) -> None:
+    def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer]:
+        model = GraphSegmentTraining(*models(kind, random_graph(0), seed), "mean", 2, 0.5, table_for(), seed=seed)
+        return model, torch.optim.Adam(model.parameters(), 0.01)
+
+    model, optimizer = made(0)
+    train_on(model, optimizer, range(3))
+    if frozen:
+        model.freeze_encoder()
+        train_on(model, optimizer, range(1))
+    states = saved(model=model, optimizer=optimizer)
+    truth = train_on(model, optimizer, range(3, 6))
+
+    resumed, resumed_optimizer = made(1)
+    resumed.load_state_dict(states["model"])
+    resumed_optimizer.load_state_dict(states["optimizer"])
+    assert all(a.equal(b) for a, b in zip(train_on(resumed, resumed_optimizer, range(3, 6)), truth, strict=True))
+    assert_identical(resumed, model)
+    assert resumed.encoder_frozen == frozen
+
+
+@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("done", [2, 5])
+def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh: str) -> None:
+    """It stops when the next step would be drawn and read already."""
+    selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
+
+    def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
+        table = EmbeddingTable(1, 6, torch.float64, track_drift=refresh == "drift")
+        model = GraphSegmentTraining(
+            *models("sage", random_graph(0), seed), "mean", 2, 0.5, table, seed=seed, refresh=refresh
+        )
+        loader = StepLoader(selections, 1, 1, seed=3)
+        loader.reader = Reader(lambda step, ahead: model.draw(step.graphs, step.configs, ahead), model.load)
+        return model, torch.optim.Adam(model.parameters(), 0.05), loader
+
+    def learn_from(steps: Iterable[Step], model: GraphSegmentTraining, optimizer: torch.optim.Optimizer) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            model(ready=step.ready).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer, loader = made(0)
+    steps = iter(loader)
+    learn_from(itertools.islice(steps, done), model, optimizer)
+    states = saved(model=model, optimizer=optimizer, loader=loader)
+    learn_from(steps, model, optimizer)
+
+    resumed, resumed_optimizer, resumed_loader = made(1)
+    for part, name in ((resumed, "model"), (resumed_optimizer, "optimizer"), (resumed_loader, "loader")):
+        part.load_state_dict(states[name])
+    learn_from(resumed_loader, resumed, resumed_optimizer)
+    assert model.step == 9
+    assert_identical(resumed, model)
+
+
+# Mistakes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"pooling": "median"}, "median.*does not decompose over segments.*sum, mean, max"),
+        ({"num_fresh": 0}, "num_fresh is 0"),
+        ({"keep_probability": 1.5}, "keep_probability is 1.5"),
+        ({"keep_probability": -0.1}, "keep_probability is -0.1"),
+        ({"keep_probability": float("nan")}, "keep_probability is nan"),
+        ({"omit_rest": True, "table": EmbeddingTable(1, 1)}, "use one of the two"),
+        ({"refresh": "drift"}, "track_drift=True"),
+        ({"refresh": "drift", "table": EmbeddingTable(1, 1)}, "track_drift=True"),
+    ],
+    ids=str,
+)
+def test_impossible_arguments_are_refused(arguments: dict[str, Any], problem: str, unchecked: None) -> None:
+    with pytest.raises(ValueError, match=problem):
+        GraphSegmentTraining(features_of, as_it_is, **arguments)
+
+
+def test_a_graph_that_is_not_cut_is_named(unchecked: None) -> None:
+    model = GraphSegmentTraining(features_of, as_it_is)
+    whole = random_graph(0)
+    for use in (model, model.exact, model.embed):
+        with pytest.raises(ValueError, match=r"graph 1 is a Graph; .*gst\.segment\(graph\)"):
+            use([segment(whole, 8), whole])  # type: ignore[list-item]
+
+
+def test_batch_normalisation_warns() -> None:
+    with pytest.warns(UserWarning, match=r"BatchNorm.*LayerNorm"):
+        GraphSegmentTraining(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), Head())
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [lambda batch: batch.node_features[:-1], lambda x, edge_index: x[:-1], lambda x, edge_index: x[:7]],
+    ids=["batch", "one node short", "any number"],
+)
+@pytest.mark.parametrize("num_configs", [1, 3])
+def test_an_encoder_that_returns_too_few_rows_is_named(encoder: Callable, num_configs: int) -> None:
+    graph = segment(random_graph(0, num_configs=num_configs), 8)
+    with pytest.raises(ValueError, match="one row for each node"):
+        GraphSegmentTraining(encoder, as_it_is, num_fresh=ALL)([graph])
+
+
+@pytest.mark.parametrize(
+    "output", ["nodes", "segments", "nodes without configurations", "segments without configurations"]
+)
+def test_encoders_return_nodes_or_segments_with_or_without_configurations(output: str) -> None:
+    def encoder(batch: SegmentBatch) -> Tensor:
+        nodes = features_of(batch)
+        if output.startswith("segments"):
+            nodes = nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(0, batch.segment_of_node, nodes)
+        return nodes[:, 0] if output.endswith("without configurations") else nodes
+
+    graph = random_graph(0)
+    pooled = GraphSegmentTraining(encoder, as_it_is, "sum", 2)([segment(graph, 6)])
+    assert pooled.shape == (1, 3, 5)
+    sums = torch.from_numpy(graph.node_features).sum(0)
+    torch.testing.assert_close(pooled[0, :, :3], sums.expand(3, -1), rtol=1e-4, atol=1e-4)
+
+
+def named(seed: int, num_nodes: int) -> SegmentedGraph:
+    graph = random_graph(seed, num_nodes)
+    return segment(Graph(graph.node_features, graph.edges, name="resnet"), parts=whole(graph))
+
+
+def test_two_graphs_of_one_name_are_told_apart_or_refused() -> None:
+    model = GraphSegmentTraining(features_of, as_it_is, table=table_for(3))
+    with pytest.raises(ValueError, match=r"named 'resnet'"):
+        model(
+            [
+                named(0, 10),
+                segment(Graph(np.zeros((10, 3), np.float32), np.zeros((2, 0), np.int64), name="resnet"), 4),
+            ]
+        )
+
+
+@pytest.mark.parametrize("configs", [[[3]], [[0], [1]], [[0, 99]]], ids=str)
+def test_configurations_that_do_not_exist_are_refused(configs: list[list[int]]) -> None:
+    model = GraphSegmentTraining(features_of, as_it_is, table=table_for(5))
+    with pytest.raises((ValueError, IndexError)):
+        model([segment(random_graph(0), 6)], torch.tensor(configs))

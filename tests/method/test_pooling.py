@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gst.method.batch import SegmentBatch
+from gst.method.encoding import embed_segments
+from gst.method.pooling import GraphPool, Pooling, _pool_with_torch, check_pooling, pool_nodes
+from gst.method.pooling_kernels import SegmentMaxima, SegmentSums
+from gst.method.states import NodeStates
+
+POOLINGS = get_args(Pooling)
+
+
+def pool_segments(
+    embeddings: Tensor, weights: Tensor, counts: Tensor, graphs: Tensor, graph_counts: Tensor, pooling: Pooling
+) -> Tensor:
+    """One segment at a time."""
+    pool = GraphPool(graph_counts, pooling)
+    for row in torch.arange(len(embeddings)).split(1):
+        pool.add(embeddings[row], weights[row], counts[row], graphs[row])
+    return pool.result()
+
+
+def batch_of(segment_of_node: Tensor, owned: Tensor, counts: Tensor) -> SegmentBatch:
+    nodes, none = len(owned), torch.zeros(0, dtype=torch.long)
+    return SegmentBatch(
+        torch.zeros(nodes, 1), torch.zeros(nodes, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long),
+        segment_of_node, owned, counts, none, torch.zeros(0, 2, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@given(
+    owned_counts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3),
+    context=st.integers(0, 2),
+    share_alike=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_nodes_to_segments_to_graphs_is_nodes_to_graphs(
+    pooling: Pooling, owned_counts: list[list[int]], context: int, share_alike: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    flat = [count for graph in owned_counts for count in graph]
+    owned = torch.cat([torch.arange(count + context) < count for count in flat])
+    segment_of_node = torch.repeat_interleave(torch.arange(len(flat)), torch.tensor(flat) + context)
+    graph_of_segment = torch.tensor([g for g, graph in enumerate(owned_counts) for _ in graph])
+    rows = torch.arange(2 * len(owned)).view(-1, 2)
+    rows[torch.rand(len(owned), generator=generator) < share_alike, 1] -= 1  # one row for both configurations
+    states = NodeStates(torch.randn(2 * len(owned), 3, dtype=torch.float64, generator=generator), rows)
+    counts = torch.tensor(flat)
+    segments = pool_nodes(states, batch_of(segment_of_node, owned, counts), pooling)
+    graph_counts = torch.tensor([sum(g) for g in owned_counts])
+    pooled = pool_segments(segments, torch.ones(len(flat), 2), counts, graph_of_segment, graph_counts, pooling)
+    readout = {"sum": lambda x: x.sum(0), "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[pooling]
+    for g in range(len(owned_counts)):
+        nodes = states.dense()[owned & (graph_of_segment[segment_of_node] == g)]
+        torch.testing.assert_close(pooled[g], readout(nodes), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_short_numbers_are_summed_as_long_ones(pooling: Pooling) -> None:
+    """257 ones are no bf16 number."""
+    states = NodeStates(torch.ones(257, 1, dtype=torch.bfloat16), torch.arange(257)[:, None])
+    zeros, counts = torch.zeros(257, dtype=torch.long), torch.tensor([257])
+    pooled = pool_nodes(states, batch_of(zeros, zeros == 0, counts), pooling)
+    assert pooled.dtype == torch.float32 and pooled.item() == {"sum": 257, "mean": 1, "max": 1}[pooling]
+
+
+def test_weights_count_per_configuration() -> None:
+    embeddings = torch.tensor([[[1.0], [1.0]], [[10.0], [10.0]]])
+    weights = torch.tensor([[1.0, 0.0], [0.5, 3.0]])
+
+    def pool(pooling: Pooling) -> list[float]:
+        one_graph = torch.tensor([0, 0])
+        counts = torch.tensor([3, 1])
+        return pool_segments(embeddings, weights, counts, one_graph, torch.tensor([4]), pooling).flatten().tolist()
+
+    assert pool("sum") == [6.0, 30.0]
+    assert pool("mean") == [0.75 + 1.25, 7.5]
+    assert pool("max") == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_graph_without_segments_is_zero(pooling: Pooling) -> None:
+    one = torch.ones(1, dtype=torch.long)
+    pooled = pool_segments(-torch.ones(1, 1, 2), torch.ones(1, 1), one, one, torch.tensor([1, 1]), pooling)
+    assert pooled.flatten().tolist() == [0, 0, -1, -1]
+
+
+def test_segments_of_weight_zero_cannot_be_the_maximum() -> None:
+    one = torch.ones(2, dtype=torch.long)
+    weights, embeddings = torch.tensor([[1.0], [0.0]]), torch.tensor([[[1.0]], [[9.0]]])
+    assert pool_segments(embeddings, weights, one, one - 1, torch.tensor([2]), "max").item() == 1
+
+
+def test_readouts_that_do_not_decompose_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'median' does not decompose over segments.*sum, mean, max"):
+        check_pooling("median")
+
+
+def shared_states(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that stand for one, some or all of 5 configurations of 12 nodes, with ties, and the segment of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(5, (12, 5), generator=generator)
+    labels[torch.rand(12, generator=generator) < 0.4] = 0
+    rows = torch.randint(-3, 3, (60, 7), generator=generator).to(dtype)
+    return rows, 5 * torch.arange(12)[:, None] + labels, torch.randint(3, (12,), generator=generator).sort().values
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pooling", ["sum", "max"])
+@given(seed=st.integers(0, 9999))
+def test_kernels_pool_and_hand_back_as_torch_does(pooling: Pooling, dtype: torch.dtype, seed: int) -> None:
+    rows, row_of, segment = shared_states(seed, dtype)
+    kernel = {"sum": SegmentSums, "max": SegmentMaxima}[pooling]
+    gradient = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(seed)).to(dtype).double()
+    results = []
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
+        leaf = rows.clone().requires_grad_()
+        pooled = pool(leaf, row_of, segment, 3)
+        present = torch.isfinite(pooled)
+        (torch.where(present, pooled, 0).double() * gradient).sum().backward()
+        results.append((pooled, leaf.grad))
+    (fast, fast_gradient), (slow, slow_gradient) = results
+    assert fast.dtype == slow.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(fast, slow)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    torch.testing.assert_close(fast_gradient, slow_gradient, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_no_number_stays_in_the_maximum() -> None:
+    rows = torch.tensor([[1.0], [torch.nan], [3.0]])
+    both = torch.tensor([[0, 0], [1, 1], [2, 2]])
+    assert SegmentMaxima.apply(rows, both, torch.zeros(3, dtype=torch.long), 1).isnan().all()
+
+
+@pytest.mark.parametrize("pooling", ["sum", "max"])
+def test_a_row_of_two_nodes_gets_the_gradient_of_both(pooling: Pooling) -> None:
+    rows, both = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 0], [0, 0], [1, 0]])
+    segment, kernel = torch.tensor([0, 1, 1]), {"sum": SegmentSums, "max": SegmentMaxima}[pooling]
+    gradients = []
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
+        leaf = rows.clone().requires_grad_()
+        pool(leaf, both, segment, 2).sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
+def test_rows_that_are_not_there_are_refused(unchecked: None) -> None:
+    batch = batch_of(torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool), torch.tensor([2]))
+    states = NodeStates(torch.ones(2, 1), torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(ValueError, match="row_of points outside its 2 rows"):
+        embed_segments(lambda batch: states, batch, "batch", "sum")
