@@ -18,9 +18,8 @@ FASTER: dict[tuple[str, torch.dtype], Backend] = {
     ("cpu", torch.float32): "native",
     ("cpu", torch.bfloat16): "native",
 }
-"""What `auto` takes, as measured by `experiments.bench backends` (experiments/results/backends.json: native is faster in
-every
-case there); what was not measured is native."""
+"""What `auto` takes, as measured by `experiments.bench backends` (experiments/results/backends.json: native is
+faster in every case there); what was not measured is native."""
 
 _backend: Backend = "auto"
 
