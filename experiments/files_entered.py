@@ -1,9 +1,10 @@
 """How many files a reader meets who follows one path through the code: those with a function that the path calls.
 
-    python -m experiments.files_entered fit|place|drop_in [--list]
+    python -m experiments.files_entered fit|place|drop_in|step [--list]
 
-`fit` is a small `gst fit`, `place` is `gst place` until it first measures a plan, `drop_in` is one training step of a
-model under `GraphSegmentTraining` with a table. Files of gst, partitioners and embedding_cache count; those that are
+`fit` is a small `gst fit`, `place` is `gst place` until it first measures a plan, `drop_in` is a
+model under `GraphSegmentTraining` with a table, from cutting its graphs to its first training step, and `step` its second
+step alone. Files of gst, partitioners and embedding_cache count; those that are
 only imported, or run as compiled code, do not.
 """
 
@@ -16,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
@@ -31,7 +33,8 @@ class MeasurementBegins(Exception):
 
 @contextmanager
 def entered(last: str = "") -> Iterator[Counter[str]]:
-    """Count the calls of functions of each file, in all threads, until the context ends or the function `last` is called."""
+    """Count the calls of functions of each file, in all threads, until the context ends or a function named `last` is
+    called."""
     calls: Counter[str] = Counter()
 
     def trace(frame: FrameType, event: str, argument: object) -> None:
@@ -73,26 +76,30 @@ def place() -> Counter[str]:
     return calls
 
 
-def drop_in() -> Counter[str]:
-    """Files of the second training step of a model under `GraphSegmentTraining`."""
+def drop_in(steps: int = 1) -> Counter[str]:
+    """Files of a model under `GraphSegmentTraining` with a table: graphs are cut, and one step is trained."""
     import torch
 
     import gst
     from experiments.drop_in import graphs, plain_torch_gst
 
-    batch = next(iter(plain_torch_gst.batches(graphs.homophily(8))))
-    network, head = plain_torch_gst.Network(), torch.nn.Linear(32, 1)
-    model = gst.GraphSegmentTraining(network, head, keep_probability=0.5, table=gst.EmbeddingTable(1, 32))
-    optimizer = torch.optim.Adam(model.parameters())
-    for step in range(2):
-        with entered() as calls:
+    examples = graphs.homophily(8)
+    with entered() as calls:
+        batch = next(iter(plain_torch_gst.batches(examples)))
+        network, head = plain_torch_gst.Network(), torch.nn.Linear(32, 1)
+        model = gst.GraphSegmentTraining(network, head, keep_probability=0.5, table=gst.EmbeddingTable(1, 32))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(steps):
+            earlier = Counter(calls)
             outputs, labels = plain_torch_gst.outputs_and_labels(model, batch)
             (outputs - labels).square().mean().backward()
             optimizer.step()
-    return calls
+    return calls if steps == 1 else calls - earlier
 
 
-PATHS: dict[str, Callable[[], Counter[str]]] = {"fit": fit, "place": place, "drop_in": drop_in}
+PATHS: dict[str, Callable[[], Counter[str]]] = {
+    "fit": fit, "place": place, "drop_in": drop_in, "step": partial(drop_in, steps=2),
+}  # fmt: skip
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
