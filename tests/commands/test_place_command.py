@@ -61,6 +61,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: st
     assert last.startswith("gst: error: ") and all(word in last for word in words), last
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 @needs_two_cores
@@ -97,6 +98,7 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     assert Path("out/measurements.jsonl").read_bytes() == before
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 @needs_two_cores
@@ -127,6 +129,7 @@ def test_the_command_line_names_the_cost_models_that_there_are() -> None:
         Settings(cost_model="magic")
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_simulated_search_killed_anywhere_goes_on_to_the_same_plan() -> None:
     arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "400", "--out"]
@@ -156,6 +159,7 @@ def test_simulated_figures_are_of_the_plan_that_is_written() -> None:
     )
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 def test_a_simulated_search_on_these_devices_goes_on_with_the_costs_it_began_with() -> None:

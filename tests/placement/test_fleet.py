@@ -26,6 +26,7 @@ from gst.placement.fleet.measuring import measure_on_fleet
 from gst.process.progress import Progress
 
 pytestmark = [
+    pytest.mark.e2e,
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (extra ray)"),
     pytest.mark.skipif(len(usable_cores()) < 2, reason="two kinds of hosts need two cores, this machine has one"),
 ]
