@@ -2,10 +2,10 @@
 
     python -m experiments.files_entered fit|place|drop_in|step [--list]
 
-`fit` is a small `gst fit`, `place` is `gst place` until it first measures a plan, `drop_in` is a
-model under `GraphSegmentTraining` with a table, from cutting its graphs to its first training step, and `step` its second
-step alone. Files of gst, partitioners and embedding_cache count; those that are
-only imported, or run as compiled code, do not.
+`fit` is a small `gst fit`, `place` is `gst place` until it first measures a plan, `drop_in` is a model under
+`GraphSegmentTraining` with a table, from cutting its graphs to its first training step, and `step` its second step
+alone. Files of gst, partitioners and embedding_cache count; those that are only imported, or run as compiled code, do
+not.
 """
 
 from __future__ import annotations
