@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gst.devices.discover import usable_cores
+from gst.process.progress import Progress
 
 ReadBusy = Callable[[], tuple[float, float]]
 
@@ -60,6 +62,7 @@ class LoadGate:
         read: where busy times come from.
         sleep: how to wait.
         clock: seconds, increasing.
+        progress: told after each look at busy cores what it waits for, and how many seconds more at most.
     """
 
     threshold: float = 0.15
@@ -68,6 +71,7 @@ class LoadGate:
     read: ReadBusy = read_busy
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.perf_counter
+    progress: Progress = lambda what, done, total: None
 
     def wait(self, patience_s: float | None = None) -> tuple[float, bool]:
         """Look until it is quiet, at most `patience_s` (the gate's own if None), at least once.
@@ -80,6 +84,9 @@ class LoadGate:
         while True:
             meter.start()
             self.sleep(self.interval_s)
-            quiet, spent = meter.share() <= self.threshold, self.clock() - start
+            share, spent = meter.share(), self.clock() - start
+            quiet = share <= self.threshold
             if quiet or spent >= patience:
                 return spent, quiet
+            words = f"waiting for quiet cores, {share:.0%} busy with other work, at most {patience - spent:.0f} s more"
+            self.progress(words, int(spent), math.ceil(patience))
