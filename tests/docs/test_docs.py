@@ -35,7 +35,7 @@ NOT_EXECUTED = {
 QUICKER = {
     "README.md": {
         "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.outcome import Settings\nmodel",
-        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "ours"), patience_s=0)',
+        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), patience_s=0)',
     },
     "docs/tutorial.md": {"epochs=40": "epochs=8", "for _ in range(200):": "for _ in range(40):"},
     "docs/sweeps.md": {"--trials 2": "--trials 1", "--trials 3": "--trials 2"},

@@ -193,7 +193,7 @@ def test_where_values_are_not_counted_address_space_is_limited(tmp_path: Path) -
 def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from gst.devices import Device\n"
-        "from gst.devices.isolated import IsolatedExecutor\n"
+        "from gst.devices.execute.isolated import IsolatedExecutor\n"
         f"with IsolatedExecutor(Path({str(saved)!r}), [Device('cpu:0', 'cpu', (), 1, 'host', 'test')]) as isolated:\n"
         "    print(isolated._child.pid, flush=True); time.sleep(1000)\n"
     )
