@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gst.devices.describe.load import LoadGate, LoadMeter, ReadBusy, read_busy
+from gst.devices.describe.machine import machine_record
 
 RESAMPLES = 1000
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.native import NativeExecutor, quickest_runs
 from gst.devices.execute.timeline import Simulation, Timeline
 from gst.devices.plan import Plan
 from gst.devices.simulate.simulator import Contention, Simulator

@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 
 from gst.devices.describe.discover import MOST_CORES, core_numbers
 from gst.devices.execute.costs import Costs
+from gst.devices.execute.timeline import Simulation
 from gst.devices.plan import Plan, ranks
 from gst.devices.simulate.event_kernel import simulate
 from gst.devices.simulate.orders import neighbour_lists
