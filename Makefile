@@ -4,13 +4,20 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-.PHONY: demo test lint audit results package docs sbom chaos fuzz bench sparse clean
+# Two processes, files with costly tests first; what takes longest is listed at the end.
+PYTEST := OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test e2e lint audit results package docs sbom chaos fuzz bench sparse clean
 
 demo: $(STAMPS)/base            ## set up, then run the whole loop on what this machine has
 	$(BIN)/gst demo --json runs/demo.json
 
-test: $(STAMPS)/dev             ## set up, then run every test
-	OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMPS)/dev             ## set up, then check every law, unit and property
+	$(PYTEST) -m "not e2e"
+
+e2e: $(STAMPS)/dev              ## commands end to end, in processes of their own: kills, browser, fleets, code of README and docs
+	$(PYTEST) -m e2e
 
 lint: $(STAMPS)/dev             ## style, types, import contracts
 	$(BIN)/ruff check .
@@ -60,18 +67,22 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 
 $(STAMPS)/base: pyproject.toml constraints.txt
-	@echo "== setting up $(VENV) (once; about 300 MB to fetch)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch==2.13.0 setuptools
-	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e .
+	@echo "== setting up $(VENV), once: about 300 MB to fetch, two to five minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "   torch (200 MB)"
+	@$(PIP) torch==2.13.0 setuptools
+	@echo "   what gst stands on (100 MB)"
+	@$(PIP) -e .
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(STAMPS)/base
-	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e ".[dev]"
+	@echo "== tools of the tests, once: about 250 MB to fetch, one to three minutes"
+	@$(PIP) -e ".[dev]"
 	@touch $@
 
 $(STAMPS)/sparse: $(STAMPS)/base
-	$(BIN)/python -m pip install --no-build-isolation -c constraints.txt -e ".[sparse]"
+	@echo "== building torch-scatter and torch-sparse, once: twenty minutes or more"
+	@$(PIP) --no-build-isolation -e ".[sparse]"
 	@touch $@
 
 clean:

@@ -16,7 +16,7 @@ COLUMNS = {
 FEW = ("pytorch_ms", "compile_ms", "one_device_ms", "heft_ms", "fused_ms")
 RATIOS = {"fused_over_pytorch": "PyTorch / with fusion", "fused_over_compile": "torch.compile / with fusion"}
 MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
-METHODS = {"ours": "ours", "annealing": "annealing", "go": "GO", "hdp": "HDP", "colocrl": "ColocRL"}
+METHODS = {"guided_search": "ours", "annealing": "annealing", "go": "GO", "hdp": "HDP", "colocrl": "ColocRL"}
 
 
 def placement(columns: tuple[str, ...] = tuple(COLUMNS)) -> str:
@@ -59,7 +59,7 @@ def simulated_machines() -> str:
     found = {name: each for name, each in result("placement_simulated")["summary"].items() if name in MACHINES}
     rows = [
         [MACHINES[name], f"{each['programs']}", f"{100 * each['portfolio_gap']:.1f} %",
-         f"{100 * each['ours']['gap']:.1f} %", *(f"{1 + each[method]['gain']:.2f}x" for method in METHODS)]
+         f"{100 * each['guided_search']['gap']:.1f} %", *(f"{1 + each[method]['gain']:.2f}x" for method in METHODS)]
         for name, each in found.items()
     ]  # fmt: skip
     head = ["", "programs", "best baseline above the lower bound", "ours above it"]

@@ -15,6 +15,7 @@ from gst.devices import Log
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # several processes, each of which loads torch
 def test_a_kill_of_each_command_loses_nothing(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ def test_a_preparation_goes_on(
     assert resumed == whole and any(path.name == "meta.json" for path in whole)
 
 
+@pytest.mark.e2e
 def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
     arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,evolution", "--out", "out"]
     command = [sys.executable, "-m", "gst.cli", *arguments, "--evaluations", "200000"]
@@ -172,6 +173,7 @@ def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
     assert not list(Path().glob("out/.lock"))
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_measurement_goes_on_and_leaves_no_process() -> None:
     log = Log(Path("out/measurements.jsonl"))

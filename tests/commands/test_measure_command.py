@@ -50,6 +50,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: st
     assert last.startswith("gst: error: ") and all(word in last for word in words), last
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_nothing_is_lost_to_a_kill_and_gst_fit_learns_from_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     log = Path("out/measurements.jsonl")
@@ -93,6 +94,7 @@ def test_nothing_is_lost_to_a_kill_and_gst_fit_learns_from_what_there_is(capsys:
     assert np.isfinite(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_plan_that_crashes_and_one_that_hangs_are_outcomes() -> None:
     """See tests/fragile.py: node 2 crashes, and node 3 hangs, on another thread than node 1."""

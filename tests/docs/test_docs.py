@@ -35,7 +35,7 @@ NOT_EXECUTED = {
 QUICKER = {
     "README.md": {
         "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.outcome import Settings\nmodel",
-        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "ours"), patience_s=0)',
+        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), patience_s=0)',
     },
     "docs/tutorial.md": {"epochs=40": "epochs=8", "for _ in range(200):": "for _ in range(40):"},
     "docs/sweeps.md": {"--trials 2": "--trials 1", "--trials 3": "--trials 2"},
@@ -72,6 +72,7 @@ def run(name: str, directory: Path) -> str:
 # The code --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 50)
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
@@ -166,6 +167,7 @@ def test_links_and_anchors_are_found(tmp_path: Path) -> None:
 # The site --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs mkdocs-material: pip install .[docs]")

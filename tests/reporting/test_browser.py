@@ -13,7 +13,10 @@ from report_html import colours
 
 from gst.reporting.report import render, render_training
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt-get install chromium)")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt-get install chromium)"),
+]
 
 SAYS = {
     "place": ("Best plan", "41.2", "61.8", "1.50x", "4,321", "gst place rnnlm --out runs/rnnlm"),

@@ -57,6 +57,7 @@ def test_every_shipped_yaml_parses_and_runs_one_batch(name: str) -> None:
     assert np.isfinite(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_training_says_nothing_that_nobody_can_act_on() -> None:
     quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]

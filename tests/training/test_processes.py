@@ -87,6 +87,7 @@ class Watch(L.Callback):
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -107,6 +108,7 @@ def test_one_and_two_processes_go_on_from_each_others_checkpoints(alone: list[Pa
     assert -1 <= json.loads((folder / f"{strategy}.json").read_text())["metrics"]["test/tau"] <= 1
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_fsdp2_and_ddp_agree_on_clipping_accumulation_and_finetuning(tmp_path: Path) -> None:
     more = [
@@ -136,6 +138,7 @@ class Broken(SAGE):
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_an_error_in_a_step_is_one_line_with_fsdp2_too(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
@@ -145,6 +148,7 @@ def test_an_error_in_a_step_is_one_line_with_fsdp2_too(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].endswith("this encoder has had enough")
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_hosts_train_together_over_a_network(alone: list[Path], tmp_path: Path) -> None:
@@ -172,6 +176,7 @@ def test_two_hosts_train_together_over_a_network(alone: list[Path], tmp_path: Pa
     assert_alike(state_of(tmp_path / "hosts" / "last.ckpt"), state_of(alone[0]))
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_table_in_parts_refuses_to_be_refreshed_by_drift(tmp_path: Path) -> None:
     more = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1", "--model.refresh=drift"]

@@ -169,6 +169,7 @@ def test_a_sweep_of_a_larger_is_better_metric_finds_the_largest() -> None:
     assert Path("runs/sweeps/sweep/trial-0004/output.log").exists()
 
 
+@pytest.mark.e2e
 def test_a_killed_sweep_goes_on_as_if_it_had_not_been() -> None:
     """The last of 13 trials are no longer drawn by chance, but by what came of the others."""
     file = sweep_file(method="bayes")
@@ -262,6 +263,7 @@ def test_the_metric_is_of_the_best_epoch_else_of_the_last_else_of_the_result() -
         metric_of({"metrics": {"val/tau": float("nan")}}, "val/tau")
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_training_runs_from_its_sweep_file() -> None:
     content = yaml.safe_load((ROOT / "experiments/sweeps/gst_variants.yaml").read_text())

@@ -11,6 +11,7 @@ from experiments.bench import checkpoint, distributed
 from experiments.bench.__main__ import main
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_two_processes_beside_one() -> None:
     result = distributed.run(processes=2, steps=2, rounds=1, nodes=2_500)

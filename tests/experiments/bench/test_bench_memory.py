@@ -51,6 +51,7 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     assert memory == Memory()
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_memory_is_measured_for_every_size(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []

@@ -20,6 +20,7 @@ def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> Non
     assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 def test_the_executor_benchmark_tells_of_each_program() -> None:
@@ -30,6 +31,7 @@ def test_the_executor_benchmark_tells_of_each_program() -> None:
     assert 0 < result["hand_over"]["same_us"] < 1000
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 @needs_two_cores
@@ -40,6 +42,7 @@ def test_the_simulator_benchmark_tells_of_each_program() -> None:
     assert row["peak_error"] <= row["peak_error_worst"] and row["peak_error"] < 0.5
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 @needs_two_cores

@@ -39,6 +39,7 @@ def test_sharing_leaves_fewer_rows_the_fewer_nodes_are_configurable() -> None:
     assert all(a < b for a, b in zip(few, many, strict=True))
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_both_variants_are_measured_in_processes_of_their_own() -> None:
     seen: list[tuple[str, int, int]] = []

@@ -47,6 +47,7 @@ def test_the_variants_learn_alike(data: Path, monkeypatch: pytest.MonkeyPatch) -
     assert 0 <= short["tau_difference_bf16"] < 0.3 and 0 <= short["stall"] < 1
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_bench_step_end_to_end(data: Path, tmp_path: Path) -> None:
     options = [text for name, value in TINY.items() for text in (f"--{name.replace('_', '-')}", str(value))]
@@ -87,6 +88,7 @@ def test_the_time_to_a_score_is_that_of_the_first_point_that_reaches_it() -> Non
     assert [against_full._seconds_to(score, curve) for score in (0.1, 0.8, 0.9, 0.95)] == [1.0, 2.0, 4.0, None]
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_bench_against_full_end_to_end() -> None:
     seen: list[tuple[str, int, int]] = []
