@@ -20,7 +20,7 @@ from gst.placement.policies.hdp import hdp
 from gst.placement.policies.ours import ours
 from gst.placement.runtime import Runtime, Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 Method = Callable[..., None]
 JOINT = ("go",)  # methods that decide fusion too, and are told the tasks
@@ -76,7 +76,7 @@ def plan_all(
     tasks: Sequence[str] = ("placement", "schedule"),
     seed: int = 0,
     log: Log | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Planned]:
     """Baselines by name, then the best plan that each method finds with `evaluations` questions.
 

@@ -17,7 +17,7 @@ from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 LEAST_WEIGHT = 0.05  # of a group of which the policy is certain, among at most log(devices)
 EPOCHS = 3
@@ -111,7 +111,7 @@ class Guide:
 
 def guided_annealing(
     policy: nn.Module, inputs: PolicyInputs, task: Task, runtime: Tracked, start: Plan, seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> None:  # fmt: skip
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) with the steps of `Neighbourhood` and
     those of a policy (`Guide.step`), which learns from all of them. Kinds of steps that found better plans lately are

@@ -15,7 +15,7 @@ from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.pretraining import load_policy, zero_shot
 from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 IMITATION_STEPS = 30
 IMITATION_NODES = 100_000  # nodes times steps, at most, of a warm start
@@ -23,7 +23,7 @@ NUM_ZERO_SHOT = 2  # plans of a pretrained policy to start from
 
 
 def ours(
-    task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    task: Task, runtime: Tracked, seed: int = 0, progress: Progress = no_progress,
     *, pretrained: GO | Path | str | None = None,
 ) -> None:  # fmt: skip
     """The best plan of the portfolio, improved: never worse than the portfolio as far as the budget reaches.
