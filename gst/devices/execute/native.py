@@ -19,7 +19,7 @@ from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import load, lower, machine
 from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import Plan, positions_of_nodes, ranks
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 from gst.programs import Program, Reference
 
 MAX_SCHEDULES = 256
@@ -74,7 +74,7 @@ class NativeExecutor:
 
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.process.waiting`
+        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.process.tuning`
         self._machine = machine(self.devices)
         return self
 

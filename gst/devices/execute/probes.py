@@ -23,7 +23,7 @@ from gst.devices.execute.native import NativeExecutor, supports
 from gst.devices.execute.timeline import Timeline
 from gst.devices.execute.worker import receive
 from gst.devices.plan import Plan
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Operation, Program, Step, capture
 
 CHAIN = 64  # operations of the ping-pong
@@ -166,7 +166,7 @@ def measure_rates(
     pairs: Sequence[Device],
     repetitions: int = 10,
     probes: Mapping[str, Probe] = PROBES,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Rates:
     """Time one small program on each kind of device, and the links of every two of `pairs`.
 
