@@ -174,7 +174,7 @@ def train(steps: int, nodes: int) -> dict[str, float]:
         step = next(stream)
         draw = model.draw(step.graphs, step.configs, peers=step.peers)
         assert draw is not None
-        loss = pairwise_hinge(parallel(ready=model.load(draw)), step.targets)
+        loss = pairwise_hinge(parallel(prefetched=model.load(draw)), step.targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -15,9 +15,9 @@ from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover
 from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import median_interval
 from gst.placement.fusion.measured import fused_task, whole_step
+from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
 from gst.placement.place import SEARCH_RUNS, measured_task
 from gst.placement.planning import Planned, plan_all, plans_found
-from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.process.progress import Progress

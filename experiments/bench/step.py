@@ -179,9 +179,9 @@ def _stall(trainer: Trainer) -> float:
 
     model = trainer.table
     read = Prefetched(steps(), Reader(lambda step, ahead: model.draw(*step[:2], ahead), model.load))
-    for (_, _, targets), ready in read:
+    for (_, _, targets), prefetched in read:
         with trainer.autocast():
-            loss = pairwise_hinge(model(ready=ready), targets, 0.1)
+            loss = pairwise_hinge(model(prefetched=prefetched), targets, 0.1)
         trainer.optimizer.zero_grad()
         loss.backward()
         trainer.optimizer.step()

@@ -28,14 +28,14 @@ class Step:
         graphs: the graphs; one may stand here twice, then with different configurations.
         configs: configurations of each, -1 where a graph has fewer than another.
         targets: of these configurations, NaN at -1.
-        ready: what a `Reader` read for it.
+        prefetched: what a `Reader` read for it.
         peers: what this and other processes do together, of which the step is the part of this one.
     """
 
     graphs: tuple[SegmentedGraph, ...]
     configs: Int64[Tensor, "graphs configs"]
     targets: Float64[Tensor, "graphs configs"]
-    ready: Any = None
+    prefetched: Any = None
     peers: Peers | None = None
 
 
@@ -98,10 +98,10 @@ class StepLoader:
         if self.reader is None:
             yield from steps
             return
-        prefetched = Prefetched(steps, self.reader)
-        for step, ready in prefetched:
-            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)  # nobody asks for the step after the last
-            yield replace(step, ready=ready)
+        ahead = Prefetched(steps, self.reader)
+        for step, prefetched in ahead:
+            self.stall = ahead.waited / max(ahead.passed, 1e-9)  # nobody asks for the step after the last
+            yield replace(step, prefetched=prefetched)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`, from its first step unless it is the one being resumed."""

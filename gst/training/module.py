@@ -125,7 +125,7 @@ class SegmentTrainingModule(L.LightningModule):
     def forward(self, step: Step) -> Tensor:
         """Scores (graphs, configs): the lower, the faster. exp(score) is a runtime where `loss` is `log_runtime`; with
         `cross_entropy` there is one score for each class, the last axis."""
-        return self.estimator(step.graphs, step.configs, step.ready) + self.offset.float()
+        return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
         loss = LOSSES[self.loss](self(step), step.targets.to(self.device))

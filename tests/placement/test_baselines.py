@@ -19,7 +19,7 @@ from gst.placement.baselines.portfolio import chunks, expert, metis, portfolio, 
 from gst.placement.baselines.units import colocated, held_bytes, smallest_units
 from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.machines import CORE, GPU, Machine, machine
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"

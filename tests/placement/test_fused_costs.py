@@ -17,7 +17,7 @@ from gst.devices.fusion.rewrite import rewritten
 from gst.devices.native.lower import CompiledGroup
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import GPU, Chip, Machine, machine
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 from gst.programs import Program, Reference, TrainingStep, capture
 from gst.programs.features import flops

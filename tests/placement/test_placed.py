@@ -16,7 +16,7 @@ from gst.placement.outcome import Settings
 from gst.programs import training_step
 
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-QUICK = Settings(evaluations=100, methods=("annealing", "ours"), repetitions=5, patience_s=0.0)
+QUICK = Settings(evaluations=100, methods=("annealing", "guided_search"), repetitions=5, patience_s=0.0)
 
 
 class Branches(nn.Module):

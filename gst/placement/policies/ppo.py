@@ -11,9 +11,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from gst.devices import Plan
+from gst.placement.objective import Objective
 from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.inputs import PolicyInputs
-from gst.placement.runtime import Runtime
 from gst.placement.task import Task
 
 CLIP = 0.2  # of the ratio of probabilities of one decision (Schulman et al. 2017, equation 7)
@@ -30,14 +30,14 @@ class Lesson:
     Args:
         task: what is placed where.
         inputs: of it, as the policy reads them.
-        runtime: who says how long plans take.
+        objective: who says how long plans take.
         reference_ms: the unit of its rewards; the median of its first batch if NaN.
         mean_reward: running mean over its batches; NaN before the first.
     """
 
     task: Task
     inputs: PolicyInputs
-    runtime: Runtime
+    objective: Objective
     reference_ms: float = float("nan")
     mean_reward: float = float("nan")
 
@@ -106,7 +106,7 @@ class PPO:
             before = self.policy(lesson.inputs)
         decisions = draw(before, samples, self.generator)
         plans = plans_of(lesson.task, lesson.inputs, decisions)
-        runtimes = lesson.runtime(plans)
+        runtimes = lesson.objective(plans)
         return Batch(lesson, before, decisions, plans, runtimes, advantages(lesson, runtimes))
 
     def _accumulate(self, batch: Batch, entropy: float, num_batches: int) -> float:
