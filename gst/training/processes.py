@@ -26,7 +26,7 @@ from gst.method.exchange import Peers
 
 Entry = TypeVar("Entry")
 GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others
-OURS = ("gst", "embedding_cache")
+LIBRARIES = ("torch", "lightning", "threading", "contextlib")
 COLLECTIVE = ("torch.distributed", "embedding_cache.sharded")
 
 
@@ -165,10 +165,11 @@ def _still_waits(frame: FrameType, thread: int, seconds: float) -> bool:
 
 
 def _place(frames: Sequence[FrameType]) -> str:
-    """Where this program called what waits; the innermost frame comes last."""
+    """Where the program called what waits; the innermost frame comes last."""
     modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
-    last = max((i for i, name in enumerate(modules) if name.split(".")[0] in OURS), default=len(frames) - 1)
-    return f"{modules[last]}, line {frames[last].f_lineno} ({frames[last].f_code.co_name})"
+    callers = [i for i, name in enumerate(modules) if name != __name__ and name.split(".")[0] not in LIBRARIES]
+    last = frames[callers[-1]] if callers else frames[-1]
+    return f"{last.f_globals.get('__name__')}, line {last.f_lineno} ({last.f_code.co_name})"
 
 
 def _process() -> str:
