@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Measurement, Plan
-from gst.devices.measure import median_interval
-from gst.devices.plain import COMPILED, PYTORCH
+from gst.devices.execute.measure import median_interval
+from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.placement.planning import METHODS, Planned
 
 NUM_BASELINES = 12  # that are measured at the end, of those that look best in simulation; and every method's plan

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Device, LoadGate, Log, Measurement, Plan
-from gst.devices.calibration import fit
-from gst.devices.costs import profiled_costs
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import Failure
-from gst.devices.native import supports
-from gst.devices.plain import PYTORCH, steps_beside
-from gst.devices.simulator import Contention
-from gst.files.replaced import replaced
+from gst.devices.execute.costs import profiled_costs
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import Failure
+from gst.devices.execute.native import supports
+from gst.devices.execute.plain import PYTORCH, steps_beside
+from gst.devices.simulate.calibration import fit
+from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object
+from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
@@ -37,7 +37,7 @@ from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.placement.workers import Workers
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program
 
 NUM_CALIBRATION = 12  # plans that contention is learned from
@@ -53,7 +53,7 @@ def place_measured(
     devices: Sequence[Device],
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
     written: Callable[[], object] | None = None,
 ) -> PlacementResult:
@@ -68,7 +68,7 @@ def place_measured(
         source: its name (`traced`), or a directory where it is saved: processes that run plans read it.
         devices: where its operations may go; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        written: the step as written, which runs in this process; see `gst.devices.plain.steps_beside` for None.
+        written: the step as written, which runs in this process; see `gst.devices.execute.plain.steps_beside` for None.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
@@ -169,7 +169,7 @@ def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Call
             "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
         }  # fmt: skip
-        with replaced(path) as file:
+        with atomic_write(path) as file:
             file.write(json.dumps(said))
     said = read_object(path)
     if said["program"] != program.key or said["devices"] != [device.name for device in devices]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
-from gst.devices.calls import laid_out
-from gst.devices.execution import usable_devices
-from gst.devices.plain import COMPILED, PYTORCH, compiled_step
+from gst.devices.execute.calls import laid_out
+from gst.devices.execute.executor import usable_devices
+from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
 from gst.placement.drawn import explanation
 from gst.placement.outcome import Settings
 from gst.placement.place import place_measured

@@ -9,10 +9,10 @@ from importlib.metadata import version
 from typing import Any
 
 from gst.devices import LoadGate, Plan, discover, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import Failure
-from gst.devices.plain import steps_beside
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import Failure
+from gst.devices.execute.plain import steps_beside
 from gst.placement.fleet.carried import keep, kept
 from gst.programs import Program
 

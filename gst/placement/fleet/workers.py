@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gst.devices import Device, Measurement, Plan
-from gst.devices.costs import Costs, profiled_costs
-from gst.devices.isolated import START_LIMIT_S
-from gst.devices.simulator import Simulation
+from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.isolated import START_LIMIT_S
+from gst.devices.execute.timeline import Simulation
 from gst.placement.fleet.attempts import Attempts
 from gst.placement.fleet.carried import digest_of, pack
 from gst.placement.fleet.cluster import Kind, another, end
@@ -87,8 +87,8 @@ class FleetWorkers:
     def measure_beside_steps(
         self, plans: Sequence[Plan], repetitions: int, warmup: int, left_out: str
     ) -> list[Measurement]:
-        """Plans in turns with the step as written and compiled (`gst.devices.plain.steps_beside`), which come last, all
-        of them on one host.
+        """Measure plans in turns with the step as written and compiled, which come last, all of them on one host; see
+        `gst.devices.execute.plain.steps_beside`.
 
         Raises:
             ValueError: two workers were lost meanwhile.
