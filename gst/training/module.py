@@ -15,8 +15,7 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
-from gst.data.loader import Step, StepLoader
-from gst.data.prefetch import Reader
+from gst.data.loader import Reader, Step, StepLoader
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
@@ -124,7 +123,7 @@ class SegmentTrainingModule(L.LightningModule):
     def forward(self, step: Step) -> Tensor:
         """Scores (graphs, configs): the lower, the faster. exp(score) is a runtime where `loss` is `log_runtime`; with
         `cross_entropy` there is one score for each class, the last axis."""
-        return self.estimator(step.graphs, step.configs, step.ready) + self.offset.float()
+        return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
         loss = LOSSES[self.loss](self(step), step.targets.to(self.device))

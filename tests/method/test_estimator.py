@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from embedding_cache import EmbeddingTable
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
-from gst.data.loader import Step, StepLoader
-from gst.data.prefetch import Prefetched, Reader
+from gst.data.loader import Prefetched, Reader, Step, StepLoader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch
@@ -474,7 +473,7 @@ def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh:
     def learn_from(steps: Iterable[Step], model: GraphSegmentTraining, optimizer: torch.optim.Optimizer) -> None:
         for step in steps:
             optimizer.zero_grad()
-            model(ready=step.ready).square().mean().backward()
+            model(ready=step.prefetched).square().mean().backward()
             optimizer.step()
 
     model, optimizer, loader = made(0)
