@@ -1,4 +1,4 @@
-"""What did we last know? Keys -> rows and their ages. Plain torch; it has never heard of a graph."""
+"""Historical embedding table: key -> row, with the age of each row. Plain torch."""
 
 from embedding_cache.refresh import inclusion_probabilities, sample_by_probability
 from embedding_cache.table import EmbeddingTable

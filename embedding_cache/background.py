@@ -80,10 +80,10 @@ class Prefetched(NamedTuple):
 
     rows: Pending
     ages: Int64[Tensor, " keys"]
-    known: Bool[Tensor, " keys"]
+    is_known: Bool[Tensor, " keys"]
 
     def wait(self) -> tuple[Float[Tensor, "keys channels"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
         """What `pull` returns."""
         rows = self.rows.wait()
         assert rows is not None
-        return rows, self.ages, self.known
+        return rows, self.ages, self.is_known

@@ -46,11 +46,15 @@ class KeyIndex:
         Raises:
             ValueError: a key is out of range.
         """
-        slots, ages, known = np.empty(len(keys), np.int32), np.empty(len(keys), np.int64), np.empty(len(keys), np.bool_)
-        fault = _look_up(self._slot_of, self._written, keys, now, slots, ages, known)
+        slots, ages, is_known = (
+            np.empty(len(keys), np.int32),
+            np.empty(len(keys), np.int64),
+            np.empty(len(keys), np.bool_),
+        )
+        fault = _look_up(self._slot_of, self._written, keys, now, slots, ages, is_known)
         if fault >= 0:
             self._refuse(keys, fault)
-        return slots, ages, known
+        return slots, ages, is_known
 
     def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
         """The slots of keys about to be written, and how many of them have none yet.
@@ -127,14 +131,14 @@ class KeyIndex:
 
 @compiled
 @no_type_check
-def _look_up(slot_of, written, keys, now, slots, ages, known):
+def _look_up(slot_of, written, keys, now, slots, ages, is_known):
     """-1, or where the first key out of range is."""
     for i in range(len(keys)):
         key = keys[i]
         if key < 0 or key >= len(slot_of):
             return i
         slot = slot_of[key]
-        slots[i], known[i] = slot, slot > 0
+        slots[i], is_known[i] = slot, slot > 0
         ages[i] = now - written[slot] if slot > 0 else -1
     return -1
 

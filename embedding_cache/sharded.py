@@ -70,14 +70,14 @@ class ShardedTable(nn.Module):
         owner = keys % self.world_size
         asked = _of(owner, self.rank, asker)
         here = torch.from_numpy(keys[asked] // self.world_size)
-        known = self.shard.known(here)
+        is_known = self.shard.is_known(here)
         rows = self.shard.pull(here[torch.from_numpy(wanted[asked])])[0]
-        sent = self._packed(rows, known, asker[asked], wanted[asked])
+        sent = self._packed(rows, is_known, asker[asked], wanted[asked])
         mine = _of(asker, self.rank, owner)
         sizes = [self._block_bytes(*each) for each in self._counts(owner[mine], wanted[mine])]
         buffer, work = self._exchange("pull", sent, sizes)
         unknown = np.zeros(len(keys), np.bool_)
-        unknown[asked] = ~known.numpy()
+        unknown[asked] = ~is_known.numpy()
         return Pulled(self, buffer, work, mine, owner[mine], wanted[mine], unknown)
 
     def submit(self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int) -> None:
@@ -176,9 +176,9 @@ class ShardedTable(nn.Module):
     def _block_bytes(self, num_rows: int, num_keys: int) -> int:
         return _padded(num_rows * self.row_bytes) + _padded(num_keys)
 
-    def _packed(self, rows: Tensor, known: Tensor, askers: np.ndarray, wanted: np.ndarray) -> list[Tensor]:
+    def _packed(self, rows: Tensor, is_known: Tensor, askers: np.ndarray, wanted: np.ndarray) -> list[Tensor]:
         """A block for each process: its rows, then a byte for each of its keys."""
-        rows, flags = _bytes(rows.to(self._device)), known.to(self._device, torch.uint8)
+        rows, flags = _bytes(rows.to(self._device)), is_known.to(self._device, torch.uint8)
         blocks, row, key = [], 0, 0
         for num_rows, num_keys in self._counts(askers, wanted):
             block = flags.new_zeros(self._block_bytes(num_rows, num_keys))
@@ -236,10 +236,10 @@ class Pulled:
             flags.append(self._buffer[after : after + num_keys])
             start = after + _padded(num_keys)
         received = torch.cat(rows).view(table.shard.dtype).view(-1, table.shard.channels)
-        known = torch.cat(flags).cpu().numpy().astype(np.bool_)
-        self.unknown[self._mine] = ~known
+        is_known = torch.cat(flags).cpu().numpy().astype(np.bool_)
+        self.unknown[self._mine] = ~is_known
         places = torch.from_numpy(np.argsort(self._mine[self._wanted])).to(received.device)
-        in_order = torch.from_numpy(known[np.argsort(self._mine)])
+        in_order = torch.from_numpy(is_known[np.argsort(self._mine)])
         return received[places].to(table.shard.device), in_order
 
 

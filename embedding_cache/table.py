@@ -108,22 +108,22 @@ class EmbeddingTable(nn.Module):
 
         Returns:
             rows: a copy, zeros where nothing was ever written.
-            ages: steps since the row was written; -1 where nothing was. Like `known`, where `keys` are.
-            known: whether anything was, and was not evicted since.
+            ages: steps since the row was written; -1 where nothing was. Like `is_known`, where `keys` are.
+            is_known: whether anything was, and was not evicted since.
 
         Raises:
             ValueError: a key is out of range, `step` lies before the last push, or `out` does not fit.
         """
-        slots, ages, known = self._look_up(keys, step, out)
+        slots, ages, is_known = self._look_up(keys, step, out)
         self._background.wait()
-        return self._held.rows.gather(slots, out), ages, known
+        return self._held.rows.gather(slots, out), ages, is_known
 
     def prefetch(self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None) -> Prefetched:
         """`pull` in the background: `.wait()` returns what `pull` would return now. Leave `out` alone until then."""
-        slots, ages, known = self._look_up(keys, step, out)
-        return Prefetched(self._background.run(partial(self._held.rows.gather, slots, out)), ages, known)
+        slots, ages, is_known = self._look_up(keys, step, out)
+        return Prefetched(self._background.run(partial(self._held.rows.gather, slots, out)), ages, is_known)
 
-    def known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
+    def is_known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
         """`pull(keys)[2]` without the rows."""
         return self._look_up(keys)[2]
 
@@ -233,14 +233,14 @@ class EmbeddingTable(nn.Module):
     def _look_up(
         self, keys: Tensor, step: int | None = None, out: Tensor | None = None
     ) -> tuple[Int32[np.ndarray, " keys"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
-        """Slots on the host, ages and known where `keys` are."""
+        """Slots on the host, ages and is_known where `keys` are."""
         check_keys(keys)
         now = self.step if step is None else step
         check_now(now, self.step)
         if out is not None:
             check_out(out, (len(keys), self.channels), self.dtype, self.device)
-        slots, ages, known = self._held.index.look_up(keys.cpu().contiguous().numpy(), now)
-        return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(known).to(keys.device)
+        slots, ages, is_known = self._held.index.look_up(keys.cpu().contiguous().numpy(), now)
+        return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(is_known).to(keys.device)
 
     def _place(self, keys: Tensor, rows: Tensor, step: int) -> Job:
         check_push(keys, rows, step, self.channels)

@@ -1,4 +1,4 @@
-"""Where does each node belong? Edges -> part of each node. Plain numpy; `quality` compares methods."""
+"""Graph partitioning: edges -> part of each node. Plain numpy, numba and METIS."""
 
 from __future__ import annotations
 

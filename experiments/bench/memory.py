@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
-from gst.method.catalogue import Catalogue, KeyRing
+from gst.method.catalogue import Catalogue, KeyAllocator
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.process.progress import Progress, no_progress
 
 CHANNELS, LAYERS, NUM_FRESH, CONFIGS = 32, 2, 4, 8
 MAX_NODES = 1000  # of a segment
@@ -36,7 +37,7 @@ STEPS = 24
 
 def run(
     nodes: Sequence[int],
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
     root: Path = Path("runs"),
     evaluated: int = 4000,
 ) -> dict[str, Any]:
@@ -138,9 +139,9 @@ def _steps(graph: SegmentedGraph, configs: torch.Tensor, place: Path, steps: int
     """Train with a table in which every row of `configs` is known, as after the first epochs; median seconds."""
     table = EmbeddingTable(1, CHANNELS, tier="disk", path=place)
     model = _model(num_fresh=NUM_FRESH, keep_probability=0.5, table=table)
-    ring = KeyRing()
-    keys = ring.keys(Catalogue.of([graph]), configs).unique()
-    table.resize(ring.num_keys)
+    allocator = KeyAllocator()
+    keys = allocator.keys(Catalogue.of([graph]), configs).unique()
+    table.resize(allocator.num_keys)
     for part in keys.split(1 << 12):
         table.push(part, torch.randn(len(part), CHANNELS), 0)
     targets = torch.from_numpy(graph.targets[configs[0].numpy()])[None]

@@ -23,11 +23,11 @@ from tqdm import tqdm
 from gst.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.planning import Planned, plan_all
-from gst.placement.runtime import SimulatedRuntime
 from gst.programs import traced
 
-METHODS = ("annealing", "colocrl", "hdp", "go", "ours")
+METHODS = ("annealing", "colocrl", "hdp", "go", "guided_search")
 WEAKER = ("hdp", "colocrl")
 
 

@@ -57,7 +57,7 @@ def _once(model: GraphSegmentTraining, loader: StepLoader, channels: int) -> flo
     traffic = model._traffic(draw)
     assert traffic is not None
     remembered = traffic.request(table)
-    remembered.known()
+    remembered.is_known()
     fresh = draw.fresh.nonzero().squeeze(1)
     remembered.push_fresh(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh, 1)
     table.wait()

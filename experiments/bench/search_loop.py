@@ -33,10 +33,10 @@ from gst.devices.measure import median_interval
 from gst.devices.simulator import Contention
 from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
+from gst.placement.objective import Budgeted, MeasuredRuntime, Objective, SimulatedRuntime
 from gst.placement.place import SEARCH_RUNS, measured_task
 from gst.placement.planning import plan_all, plans_found
-from gst.placement.runtime import MeasuredRuntime, Runtime, SimulatedRuntime, Tracked
-from gst.placement.screening import NetworkCorrection
+from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search
 from gst.placement.task import Task
 from gst.process.progress import bar
@@ -88,13 +88,13 @@ def starts_of(task: Task, seed: int) -> dict[str, Plan]:
     return plans_found(plan_all(task, SimulatedRuntime(task), ("annealing",), EVALUATIONS, seed=seed))
 
 
-def alone(task: Task, runtime: Runtime, starts: Mapping[str, Plan], budget: int, seed: int) -> dict[str, Plan]:
+def alone(task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int) -> dict[str, Plan]:
     """What annealing on the hardware has found after `budget` measurements, and after `MORE` times as many."""
-    tracked = Tracked(runtime, MORE * budget)
-    anneal(task, tracked, seed, start=[plan for name, plan in starts.items() if name != "annealing"])
-    found = zip(tracked.curve, tracked.improvements, strict=True)
+    budgeted = Budgeted(runtime, MORE * budget)
+    anneal(task, budgeted, seed, start=[plan for name, plan in starts.items() if name != "annealing"])
+    found = zip(budgeted.curve, budgeted.improvements, strict=True)
     early = [plan for (asked, _), plan in found if asked <= budget]
-    return {"alone": early[-1], "alone_more": tracked.improvements[-1]}
+    return {"alone": early[-1], "alone_more": budgeted.improvements[-1]}
 
 
 def measured(name: str, budget: int, repetitions: int, seeds: int) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def pretended(name: str, machine_name: str, budget: int, seed: int) -> dict[str,
     real = unlike(task, seed)
     starts = starts_of(task, seed)
     plans = alone(task, PretendedRuntime(real, seed), starts, budget, seed)
-    loops = {"loop": (None, EVALUATIONS), "network": (NetworkCorrection(task, seed), NETWORK_EVALUATIONS)}
-    for key, (correction, evaluations) in loops.items():
+    loops = {"loop": (None, EVALUATIONS), "network": (NetworkSurrogate(task, seed), NETWORK_EVALUATIONS)}
+    for key, (surrogate, evaluations) in loops.items():
         with TemporaryDirectory() as empty:
             log, runtime = Log(Path(empty) / "measurements.jsonl"), PretendedRuntime(real, seed)
-            search = Search(task, runtime, log, starts, budget, evaluations, seed=seed, correction=correction)
+            search = Search(task, runtime, log, starts, budget, evaluations, seed=seed, surrogate=surrogate)
             plans[key] = search.run()
     truth = SimulatedRuntime(real)
     best = float(np.nanmin(truth([plan for key, plan in starts.items() if key != "annealing"])))

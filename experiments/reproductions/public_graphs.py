@@ -29,10 +29,10 @@ from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.devices import Plan, machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
+from gst.placement.objective import Budgeted
 from gst.placement.published.exact import published_optimum
 from gst.placement.published.latency import PublishedRuntime, published_bound
 from gst.placement.published.search import search_published
-from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 
 DATA = Path("../shared/data/placement")
@@ -94,9 +94,9 @@ def _means(graph: CostGraph, plan: Plan) -> CostGraph:
 
 
 def _annealed(task: Task, runtime: PublishedRuntime, seed: int) -> float:
-    tracked = Tracked(runtime, EVALUATIONS)
-    anneal(task, tracked, seed)
-    return tracked.best_ms
+    budgeted = Budgeted(runtime, EVALUATIONS)
+    anneal(task, budgeted, seed)
+    return budgeted.best_ms
 
 
 def _repeated(search: Callable[[int], float], seeds: int) -> dict[str, Any]:

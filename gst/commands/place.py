@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gst.process.progress import Bars
-from gst.process.waiting import wait_briefly
+from gst.process.tuning import wait_briefly
 
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -26,7 +26,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )
     place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
     place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
-    _add_common(place, 50, "annealing,colocrl,hdp,go,ours")
+    _add_common(place, 50, "annealing,colocrl,hdp,go,guided_search")
     place.add_argument(
         "--runtime", choices=("measured", "simulated"), default="measured",
         help="what plans are judged by at the end (default: %(default)s)",
@@ -55,7 +55,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "--program", default="rnnlm",
         help="a bundled program or MODULE:FUNCTION, see gst trace --help (default: %(default)s)",
     )  # fmt: skip
-    _add_common(demo, 40, "annealing,go,ours")
+    _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
     demo.set_defaults(anew=True)
@@ -67,7 +67,8 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
     )
     command.add_argument(
         "--methods", default=methods,
-        help="beside the baselines, of annealing,cross_entropy,evolution,colocrl,hdp,go,ours (default: %(default)s)",
+        help="beside the baselines, of annealing,cross_entropy,evolution,colocrl,hdp,go,guided_search "
+        "(default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
         "--budget", type=int, default=budget, metavar="N",

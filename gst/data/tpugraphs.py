@@ -13,9 +13,8 @@ import numpy as np
 from gst.data.features import check_features, enrich
 from gst.data.reduction import check_reduction, reduce
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.files.replaced import replaced_file
-from gst.files.scratch import chunks
 from gst.files.untrusted import read_arrays
+from gst.files.writing import atomic_path, chunks
 from gst.graphs.graph import Graph
 from gst.graphs.repeats import groups_of_equals
 
@@ -113,7 +112,7 @@ def write_npz(graph: Graph, path: Path | str) -> None:
     Runtimes are rounded to whole nanoseconds, one row for each configuration; an unknown runtime is 0. `node_splits`,
     the first node of each computation, is not written: no reader needs it.
     """
-    with replaced_file(Path(path)) as partial, partial.open("wb") as file:
+    with atomic_path(Path(path)) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
             node_feat=graph.node_features,

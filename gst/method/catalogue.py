@@ -80,9 +80,9 @@ class Catalogue:
             yield segments[start:]
 
 
-class KeyRing:
-    """Gives every (segment, configuration) of the data a key of its own, as graphs come by. A segment that no
-    configuration reaches has one key for all of them. Graphs are told apart by their names."""
+class KeyAllocator:
+    """Table keys of all (segment, configuration) pairs of the data, allocated when a graph is first met. A segment
+    without configurable nodes has one key for all configurations. A graph is identified by its name."""
 
     def __init__(self) -> None:
         self.num_keys = 0

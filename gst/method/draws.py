@@ -49,7 +49,7 @@ class Draw:
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class PrefetchedStep:
     """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen).
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 def segment_weights(
     fresh: Bool[Tensor, " segments"],
     inclusion: Float[Tensor, " segments"],
-    known: Bool[Tensor, "segments configs"],
+    is_known: Bool[Tensor, "segments configs"],
     kept: Bool[Tensor, " segments"],
     keep_probability: float,
 ) -> Float[Tensor, "segments configs"]:
@@ -24,11 +24,11 @@ def segment_weights(
     Args:
         fresh: the segments encoded with gradient in this step.
         inclusion: q of each segment, > 0.
-        known: whether something can stand in for the segment when it is stale.
+        is_known: whether something can stand in for the segment when it is stale.
         kept: which segments Stale Embedding Dropout keeps if they are stale: `gst.method.sampling.choose_kept`.
         keep_probability: p, in [0, 1].
     """
     scale = inclusion.reciprocal()[:, None]
-    when_fresh = torch.where(known, keep_probability + (1 - keep_probability) * scale, scale)
-    when_stale = (known & kept[:, None]).to(when_fresh.dtype)
+    when_fresh = torch.where(is_known, keep_probability + (1 - keep_probability) * scale, scale)
+    when_stale = (is_known & kept[:, None]).to(when_fresh.dtype)
     return torch.where(fresh[:, None], when_fresh, when_stale)

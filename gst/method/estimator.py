@@ -14,8 +14,8 @@ from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.assembly import assemble
 from gst.method.batch import SegmentBatch
-from gst.method.catalogue import Catalogue, KeyRing
-from gst.method.draws import Draw, Ready, draw_segments
+from gst.method.catalogue import Catalogue, KeyAllocator
+from gst.method.draws import Draw, PrefetchedStep, draw_segments
 from gst.method.dropout import segment_weights
 from gst.method.encoding import contract, embed_segments
 from gst.method.exchange import Peers, Remembered, Traffic
@@ -91,7 +91,7 @@ class GraphSegmentTraining(nn.Module):
         self.encoder_frozen = False
         self.step = 0
         self.seed = seed
-        self._keys = KeyRing()
+        self._keys = KeyAllocator()
         self._contract = contract(encoder)
         self._copies: torch.cuda.Stream | None = None
         warn_about(encoder)
@@ -100,25 +100,29 @@ class GraphSegmentTraining(nn.Module):
         self,
         graphs: Sequence[SegmentedGraph] | None = None,
         configs: Int64[Tensor, "graphs configs"] | None = None,
-        ready: Ready | None = None,
+        prefetched: PrefetchedStep | None = None,
     ) -> Tensor:
         """Predictions for `configs` of each graph (-1 = padding, its prediction means nothing; all of the only graph if
         not given). In training mode this is one step of the method and writes the table; in evaluation mode `exact`.
-        `ready`, from `load(draw(graphs, configs))`, stands for both."""
-        if ready is None:
+
+        Args:
+            prefetched: a loaded step, `load(draw(graphs, configs))`, instead of graphs and configs.
+        """
+        if prefetched is None:
             assert graphs is not None, "give graphs, or what load() made of them"
             if not self.training:
                 return self.exact(graphs, configs)
             draw = self.draw(graphs, configs)
             assert draw is not None, "only what lies ahead may be undecided"
-            ready = self.load(draw)
-        self.step = ready.draw.number
-        if ready.arrived is not None and ready.batch is not None:
+            prefetched = self.load(draw)
+        self.step = prefetched.draw.number
+        if prefetched.arrived is not None and prefetched.batch is not None:
             stream = torch.cuda.current_stream(self._like().device)
-            stream.wait_event(ready.arrived)
-            ready.batch.record_stream(stream)
-        embedded = self._embed_frozen(ready) if ready.batch is None else self._estimate(ready, ready.batch)
-        return self._predict(embedded)
+            stream.wait_event(prefetched.arrived)
+            prefetched.batch.record_stream(stream)
+        if prefetched.batch is None:
+            return self._predict(self._embed_frozen(prefetched))
+        return self._predict(self._estimate(prefetched, prefetched.batch))
 
     def draw(
         self,
@@ -127,8 +131,8 @@ class GraphSegmentTraining(nn.Module):
         ahead: int = 0,
         peers: Peers | None = None,
     ) -> Draw | None:
-        """Decide the next step, or the one `ahead` steps after it: None where that hangs on what the steps between will
-        push (`refresh="drift"`), so that a training that stopped between them goes on with the very same draws. Where
+        """Draw the segments of the next step, or of the one `ahead` steps after it. None if the draw depends on table
+        writes not yet made (`refresh="drift"`): a training resumed between the two steps would draw otherwise. Where
         `peers` share the step, all of it is drawn, and this process's part returned."""
         by_drift = self.refresh == "drift" and not self.encoder_frozen
         if by_drift and ahead:
@@ -141,20 +145,20 @@ class GraphSegmentTraining(nn.Module):
         draw = draw_segments(catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift)
         return draw if peers is None else draw.part_of(peers)
 
-    def load(self, draw: Draw) -> Ready:
+    def load(self, draw: Draw) -> PrefetchedStep:
         """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on
         its way to an accelerator the batch is pinned and copied on a stream of its own."""
         traffic = self._traffic(draw)
         if self.encoder_frozen:
-            return Ready(draw, None, traffic)
+            return PrefetchedStep(draw, None, traffic)
         like = self._like()
         batch = assemble(draw.catalogue.graphs, draw.catalogue.picks(draw.fresh.nonzero().squeeze(1)), draw.configs)
         if like.device.type != "cuda":
-            return Ready(draw, batch.to(like.device, like.dtype), traffic)
+            return PrefetchedStep(draw, batch.to(like.device, like.dtype), traffic)
         self._copies = self._copies or torch.cuda.Stream(like.device)
         with torch.cuda.stream(self._copies):
             copied = batch.pinned().to(like.device, like.dtype)
-            return Ready(draw, copied, traffic, self._copies.record_event())
+            return PrefetchedStep(draw, copied, traffic, self._copies.record_event())
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
@@ -198,17 +202,17 @@ class GraphSegmentTraining(nn.Module):
 
     # The estimate --------------------------------------------------------------------------------------------------
 
-    def _estimate(self, ready: Ready, batch: SegmentBatch) -> Tensor:
-        draw, remembered = ready.draw, self._request(ready)
+    def _estimate(self, prefetched: PrefetchedStep, batch: SegmentBatch) -> Tensor:
+        draw, remembered = prefetched.draw, self._request(prefetched)
         catalogue, fresh = draw.catalogue, draw.fresh
         keys = self._keys.keys(catalogue, draw.configs)
         embedded = self._encode_batch(batch)  # while rows of other processes travel
-        known = self._known(keys) if remembered is None else remembered.known()
-        weights = self._weights(draw, known)
+        is_known = self._known(keys) if remembered is None else remembered.is_known()
+        weights = self._weights(draw, is_known)
         pool = self._pool(catalogue)
         chosen = fresh.nonzero().squeeze(1)
         if self.refresh == "drift":
-            embedded = _scale_gradient(embedded, self._gradient_weights(draw, known)[chosen])
+            embedded = _scale_gradient(embedded, self._gradient_weights(draw, is_known)[chosen])
         self._add(pool, catalogue, chosen, embedded, weights[chosen])
         used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
         if self.table is None:
@@ -221,8 +225,8 @@ class GraphSegmentTraining(nn.Module):
             self._push(keys[chosen], embedded)
         return pool.result()
 
-    def _weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
-        return segment_weights(draw.fresh, draw.inclusion, known, draw.kept, self.keep_probability)
+    def _weights(self, draw: Draw, is_known: Known) -> Float[Tensor, "segments configs"]:
+        return segment_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
 
     def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
         """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
@@ -233,14 +237,14 @@ class GraphSegmentTraining(nn.Module):
         drift = (drift * (keys >= 0)).mean(1)
         return drift * catalogue.node_counts if self.pooling == "mean" else drift
 
-    def _gradient_weights(self, draw: Draw, known: Known) -> Float[Tensor, "segments configs"]:
+    def _gradient_weights(self, draw: Draw, is_known: Known) -> Float[Tensor, "segments configs"]:
         """What makes the expected gradient that of uniform draws: (p S / J + 1 - p) / q over p + (1 - p) / q for known
         segments; unknown ones weigh 1 / q already."""
         p = self.keep_probability
         counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs])[draw.catalogue.graph]
         uniform = (self.num_fresh / counts).clamp(max=1)
         ratio = (p * uniform + 1 - p) / (p * draw.inclusion + 1 - p)
-        return torch.where(known, ratio[:, None], 1.0)
+        return torch.where(is_known, ratio[:, None], 1.0)
 
     def _known(self, keys: Int64[Tensor, "segments configs"]) -> Known:
         """For which segments something stands in when they are stale."""
@@ -248,22 +252,22 @@ class GraphSegmentTraining(nn.Module):
             return torch.full(keys.shape, not self.omit_rest)
         assert isinstance(self.table, EmbeddingTable), "processes that share a table load() their steps with peers"
         self._make_room(self.table)
-        return (keys >= 0) & self.table.known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
+        return (keys >= 0) & self.table.is_known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
-    def _embed_frozen(self, ready: Ready) -> Tensor:
+    def _embed_frozen(self, prefetched: PrefetchedStep) -> Tensor:
         """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
         encoder = self.encoder if isinstance(self.encoder, nn.Module) else None
         training = encoder is not None and encoder.training
         if encoder is not None:
             encoder.eval()
         try:
-            return self._embed_from_table(ready)
+            return self._embed_from_table(prefetched)
         finally:
             if encoder is not None:
                 encoder.train(training)
 
-    def _embed_from_table(self, ready: Ready) -> Tensor:
-        catalogue, configs = ready.draw.catalogue, ready.draw.configs
+    def _embed_from_table(self, prefetched: PrefetchedStep) -> Tensor:
+        catalogue, configs = prefetched.draw.catalogue, prefetched.draw.configs
         everything = torch.arange(len(catalogue))
         weights = torch.ones(len(catalogue), configs.shape[1])
         pool = self._pool(catalogue)
@@ -271,9 +275,9 @@ class GraphSegmentTraining(nn.Module):
             self._add_encoded(pool, catalogue, everything, configs, weights)
             return pool.result()
         keys = self._keys.keys(catalogue, configs)
-        remembered = self._request(ready)
-        known = self._known(keys) if remembered is None else remembered.known()
-        missing = (~known & (keys >= 0)).any(1)
+        remembered = self._request(prefetched)
+        is_known = self._known(keys) if remembered is None else remembered.is_known()
+        missing = (~is_known & (keys >= 0)).any(1)
         if remembered is None:
             self._add_pulled(pool, catalogue, everything[~missing], keys, weights)
         else:
@@ -322,7 +326,7 @@ class GraphSegmentTraining(nn.Module):
     def _encode(
         self, catalogue: Catalogue, segments: Int64[Tensor, " chosen"], configs: Int64[Tensor, "graphs configs"]
     ) -> Float[Tensor, "chosen configs channels"]:
-        """Segments that no configuration reaches are encoded under one of them and stand for all."""
+        """Embeddings without gradient. Configuration-independent segments are encoded once and broadcast."""
         varied = catalogue.configurable[segments] | (configs.shape[1] == 1)
         pieces = [
             self._encode_under(catalogue, segments[chosen], configs[:, :width]).expand(-1, configs.shape[1], -1)
@@ -375,12 +379,12 @@ class GraphSegmentTraining(nn.Module):
         wanted = torch.ones_like(whole.fresh) if self.encoder_frozen else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
-    def _request(self, ready: Ready) -> Remembered | None:
+    def _request(self, prefetched: PrefetchedStep) -> Remembered | None:
         """Rows of a table that processes share, on their way."""
-        if ready.traffic is None:
+        if prefetched.traffic is None:
             return None
         assert isinstance(self.table, ShardedTable)
-        return ready.traffic.request(self.table)
+        return prefetched.traffic.request(self.table)
 
     def _make_room(self, table: EmbeddingTable | ShardedTable) -> None:
         if self._keys.num_keys > table.num_keys:

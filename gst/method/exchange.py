@@ -115,10 +115,10 @@ class Remembered:
     def channels(self) -> int:
         return self._table.shard.channels
 
-    def known(self) -> Bool[Tensor, "segments configs"]:
+    def is_known(self) -> Bool[Tensor, "segments configs"]:
         """Whether there is a row; False at padding."""
-        own, known = self._traffic.own, torch.cat([self._wait()[1], torch.zeros(1, dtype=torch.bool)])
-        return known[own]  # -1 is the last
+        own, is_known = self._traffic.own, torch.cat([self._wait()[1], torch.zeros(1, dtype=torch.bool)])
+        return is_known[own]  # -1 is the last
 
     def rows(self, segments: Int64[Tensor, " chosen"], like: Tensor) -> Float[Tensor, "chosen configs channels"]:
         """Of segments that were wanted, zeros where nothing is known; any of them at padding."""

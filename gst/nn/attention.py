@@ -1,4 +1,4 @@
-"""A row listens more to some neighbours than to others."""
+"""Graph attention: neighbours weighted by a softmax over scores of sender and receiver, as in GAT."""
 
 from __future__ import annotations
 

@@ -12,17 +12,18 @@ from gst.data.cost_graphs import read_cost_graph
 from gst.devices.discover import parse_bytes
 from gst.devices.execution import usable_devices
 from gst.devices.isolated import IsolatedExecutor
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write
 from gst.placement.drawn import drawn
 from gst.placement.fleet.cluster import kind_of_search, kinds_with
 from gst.placement.fleet.connection import joined
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
-from gst.placement.outcome import Found, Settings
+from gst.placement.outcome import PlacementResult, Settings
 from gst.placement.place import COSTS, GROUPS, SEARCH_RUNS, kept_task, measured_task, place_measured
 from gst.placement.place_on_costs import place_graph, place_simulated
 from gst.placement.plan_files import save_plan
+from gst.placement.planning import RENAMED
 from gst.placement.task import Task
 from gst.process.progress import Progress
 from gst.programs import Program, traced
@@ -64,6 +65,7 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
             or as the functions of `gst.placement.place`.
     """
     started = time.perf_counter()
+    request = replace(request, methods=tuple(RENAMED.get(name, name) for name in request.methods))
     _check(request)
     settings = Settings(
         request.budget, request.evaluations, request.methods, request.tasks, seed=request.seed,
@@ -75,7 +77,7 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     save_plan(found.plan, found.task, request.out / "plan.json")
     result = {"command": request.command, **found.result}
     record = result | drawn(found.task, found.plan) | found.drawn | {"seconds": time.perf_counter() - started}
-    with replaced(request.out / "report.html") as file:
+    with atomic_write(request.out / "report.html") as file:
         file.write(render(record))
     return result
 
@@ -90,8 +92,10 @@ def _check(request: Request) -> None:
     if isinstance(request.workers, str) and (request.graph or request.machine or request.runtime == "simulated"):
         raise ValueError("--workers names hosts that measure; leave --graph, --machine and --runtime simulated away")
     measured = request.runtime == "measured" and not (request.graph or request.machine)
-    if request.cost_model != "sums" and not (measured and request.budget > 0 and "ours" in request.methods):
-        raise ValueError("--cost-model learns from what the method 'ours' measures; leave it away where nothing is")
+    if request.cost_model != "sums" and not (measured and request.budget > 0 and "guided_search" in request.methods):
+        raise ValueError(
+            "--cost-model learns from what the method 'guided_search' measures; leave it away where nothing is"
+        )
     if request.machine is None and request.runtime == "simulated" and "fusion" in request.tasks:
         raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
     measurements = request.out / "measurements.jsonl"
@@ -99,7 +103,7 @@ def _check(request: Request) -> None:
         raise ValueError(f"{measurements} is there already; add --resume to go on with it, or give another --out")
 
 
-def _found(request: Request, settings: Settings, progress: Progress) -> Found:
+def _found(request: Request, settings: Settings, progress: Progress) -> PlacementResult:
     if request.graph is not None:
         graph = read_cost_graph(request.graph)
         _clear(request)
@@ -128,7 +132,7 @@ def _found(request: Request, settings: Settings, progress: Progress) -> Found:
 
 def _found_by_fleet(
     request: Request, address: str, limit: int | None, settings: Settings, progress: Progress
-) -> Found:  # fmt: skip
+) -> PlacementResult:  # fmt: skip
     assert request.program is not None
     with joined(address):
         program = _captured(request, progress)

@@ -20,7 +20,7 @@ class Settings:
     """How long to look for a plan, and how.
 
     Args:
-        budget: plans that the search for `ours` may measure; 0 = none, the portfolio alone is measured.
+        budget: plans that the search for `guided_search` may measure; 0 = none, the portfolio alone is measured.
         evaluations: simulated plans that each method may ask about.
         methods: some of `gst.placement.planning.METHODS`.
         tasks: what is decided: 'placement', 'schedule', 'fusion'.
@@ -57,7 +57,7 @@ AS_USUAL = Settings()
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class PlacementResult:
     """What a search for a plan ends with.
 
     Args:

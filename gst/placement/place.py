@@ -20,22 +20,22 @@ from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import Failure
 from gst.devices.native import supports
 from gst.devices.simulator import Contention
-from gst.files.replaced import replaced
 from gst.files.untrusted import read_object
+from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
-from gst.placement.outcome import AS_USUAL, Found, Settings, check_fits, curves, evaluations, placed_result
+from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
+from gst.placement.outcome import AS_USUAL, PlacementResult, Settings, check_fits, curves, evaluations, placed_result
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.random_plans import random_plans
-from gst.placement.runtime import MeasuredRuntime, SimulatedRuntime
-from gst.placement.screening import NetworkCorrection
+from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.placement.workers import Workers
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program
 
 NUM_CALIBRATION = 12  # plans that contention is learned from
@@ -51,9 +51,9 @@ def place_measured(
     devices: Sequence[Device],
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
-) -> Found:
+) -> PlacementResult:
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
     with real measurements, and measure all finalists afresh beside plain PyTorch.
 
@@ -92,10 +92,10 @@ def place_measured(
         if "fusion" in settings.tasks and supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
             finalists["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
-        if settings.budget > 0 and "ours" in settings.methods:
+        if settings.budget > 0 and "guided_search" in settings.methods:
             with _measuring(source, isolated, settings) as runtime:
                 search = _search(task, fused, runtime, starts, out, settings, progress)
-                finalists["ours"] = _unfolded(search.found(), fused)
+                finalists["guided_search"] = _unfolded(search.found(), fused)
         plans = plans_found(finalists)
         final = _measure_finally(source, isolated, plans, settings, progress)
     ran = {name: final[name].median_ms for name in plans if final[name].outcome == "ok"}
@@ -104,7 +104,7 @@ def place_measured(
         raise ValueError(f"no plan of {program.name} ran on {', '.join(task.names)}: {'; '.join(reasons)}")
     best = min(ran, key=lambda name: ran[name])
     entries = {
-        name: _measured_entry(seen, finalists.get(name), search if name == "ours" else None)
+        name: _measured_entry(seen, finalists.get(name), search if name == "guided_search" else None)
         for name, seen in final.items()
     }
     result = placed_result(task, "measured", best, ran[best], lower_bound_us(task) / 1e3, entries)
@@ -115,13 +115,14 @@ def place_measured(
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512)
     shown = {"measurements": [] if search is None else search.shown(), "curves": curves(planned)}
-    return Found(task, plans[best], result, shown)
+    return PlacementResult(task, plans[best], result, shown)
 
 
 def _planned(task: Task, path: Path, settings: Settings, progress: Progress) -> dict[str, Planned]:
     """What baselines and methods find in simulation. Groups are of the task, or there are none."""
+    methods = [name for name in settings.methods if name != "guided_search"]  # which measures
     return plan_all(
-        task, SimulatedRuntime(task), [name for name in settings.methods if name != "ours"], evaluations(settings),
+        task, SimulatedRuntime(task), methods, evaluations(settings),
         [name for name in settings.tasks if name != "fusion"], settings.seed, Log(path), progress,
     )  # fmt: skip
 
@@ -165,7 +166,7 @@ def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Call
             "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
         }  # fmt: skip
-        with replaced(path) as file:
+        with atomic_write(path) as file:
             file.write(json.dumps(said))
     said = read_object(path)
     if said["program"] != program.key or said["devices"] != [device.name for device in devices]:
@@ -200,7 +201,7 @@ def _search(
     return Search(
         searched, runtime, Log(out / "measurements.jsonl"), plans_found(starts), settings.budget, settings.evaluations,
         settings.tasks, seed=settings.seed, progress=progress, as_run=as_is if fused is None else fused.unfold,
-        correction=NetworkCorrection(searched, settings.seed) if settings.cost_model == "network" else None,
+        surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
     )  # fmt: skip
 
 

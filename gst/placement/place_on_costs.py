@@ -11,32 +11,32 @@ import numpy as np
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Log, Plan
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.outcome import AS_USUAL, Found, Settings, check_fits, curves, evaluations, placed_result
+from gst.placement.objective import Objective, SimulatedRuntime
+from gst.placement.outcome import AS_USUAL, PlacementResult, Settings, check_fits, curves, evaluations, placed_result
 from gst.placement.planning import Planned, plan_all
 from gst.placement.published.latency import PublishedRuntime, published_bound
 from gst.placement.published.search import search_published
-from gst.placement.runtime import Runtime, SimulatedRuntime
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 
 def place_simulated(
     task: Task,
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
-    runtime: Runtime | None = None,
-) -> Found:
+    progress: Progress = no_progress,
+    objective: Objective | None = None,
+) -> PlacementResult:
     """Plan by every method on costs alone: a program on a machine that is not here. Nothing is measured.
 
     Args:
-        runtime: who simulates; `SimulatedRuntime(task)` if None. With fusion the lower bound is of operations one by
+        objective: who simulates; `SimulatedRuntime(task)` if None. With fusion the lower bound is of operations one by
             one, which fused ones may pass.
 
     Raises:
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
     """
-    simulated = SimulatedRuntime(task) if runtime is None else runtime
+    simulated = SimulatedRuntime(task) if objective is None else objective
     return _place_on_costs(task, simulated, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)
 
 
@@ -44,8 +44,8 @@ def place_graph(
     graph: CostGraph,
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
-) -> Found:
+    progress: Progress = no_progress,
+) -> PlacementResult:
     """Plan a published cost graph, by its published latency; one with a backward pass, by simulation.
 
     Raises:
@@ -61,18 +61,18 @@ def place_graph(
 
 
 def _place_on_costs(
-    task: Task, runtime: Runtime, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress,
+    task: Task, objective: Objective, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress,
     own_search: Callable[[], Plan] | None = None,
-) -> Found:  # fmt: skip
+) -> PlacementResult:  # fmt: skip
     """`own_search`, if there is one, knows this kind of runtime; its plan is `contiguous`, where there is a budget."""
     planned = plan_all(
-        task, runtime, settings.methods, evaluations(settings), settings.tasks, settings.seed,
+        task, objective, settings.methods, evaluations(settings), settings.tasks, settings.seed,
         Log(out / "searches.jsonl"), progress,
     )  # fmt: skip
     if own_search is not None and settings.budget > 0:
         started = time.perf_counter()
         plan = own_search()
-        planned["contiguous"] = Planned(plan, float(runtime([plan])[0]), time.perf_counter() - started, 0)
+        planned["contiguous"] = Planned(plan, float(objective([plan])[0]), time.perf_counter() - started, 0)
     check_fits(task, planned)
     ran = {name: each.expected_ms for name, each in planned.items() if np.isfinite(each.expected_ms)}
     best = min(ran, key=lambda name: ran[name])
@@ -85,4 +85,6 @@ def _place_on_costs(
         }
         for name, each in planned.items()
     }  # fmt: skip
-    return Found(task, chosen, placed_result(task, kind, best, ran[best], bound_ms, plans), {"curves": curves(planned)})
+    return PlacementResult(
+        task, chosen, placed_result(task, kind, best, ran[best], bound_ms, plans), {"curves": curves(planned)}
+    )

@@ -158,7 +158,7 @@ def place(
     step, parameters = _step(model, example_inputs)
     program = capture(step)
     chosen = usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit)
-    settings = replace(settings or Settings(methods=("annealing", "ours")), budget=budget)
+    settings = replace(settings or Settings(methods=("annealing", "guided_search")), budget=budget)
     with tempfile.TemporaryDirectory() as temporary, Bars() as bars:
         directory = Path(temporary) if out is None else Path(out)
         saved = directory / "program"

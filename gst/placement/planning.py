@@ -14,21 +14,22 @@ from gst.devices import Log, Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import cross_entropy, evolve
+from gst.placement.objective import Budgeted, Objective
 from gst.placement.policies.colocrl import colocrl
 from gst.placement.policies.go import go
+from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp
-from gst.placement.policies.ours import ours
-from gst.placement.runtime import Runtime, Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 Method = Callable[..., None]
+RENAMED = {"ours": "guided_search"}  # methods by the names that earlier versions wrote
 JOINT = ("go",)  # methods that decide fusion too, and are told the tasks
 METHODS: dict[str, Method] = {
     "annealing": anneal, "cross_entropy": cross_entropy, "evolution": evolve, "colocrl": colocrl, "hdp": hdp,
-    "go": go, "ours": ours,
+    "go": go, "guided_search": guided_search,
 }  # fmt: skip
-USUAL = ("annealing", "colocrl", "hdp", "go", "ours")
+USUAL = ("annealing", "colocrl", "hdp", "go", "guided_search")
 TASKS = ("placement", "schedule", "fusion")
 
 
@@ -70,18 +71,18 @@ class Planned:
 
 def plan_all(
     task: Task,
-    runtime: Runtime,
+    objective: Objective,
     methods: Sequence[str] = USUAL,
     evaluations: int = 2_000,
     tasks: Sequence[str] = ("placement", "schedule"),
     seed: int = 0,
     log: Log | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Planned]:
     """Baselines by name, then the best plan that each method finds with `evaluations` questions.
 
     Args:
-        runtime: who is asked, simulated or published.
+        objective: who is asked, simulated or published.
         methods: some of `METHODS`.
         tasks: what they decide; without 'schedule' operations run in program order.
         log: where each answer is written before the next is sought; answers of it are taken over.
@@ -99,11 +100,11 @@ def plan_all(
     started = time.perf_counter()
     baselines = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
     each_s = (time.perf_counter() - started) / max(len(baselines), 1)
-    for (name, plan), took in zip(baselines.items(), runtime(list(baselines.values())), strict=True):
+    for (name, plan), took in zip(baselines.items(), objective(list(baselines.values())), strict=True):
         found[name] = Planned(plan, float(took), each_s, 1)
     for name in methods if evaluations > 0 else ():
         if name not in known:
-            known[name] = _search(name, task, runtime, evaluations, tasks, seed, progress)
+            known[name] = _search(name, task, objective, evaluations, tasks, seed, progress)
             if log is not None:
                 log.append({"method": name, **settings, **known[name].to_dict()})
         found[name] = known[name]
@@ -134,30 +135,30 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
 
 
 def _search(
-    name: str, task: Task, runtime: Runtime, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
+    name: str, task: Task, objective: Objective, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
 ) -> Planned:
-    tracked = Tracked(runtime if "schedule" in tasks else _Unscheduled(runtime), evaluations)
+    budgeted = Budgeted(objective if "schedule" in tasks else _Unscheduled(objective), evaluations)
 
     def told(*_: object) -> None:
-        progress(f"planning by {name}", tracked.num_asked, evaluations)
+        progress(f"planning by {name}", budgeted.num_asked, evaluations)
 
     started = time.perf_counter()
     told()
-    METHODS[name](task, tracked, seed, progress=told, **({"tasks": tasks} if name in JOINT else {}))
+    METHODS[name](task, budgeted, seed, progress=told, **({"tasks": tasks} if name in JOINT else {}))
     seconds = time.perf_counter() - started
-    plan = None if tracked.best is None else restrict(tracked.best, tasks)
-    expected = tracked.best_ms if plan is not None else float("nan")
-    return Planned(plan, expected, seconds, tracked.num_asked, tuple(tracked.curve))
+    plan = None if budgeted.best is None else restrict(budgeted.best, tasks)
+    expected = budgeted.best_ms if plan is not None else float("nan")
+    return Planned(plan, expected, seconds, budgeted.num_asked, tuple(budgeted.curve))
 
 
 class _Unscheduled:
     """A runtime of plans in program order."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
-        return self.runtime([replace(plan, priority=None) for plan in plans])
+        return self.objective([replace(plan, priority=None) for plan in plans])
 
 
 def _logged(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned]:
@@ -167,4 +168,4 @@ def _logged(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned]:
             if record.get(what, value) != value:  # earlier versions did not write all of them
                 assert log is not None
                 raise ValueError(f"{log.path} was made with {what} {record[what]}, not {value}; give another --out")
-    return {record["method"]: Planned.from_dict(record) for record in records}
+    return {RENAMED.get(record["method"], record["method"]): Planned.from_dict(record) for record in records}

@@ -22,7 +22,7 @@ from gst.devices import Plan
 from gst.devices.plan import ranks
 from gst.graphs.cutting import BLOCK_NODES
 from gst.graphs.neighbours import neighbours
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
@@ -37,7 +37,7 @@ Answers = Float64[np.ndarray, " plans"]
 Sums = Float64[np.ndarray, "plans sums"]
 
 
-class Correction(Protocol):
+class Surrogate(Protocol):
     """Learns logarithms of measured / simulated runtimes from all plans measured so far; says of others the mean and
     the standard deviation."""
 
@@ -47,7 +47,7 @@ class Correction(Protocol):
 
 
 class ScreenedRuntime:
-    """A `Runtime` that runs nothing: simulated runtimes, corrected by what was learned of measured ones.
+    """An `Objective` that runs nothing: simulated runtimes, corrected by what was learned of measured ones.
 
         screened = ScreenedRuntime(task)
         screened.learn(plans, measured_ms)            # again and again, as measurements come in
@@ -55,13 +55,13 @@ class ScreenedRuntime:
 
     Args:
         task: what is placed where.
-        correction: what learns; `SummedCosts(task)` if not given.
+        surrogate: what learns; `LinearSurrogate(task)` if not given.
     """
 
-    def __init__(self, task: Task, correction: Correction | None = None) -> None:
+    def __init__(self, task: Task, surrogate: Surrogate | None = None) -> None:
         self.task = task
         self.simulated = SimulatedRuntime(task)
-        self.correction = SummedCosts(task) if correction is None else correction
+        self.surrogate = LinearSurrogate(task) if surrogate is None else surrogate
         self._known: dict[str, tuple[Plan, float, float]] = {}  # plan, simulated ms, logarithm of the ratio
 
     @property
@@ -87,7 +87,7 @@ class ScreenedRuntime:
                 self._known[plan.key] = plan, float(said), float(np.log(took / said))
         if ran and self.num_measured >= LEAST_MEASUREMENTS:
             known, said, logs = zip(*self._known.values(), strict=True)
-            self.correction.learn(known, np.array(said), np.array(logs))
+            self.surrogate.learn(known, np.array(said), np.array(logs))
 
     def __call__(self, plans: Sequence[Plan]) -> Answers:
         return self.with_spread(plans)[0]
@@ -109,12 +109,12 @@ class ScreenedRuntime:
         logs, deviations = np.zeros(len(plans)), np.full(len(plans), USUAL_ERROR)
         ran = np.flatnonzero(np.isfinite(simulated))
         if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
-            logs[ran], deviations[ran] = self.correction([plans[number] for number in ran.tolist()], simulated[ran])
+            logs[ran], deviations[ran] = self.surrogate([plans[number] for number in ran.tolist()], simulated[ran])
         logs, deviations = np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
         return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + coverage) / 2) * deviations)
 
 
-class SummedCosts:
+class LinearSurrogate:
     """Bayesian linear regression on a dozen sums over the operations of a plan, in units of its simulated runtime: of
     each device the time and the number of operations on it, the time of the core that has least to do, values and bytes
     that cross threads; and the logarithm of the simulated runtime itself.
@@ -158,9 +158,9 @@ class SummedCosts:
         return np.r_[sums / max(simulated_us, 1e-3), np.log(max(simulated_us, 1e-3))]
 
 
-class NetworkCorrection:
+class NetworkSurrogate:
     """The GST cost model, asked through a `Rescorer`; learning again goes on from the weights it has. Deviations are
-    the disagreement of the members and the error on what was learned. It takes minutes where `SummedCosts` takes
+    the disagreement of the members and the error on what was learned. It takes minutes where `LinearSurrogate` takes
     seconds, and a search of 50 measurements ends about as well by either (`experiments.bench.search_loop`); but
     what it learns it knows by operation.
 

@@ -19,12 +19,12 @@ from gst.graphs.graph import Graph
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.moves import crossover, mutate
+from gst.placement.objective import Budgeted, Measures, Objective
 from gst.placement.planning import Planned, restrict
-from gst.placement.runtime import Measures, Runtime, Tracked
-from gst.placement.screening import Correction, ScreenedRuntime
+from gst.placement.screening import ScreenedRuntime, Surrogate
 from gst.placement.task import Task
 from gst.placement.workers import Workers
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made
@@ -96,7 +96,7 @@ class Search:
         seed: of everything that is drawn.
         progress: told what is going on.
         as_run: a plan of the task as one that the runtime takes, where these differ.
-        correction: what learns by how much the simulator is wrong; `SummedCosts(task)` if not given.
+        surrogate: what learns by how much the simulator is wrong; `LinearSurrogate(task)` if not given.
     """
 
     task: Task
@@ -108,9 +108,9 @@ class Search:
     tasks: Sequence[str] = ("placement", "schedule")
     rounds: int = 4
     seed: int = 0
-    progress: Progress = lambda what, done, total: None
+    progress: Progress = no_progress
     as_run: Callable[[Plan], Plan] = as_is
-    correction: Correction | None = None
+    surrogate: Surrogate | None = None
     num_screened: int = 0
     seconds: float = 0.0
     trials: list[Trial] = field(init=False)
@@ -119,7 +119,7 @@ class Search:
         records = self.log.read()
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
-        self.screen = ScreenedRuntime(self.task, self.correction)
+        self.screen = ScreenedRuntime(self.task, self.surrogate)
         self._settings = {
             "tasks": [name for name in self.tasks if name != "fusion"], "memory_limits": self.task.memories
         }  # fmt: skip
@@ -250,14 +250,14 @@ class Search:
         mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
         return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
 
-    def _annealed(self, by: str, runtime: Runtime, seed: int, start: Sequence[Plan]) -> list[Proposal]:
+    def _annealed(self, by: str, runtime: Objective, seed: int, start: Sequence[Plan]) -> list[Proposal]:
         def told(what: str, done: int, total: int) -> None:
             self.progress(f"annealing by {by}", done, total)
 
-        tracked = Tracked(runtime, self.evaluations)
-        anneal(self.task, tracked, seed, told, start)
-        self.num_screened += tracked.num_asked
-        return [Proposal(restrict(plan, self.tasks), "annealing") for plan in tracked.improvements[-32:]]
+        budgeted = Budgeted(runtime, self.evaluations)
+        anneal(self.task, budgeted, seed, told, start)
+        self.num_screened += budgeted.num_asked
+        return [Proposal(restrict(plan, self.tasks), "annealing") for plan in budgeted.improvements[-32:]]
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
         if self._generator.random() < 0.3:

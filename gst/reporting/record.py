@@ -14,8 +14,9 @@ from gst.reporting.charts import number
 
 Record = Mapping[str, Any]
 
-METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "ours", "contiguous")
-"""Plans by these names were searched for; all others but `pytorch` are baselines."""
+METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "guided_search", "ours", "contiguous")
+"""Plans by these names were searched for; all others but `pytorch` are baselines. Earlier versions wrote `ours` for
+`guided_search`."""
 
 PYTORCH = "pytorch"
 RUNTIMES = ("measured", "simulated", "published")

@@ -21,15 +21,15 @@ from gst.devices import Plan
 from gst.devices.discover import usable_cores
 from gst.devices.native import build
 from gst.placement.machines import machine
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.outcome import COST_MODELS, Settings
-from gst.placement.runtime import SimulatedRuntime
-from gst.placement.screening import NetworkCorrection
+from gst.placement.screening import NetworkSurrogate
 from gst.programs import WORKLOADS, capture
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
 PROGRAM = "rnnlm:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
-QUICK = ("--evaluations", "60", "--methods", "annealing,colocrl,hdp,go,ours")
+QUICK = ("--evaluations", "60", "--methods", "annealing,colocrl,hdp,go,guided_search")
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
@@ -71,11 +71,22 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     plans = result["plans"]
-    wanted = {"single:cpu:0", "chunks", "metis", "heft", "annealing", "colocrl", "hdp", "go", "ours", "pytorch"}
+    wanted = {
+        "single:cpu:0",
+        "chunks",
+        "metis",
+        "heft",
+        "annealing",
+        "colocrl",
+        "hdp",
+        "go",
+        "guided_search",
+        "pytorch",
+    }
     assert wanted <= set(plans)
     ran = {name: plan["median_ms"] for name, plan in plans.items() if plan["feasible"] and name != "pytorch"}
     assert result["objective"] == min(ran.values()) == ran[result["best"]]
-    assert result["lower_bound"] > 0 and plans["ours"]["measurements"] == 14
+    assert result["lower_bound"] > 0 and plans["guided_search"]["measurements"] == 14
     assert all(plan["low_ms"] <= plan["median_ms"] <= plan["high_ms"] for plan in plans.values() if plan["feasible"])
     plan = Plan.load(Path("out/plan.json"))
     assert set(plan.devices) == {"cpu:0", "cpu:1", "cpu:0-1"}
@@ -94,18 +105,18 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
 def test_the_gst_cost_model_corrects_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     learned: list[int] = []
 
-    class Recorded(NetworkCorrection):
+    class Recorded(NetworkSurrogate):
         def learn(self, plans: Sequence[Plan], *told: np.ndarray) -> None:
             learned.append(len(plans))
             super().learn(plans, *told)
 
-    monkeypatch.setattr("gst.placement.place.NetworkCorrection", Recorded)
+    monkeypatch.setattr("gst.placement.place.NetworkSurrogate", Recorded)
     arguments = ["place", PROGRAM, "--devices", "cpu:0,cpu:1", "--budget", "26", "--evaluations", "10"]
-    arguments += ["--patience", "0", "--methods", "ours", "--cost-model", "network", "--out", "out"]
+    arguments += ["--patience", "0", "--methods", "guided_search", "--cost-model", "network", "--out", "out"]
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     assert result["cost_model"]["name"] == "network" and result["cost_model"]["num_measured"] == 26
-    assert learned and learned == sorted(learned) and result["plans"]["ours"]["feasible"]
+    assert learned and learned == sorted(learned) and result["plans"]["guided_search"]["feasible"]
 
 
 def test_the_command_line_names_the_cost_models_that_there_are() -> None:
@@ -165,7 +176,7 @@ def test_without_a_budget_there_is_the_portfolio_alone() -> None:
     arguments = ["place", PROGRAM, "--machine", "gpus:2", "--budget", "0", "--out", "out", "--json", "result.json"]
     assert main(arguments) == 0
     plans = json.loads(Path("result.json").read_text())["plans"]
-    assert "heft" in plans and not {"annealing", "go", "ours"} & set(plans)
+    assert "heft" in plans and not {"annealing", "go", "guided_search"} & set(plans)
 
 
 def test_a_published_graph_is_placed_by_its_published_latency(graph_file: Path) -> None:
@@ -189,7 +200,7 @@ def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixt
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--budget", "-1", *out], "budget")
     unmeasured = (["--machine", "gpus:2"], ["--runtime", "simulated"], ["--budget", "0"], ["--methods", "go"])
     for more in unmeasured:
-        refused(capsys, ["place", PROGRAM, "--cost-model", "network", *more, *out], "--cost-model", "ours")
+        refused(capsys, ["place", PROGRAM, "--cost-model", "network", *more, *out], "--cost-model", "guided_search")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--memory-limit", "1KiB", *QUICK, *out], "MiB", "least")
     record = json.loads(graph_file.read_text())
     record["edges"].append({"sourceId": 5, "destId": 0, "cost": 0.5})

@@ -59,7 +59,7 @@ def assert_agree(table: EmbeddingTable, twin: SlowTable) -> None:
     keys = [*range(twin.num_keys), 0, twin.num_keys - 1]
     for step in (None, twin.step + 3):
         assert_same(table.pull(torch.tensor(keys), step), twin.pull(keys, step))
-    assert table.known(torch.tensor(keys)).tolist() == twin.pull(keys)[2].tolist()
+    assert table.is_known(torch.tensor(keys)).tolist() == twin.pull(keys)[2].tolist()
     in_use, rows, written = table.export_rows()
     assert in_use.tolist() == sorted(twin.written)
     assert written.tolist() == [twin.written[key][1] for key in sorted(twin.written)]

@@ -57,7 +57,7 @@ def test_a_pull_that_was_asked_for_is_not_changed_by_what_follows() -> None:
     gate = held_up(table)
     fetched = table.prefetch(torch.tensor([0, 1, 2]))
     table.write_back(torch.tensor([2]), torch.full((1, 2), 3.0), 1)
-    assert table.known(torch.tensor([0, 1, 2])).tolist() == [False, True, True]
+    assert table.is_known(torch.tensor([0, 1, 2])).tolist() == [False, True, True]
     gate.set()
     rows, ages, known = fetched.wait()
     assert rows[:, 0].tolist() == [1, 2, 0] and known.tolist() == [True, True, False] and ages.tolist() == [0, 0, -1]

@@ -40,7 +40,7 @@ def test_a_push_of_more_than_fits_is_checked_whole(keys: list[int]) -> None:
     table = EmbeddingTable(10, 1, capacity=2)
     with pytest.raises(ValueError, match=r"key 3 is repeated|keys are 1\.\.10"):
         push(table, keys, 0)
-    assert not table.known(torch.arange(10)).any()
+    assert not table.is_known(torch.arange(10)).any()
 
 
 @settings(max_examples=30)

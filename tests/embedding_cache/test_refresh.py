@@ -87,7 +87,7 @@ def test_evicted_and_rewritten_in_one_push_a_key_keeps_its_speed() -> None:
             push(each, [0, 1], [10.0 * step, 0.1 * step], step)
     for each in (table, twin):
         push(each, [3, 0], [0.0, 100.0], 10)  # 3 takes the place of 0, and 0 that of 1
-    assert table.known(torch.arange(4)).tolist() == [True, False, False, True]
+    assert table.is_known(torch.arange(4)).tolist() == [True, False, False, True]
     keys = torch.tensor([0, 3])
     assert torch.equal(table.expected_drift(keys, 13), twin.expected_drift(keys, 13))
 

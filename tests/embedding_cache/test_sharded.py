@@ -56,9 +56,9 @@ def assert_is_the_single_table(answers: list[dict[str, Any]], table: EmbeddingTa
             own_rows, own_known, unknown = answer["seen"][step - first]
             mine = asker == rank
             assert torch.equal(own_rows, table.pull(torch.from_numpy(keys[mine & wanted]))[0])
-            assert torch.equal(own_known, table.known(torch.from_numpy(keys[mine])))
+            assert torch.equal(own_known, table.is_known(torch.from_numpy(keys[mine])))
             concerned = mine | (keys % world_size == rank)
-            assert np.array_equal(unknown[concerned], ~table.known(torch.from_numpy(keys[concerned])).numpy())
+            assert np.array_equal(unknown[concerned], ~table.is_known(torch.from_numpy(keys[concerned])).numpy())
         kept = first_of_each(pushed)
         table.push(torch.from_numpy(pushed[kept]), rows[torch.from_numpy(kept)], step)
     state = table.get_extra_state()

@@ -153,7 +153,7 @@ def test_a_full_disk_is_told_at_once_and_leaves_the_table_as_it_was(tmp_path: Pa
     assert table.step == 3 and table.statistics()["rows_in_use"] == 10
     assert torch.equal(table.pull(torch.arange(10))[0], torch.ones(10, 256))
     table.push(torch.arange(10_000), torch.zeros(10_000, 256), 4)
-    assert table.known(torch.arange(10_000)).all()
+    assert table.is_known(torch.arange(10_000)).all()
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:

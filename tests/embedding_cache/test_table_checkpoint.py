@@ -98,7 +98,7 @@ def test_a_smaller_table_grows_to_the_saved_keys_and_a_larger_one_stays(num_keys
     saved.push(torch.tensor([3]), torch.ones(1, 2), 5)
     other.load_state_dict(saved.state_dict())
     assert other.num_keys == max(num_keys, 4)
-    assert other.known(torch.arange(4)).tolist() == [False, False, False, True]
+    assert other.is_known(torch.arange(4)).tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize("saved_capacity", [None, 12])
@@ -155,7 +155,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any], 
     state = {name: value for name, value in state.items() if value is not None}
     with pytest.raises(ValueError, match=message):
         table.set_extra_state(state)
-    assert table.step == 5 and table.known(torch.arange(4)).tolist() == [False, True, False, True]
+    assert table.step == 5 and table.is_known(torch.arange(4)).tolist() == [False, True, False, True]
 
 
 def test_what_is_no_state_is_refused(unchecked: None) -> None:

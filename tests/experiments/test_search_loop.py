@@ -9,7 +9,7 @@ from experiments.bench import search_loop
 from experiments.bench.search_loop import PretendedRuntime, over_loop, pretended, unlike
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.objective import SimulatedRuntime
 from gst.programs import traced
 
 TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"

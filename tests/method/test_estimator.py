@@ -257,7 +257,7 @@ def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
         if not ahead:
             return [model(*step).detach() for step in steps]
         read = Prefetched(steps, Reader(lambda step, ahead: model.draw(*step, ahead), model.load))
-        return [model(ready=ready).detach() for _, ready in read]
+        return [model(prefetched=prefetched).detach() for _, prefetched in read]
 
     assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
 
@@ -473,7 +473,7 @@ def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh:
     def learn_from(steps: Iterable[Step], model: GraphSegmentTraining, optimizer: torch.optim.Optimizer) -> None:
         for step in steps:
             optimizer.zero_grad()
-            model(ready=step.prefetched).square().mean().backward()
+            model(prefetched=step.prefetched).square().mean().backward()
             optimizer.step()
 
     model, optimizer, loader = made(0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from placement_graphs import made_task
+from random_tasks import random_task
 
 from gst.devices import Device, Plan
 from gst.placement.baselines.portfolio import portfolio, single
@@ -15,21 +16,21 @@ from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.neighbourhoods import Neighbourhood
 from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines
 from gst.placement.machines import machine
-from gst.placement.runtime import SimulatedRuntime, Tracked
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.task import Task
 
 
-def annealed(task: Task, budget: int, seed: int = 0, **settings: object) -> Tracked:
-    tracked = Tracked(SimulatedRuntime(task), budget)
-    anneal(task, tracked, seed, **settings)  # type: ignore[arg-type]
-    return tracked
+def annealed(task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
+    budgeted = Budgeted(SimulatedRuntime(task), budget)
+    anneal(task, budgeted, seed, **settings)  # type: ignore[arg-type]
+    return budgeted
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 300])
 def test_the_budget_is_spent_to_the_last(task: Task, budget: int) -> None:
-    tracked = annealed(task, budget)
-    assert tracked.num_asked == budget and tracked.left == 0
-    assert (tracked.best is None) == (budget == 0)
+    budgeted = annealed(task, budget)
+    assert budgeted.num_asked == budget and budgeted.left == 0
+    assert (budgeted.best is None) == (budget == 0)
 
 
 def test_the_same_seed_gives_the_same_curve_and_another_does_not(task: Task) -> None:
@@ -66,9 +67,16 @@ def test_memory_limits_are_kept_also_when_no_start_fits(task: Task) -> None:
     runtime = SimulatedRuntime(limited)
     start = [single(limited, 0), single(limited, 1)]
     assert np.isnan(runtime(start)).all()
-    tracked = annealed(limited, 400, start=start)
-    assert tracked.best is not None and runtime.excess(tracked.best) == 0
-    assert max(limited.memory_use(limited.simulator.run(tracked.best)).values()) <= tight
+    budgeted = annealed(limited, 400, start=start)
+    assert budgeted.best is not None and runtime.excess(budgeted.best) == 0
+    assert max(limited.memory_use(limited.simulator.run(budgeted.best)).values()) <= tight
+
+
+def test_it_starts_where_a_device_cannot_run_everything() -> None:
+    task = random_task(0)
+    assert np.isinf(task.times_us[-1]).any()
+    best = annealed(task, 100).best
+    assert best is not None and np.isfinite(task.times_us[best.placement, np.arange(task.num_nodes)]).all()
 
 
 def test_runtimes_that_always_fail_are_asked_to_the_end(task: Task) -> None:
@@ -76,16 +84,16 @@ def test_runtimes_that_always_fail_are_asked_to_the_end(task: Task) -> None:
         def __call__(self, plans: Sequence[Plan]) -> np.ndarray:
             return np.full(len(plans), np.nan)
 
-    tracked = Tracked(Failing(), 60)
-    anneal(task, tracked)
-    assert tracked.left == 0 and tracked.best is None
+    budgeted = Budgeted(Failing(), 60)
+    anneal(task, budgeted)
+    assert budgeted.left == 0 and budgeted.best is None
 
 
 def test_one_device_and_one_group_are_no_trouble() -> None:
     for task in (made_task(6, 0, devices=1), replace(made_task(6, 0), colocation=np.zeros(6, np.int64))):
-        tracked = annealed(task, 50)
-        assert tracked.left == 0 and tracked.best is not None
-        assert len(set(tracked.best.placement.tolist())) == 1
+        budgeted = annealed(task, 50)
+        assert budgeted.left == 0 and budgeted.best is not None
+        assert len(set(budgeted.best.placement.tolist())) == 1
 
 
 def test_every_step_keeps_groups_and_devices_that_can_run_them() -> None:
@@ -152,6 +160,6 @@ def test_single_operations_become_narrow_where_all_cores_together_waste_time(tas
     alone = 500.0 * task.costs.computed
     overlapping = Task.of_profile(task.program, devices, np.stack([alone, alone, 0.6 * alone]))
     wide = single(overlapping, 2)
-    tracked = annealed(overlapping, 4_000, start=[wide])
-    assert tracked.best is not None and len(set(tracked.best.placement.tolist())) == 3
-    assert tracked.best_ms < 0.99 * SimulatedRuntime(overlapping)([wide])[0]
+    budgeted = annealed(overlapping, 4_000, start=[wide])
+    assert budgeted.best is not None and len(set(budgeted.best.placement.tolist())) == 3
+    assert budgeted.best_ms < 0.99 * SimulatedRuntime(overlapping)([wide])[0]

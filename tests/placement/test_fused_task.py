@@ -17,9 +17,9 @@ from gst.devices.isolated import IsolatedExecutor
 from gst.devices.measure import Failure
 from gst.devices.native import build
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.outcome import Settings
 from gst.placement.place import measured_task, place_measured
-from gst.placement.runtime import SimulatedRuntime
 from gst.placement.task import Task
 from gst.programs import Program, Step, TrainingStep, capture
 
@@ -169,20 +169,26 @@ def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor)
 def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
 ) -> None:
-    chosen = Settings(8, 50, ("annealing", "ours"), ("placement", "schedule", "fusion"), repetitions=3, patience_s=0.0)
+    chosen = Settings(
+        8, 50, ("annealing", "guided_search"), ("placement", "schedule", "fusion"), repetitions=3, patience_s=0.0
+    )
     found = place_measured(program, saved, devices, tmp_path / "out", chosen)
     names = set(found.result["plans"])
-    assert {"ours", "whole:fused", "pytorch", "heft"} <= names and len([n for n in names if n.endswith(":fused")]) == 2
+    assert {"guided_search", "whole:fused", "pytorch", "heft"} <= names and len(
+        [n for n in names if n.endswith(":fused")]
+    ) == 2
     assert len(found.plan.placement) == program.num_nodes
     isolated.check(found.plan)
-    entry = found.result["plans"]["ours"]
+    entry = found.result["plans"]["guided_search"]
     assert entry["measurements"] == 8 and np.isfinite(entry["simulated_ms"])
     again = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2))
-    assert again.result["plans"]["ours"]["measurements"] == 8  # nothing is left to measure
+    assert again.result["plans"]["guided_search"]["measurements"] == 8  # nothing is left to measure
     assert (again.task.times_us == found.task.times_us).all(), "the costs it began with"
     more = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2, budget=12))
     starts = [each["origin"] for each in Log(tmp_path / "out/measurements.jsonl").read() if each["round"] == 0]
-    assert more.result["plans"]["ours"]["measurements"] == 12 and len(starts) == len(set(starts)), "none made anew"
+    assert more.result["plans"]["guided_search"]["measurements"] == 12 and len(starts) == len(set(starts)), (
+        "none made anew"
+    )
 
 
 def test_without_chains_the_whole_step_is_tried_all_the_same(devices: tuple[Device, ...], tmp_path: Path) -> None:

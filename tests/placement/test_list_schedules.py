@@ -12,7 +12,7 @@ from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, ran
 from gst.placement.baselines import list_schedules
 from gst.placement.baselines.favourite_child import favourite_children, sct
 from gst.placement.baselines.list_schedules import etf, heft, moldable, upward_rank
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 
 SEEDS = range(30)

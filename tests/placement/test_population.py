@@ -11,24 +11,24 @@ from placement_graphs import made_task
 
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.local_search.population import cross_entropy, evolve
-from gst.placement.runtime import SimulatedRuntime, Tracked
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.task import Task
 
 Search = Callable[..., None]
 both = pytest.mark.parametrize("search", [cross_entropy, evolve])
 
 
-def searched(search: Search, task: Task, budget: int, seed: int = 0, **settings: object) -> Tracked:
-    tracked = Tracked(SimulatedRuntime(task), budget)
-    search(task, tracked, seed, **settings)
-    return tracked
+def searched(search: Search, task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
+    budgeted = Budgeted(SimulatedRuntime(task), budget)
+    search(task, budgeted, seed, **settings)
+    return budgeted
 
 
 @both
 @pytest.mark.parametrize("budget", [0, 1, 130])
 def test_the_budget_is_spent_to_the_last(search: Search, task: Task, budget: int) -> None:
-    tracked = searched(search, task, budget)
-    assert tracked.num_asked == budget and (tracked.best is None) == (budget == 0)
+    budgeted = searched(search, task, budget)
+    assert budgeted.num_asked == budget and (budgeted.best is None) == (budget == 0)
 
 
 @both

@@ -14,10 +14,10 @@ from published_latency import latency
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.devices import Plan
 from gst.placement.local_search.annealing import anneal
+from gst.placement.objective import Budgeted
 from gst.placement.published.cuts import orders
 from gst.placement.published.latency import PublishedRuntime, published_bound
 from gst.placement.published.search import search_published
-from gst.placement.runtime import Tracked
 from gst.placement.task import Task
 
 
@@ -130,11 +130,11 @@ def test_the_search_is_never_worse_than_its_start_and_the_same_for_the_same_seed
 def test_annealing_takes_the_published_runtime() -> None:
     graph = cost_graph(15, 1)
     runtime = PublishedRuntime(graph)
-    tracked = Tracked(runtime, 300)
-    anneal(Task.of_cost_graph(graph), tracked, seed=0)
-    assert tracked.left == 0 and tracked.best is not None
-    assert latency(graph, tracked.best) == pytest.approx(tracked.best_ms)
-    assert tracked.best_ms <= np.nanmin(runtime(PublishedRuntime(graph).starts()))
+    budgeted = Budgeted(runtime, 300)
+    anneal(Task.of_cost_graph(graph), budgeted, seed=0)
+    assert budgeted.left == 0 and budgeted.best is not None
+    assert latency(graph, budgeted.best) == pytest.approx(budgeted.best_ms)
+    assert budgeted.best_ms <= np.nanmin(runtime(PublishedRuntime(graph).starts()))
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the published graphs in shared/data/placement")

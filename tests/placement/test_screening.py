@@ -16,9 +16,9 @@ from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.simulator import Contention
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.random_plans import random_plans
-from gst.placement.runtime import SimulatedRuntime, Tracked
-from gst.placement.screening import NetworkCorrection, PlanFeatures, ScreenedRuntime
+from gst.placement.screening import NetworkSurrogate, PlanFeatures, ScreenedRuntime
 from gst.placement.search import Search
 from gst.placement.task import Task
 
@@ -48,7 +48,7 @@ def measured(moldable: Task, plans: list[Plan]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> ScreenedRuntime:
-    screened = ScreenedRuntime(moldable, NetworkCorrection(moldable, seed=1, members=1))
+    screened = ScreenedRuntime(moldable, NetworkSurrogate(moldable, seed=1, members=1))
     screened.learn(plans[:24], measured[:24])
     return screened
 
@@ -75,7 +75,7 @@ def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
 ) -> None:
     asked: list[object] = []
 
-    def recorded(task: Task, runtime: Tracked, *arguments: object, **options: object) -> None:
+    def recorded(task: Task, runtime: Budgeted, *arguments: object, **options: object) -> None:
         asked.append(runtime.runtime)
         anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
 
@@ -149,8 +149,8 @@ def test_a_network_learns_it_too(
 
 
 def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: ScreenedRuntime) -> None:
-    assert isinstance(network.correction, NetworkCorrection)
-    wanted = network.correction.model.predict(plans_graph(moldable.profiled, plans))
+    assert isinstance(network.surrogate, NetworkSurrogate)
+    wanted = network.surrogate.model.predict(plans_graph(moldable.profiled, plans))
     assert np.allclose(network(plans), SimulatedRuntime(moldable)(plans) * wanted, rtol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_a_network_goes_on_and_repeats_by_seed(
     moldable: Task, plans: list[Plan], measured: np.ndarray, hurried: None
 ) -> None:
     def learned(seed: int) -> tuple[np.ndarray, np.ndarray]:
-        screened = ScreenedRuntime(moldable, NetworkCorrection(moldable, seed, members=2))
+        screened = ScreenedRuntime(moldable, NetworkSurrogate(moldable, seed, members=2))
         screened.learn(plans[:10], measured[:10])
         first = screened(plans[20:40])
         screened.learn(plans[10:20], measured[10:20])
@@ -185,18 +185,18 @@ def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measur
     assert mixed.num_measured == 20 and np.array_equal(clean(plans), mixed(plans))
 
 
-@pytest.mark.parametrize("make", [lambda task: None, NetworkCorrection])
+@pytest.mark.parametrize("make", [lambda task: None, NetworkSurrogate])
 def test_a_factor_that_all_have_in_common(
-    moldable: Task, plans: list[Plan], make: Callable[[Task], NetworkCorrection | None]
+    moldable: Task, plans: list[Plan], make: Callable[[Task], NetworkSurrogate | None]
 ) -> None:
     simulated, screened = SimulatedRuntime(moldable)(plans), ScreenedRuntime(moldable, make(moldable))
     screened.learn(plans[:20], 1.5 * simulated[:20])
     assert np.allclose(screened(plans), 1.5 * simulated)
 
 
-@pytest.mark.parametrize("make", [lambda task: None, NetworkCorrection])
+@pytest.mark.parametrize("make", [lambda task: None, NetworkSurrogate])
 def test_what_cannot_run_gets_no_runtime(
-    moldable: Task, plans: list[Plan], measured: np.ndarray, make: Callable[[Task], NetworkCorrection | None],
+    moldable: Task, plans: list[Plan], measured: np.ndarray, make: Callable[[Task], NetworkSurrogate | None],
     hurried: None,
 ) -> None:  # fmt: skip
     """Operation 30 cannot run on the wide device."""

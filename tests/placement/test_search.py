@@ -14,7 +14,7 @@ from gst.devices import Executor, Log, Plan
 from gst.devices.isolated import IsolatedExecutor
 from gst.graphs.store import open_store
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.runtime import MeasuredRuntime
+from gst.placement.objective import MeasuredRuntime
 from gst.placement.search import NUM_AGAIN, Search
 from gst.placement.task import Task
 from gst.placement.workers import Workers
@@ -147,17 +147,18 @@ def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) ->
         assert search.run().key in {trial.plan.key for trial in search.trials} and len(search.trials) == 6
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing,ours", "--patience", "0"]
+    arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing,guided_search", "--patience", "0"]
     arguments += ["--json", "demo.json"]
     assert main(["demo", "--program", "test_search:small", *arguments]) == 0
     result = json.loads(Path("demo.json").read_text())
     assert result.keys() >= {"program", "num_nodes", "devices", "plans", "best", "pytorch_ms", "cost_model", "command"}
-    assert {"pytorch", "ours"} <= result["plans"].keys()
+    assert {"pytorch", "guided_search"} <= result["plans"].keys()
     assert result["plans"][result["best"]]["median_ms"] == min(
         plan["median_ms"] for name, plan in result["plans"].items() if name != "pytorch" and plan["feasible"]
     )

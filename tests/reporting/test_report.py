@@ -69,7 +69,7 @@ def test_every_chart_has_a_name_and_numbers_beneath(record: dict[str, Any]) -> N
     ],
 )
 def test_the_headline_is_honest(record: dict[str, Any], base: float, found: float, says: str) -> None:
-    for name, time in (("pytorch", base), ("ours", found)):
+    for name, time in (("pytorch", base), ("guided_search", found)):
         record["plans"][name] |= {"median_ms": time, "low_ms": time - 1, "high_ms": time + 1}
     assert headline(record).startswith("Best plan 41.2 ms (40.2\u201342.2) on 2 devices; plain PyTorch ")
     assert headline(record).endswith(says)
@@ -123,7 +123,7 @@ def _keys(value: Any) -> set[str]:
     return set().union(*map(_keys, value)) if isinstance(value, list) else set()
 
 
-KEPT = {"ok", "failed", "pytorch", "measured", "simulated", "ours", "go", "annealing"}
+KEPT = {"ok", "failed", "pytorch", "measured", "simulated", "guided_search", "go", "annealing"}
 KEYS = _keys(make_record()) | _keys(make_record(runtime="simulated")) - {"cpu", "threads", "single:cpu:0", "chunks"}
 
 
@@ -191,7 +191,7 @@ def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
     record["measurements"][5]["median_ms"] = math.inf
     record["plans"]["chunks"] |= {"low_ms": None, "high_ms": math.nan, "simulated_ms": None}
     record["timeline"]["bars"] += [[0, math.nan, 3.0, 1], [0, 5.0, 4.0, 1], [10**400, 0, 1, 1], [1, 2.0, 3.0, 99], []]
-    record["curves"]["ours"] += [[1000, None], [None, 3.0], [0, 1.0]]
+    record["curves"]["guided_search"] += [[1000, None], [None, 3.0], [0, 1.0]]
     record["cost_model"]["tau"] = None
     page = drawn(render(record))
     text = Page(page).text

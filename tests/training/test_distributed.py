@@ -101,7 +101,7 @@ def train(
             ends = number % accumulate == 0 or number == len(loader)
             with nullcontext() if ends or world_size == 1 else parallel.no_sync():
                 draw = model.draw(step.graphs, step.configs, peers=step.peers)
-                loss = pairwise_hinge(parallel(ready=model.load(draw)), step.targets)
+                loss = pairwise_hinge(parallel(prefetched=model.load(draw)), step.targets)
                 share = 1.0 if step.peers is None else share_of(step, step.peers, "pairwise_hinge")
                 (loss * share / accumulate).backward()
             if ends:

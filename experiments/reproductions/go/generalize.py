@@ -27,12 +27,12 @@ from experiments.bench.placement_simulated import first_as_good
 from gst.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, go
 from gst.placement.policies.hdp import hdp
 from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.pretraining import examples, fine_tune, load_policy, save_policy, zero_shot
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 from gst.programs import traced
 
@@ -65,8 +65,8 @@ def compare(policy: GO, task: Task, plans: int, seed: int) -> dict[str, Any]:
     started = time.perf_counter()
     shot = zero_shot(policy, task, seed=seed)
     seconds = time.perf_counter() - started
-    tuned, alone = (Tracked(SimulatedRuntime(task), plans) for _ in range(2))
-    drawn, weaker = (Tracked(SimulatedRuntime(task), HDP_PLANS) for _ in range(2))
+    tuned, alone = (Budgeted(SimulatedRuntime(task), plans) for _ in range(2))
+    drawn, weaker = (Budgeted(SimulatedRuntime(task), HDP_PLANS) for _ in range(2))
     fine_tune(policy, task, tuned, seed)
     fine_tune(policy, task, drawn, seed, listed=False)
     go(task, alone, seed)

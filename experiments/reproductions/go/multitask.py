@@ -25,9 +25,9 @@ from tqdm import tqdm
 from gst.devices import Plan, legalise, machine_record
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import machine
+from gst.placement.objective import Budgeted
 from gst.placement.planning import TASKS
 from gst.placement.policies.go import go
-from gst.placement.runtime import Tracked
 from gst.programs import traced
 
 
@@ -50,22 +50,22 @@ class _With:
 
 
 def joint(runtime: FusedRuntime, evaluations: int, seed: int, tasks: Sequence[str] = TASKS) -> float:
-    tracked = Tracked(runtime, evaluations)
-    go(runtime.task, tracked, seed, tasks=tasks)
-    return tracked.best_ms
+    budgeted = Budgeted(runtime, evaluations)
+    go(runtime.task, budgeted, seed, tasks=tasks)
+    return budgeted.best_ms
 
 
 def separate(runtime: FusedRuntime, evaluations: int, seed: int) -> float:
-    tracked = Tracked(runtime, evaluations // 3)
-    go(runtime.task, tracked, seed)
-    best, best_ms = tracked.best, tracked.best_ms
+    budgeted = Budgeted(runtime, evaluations // 3)
+    go(runtime.task, budgeted, seed)
+    best, best_ms = budgeted.best, budgeted.best_ms
     for decision in TASKS[1:]:
         assert best is not None
         only = _With(runtime, best, decision)
-        tracked = Tracked(only, evaluations // 3)
-        go(runtime.task, tracked, seed, tasks=("placement", decision))
-        if tracked.best is not None and tracked.best_ms < best_ms:
-            best, best_ms = only.of(tracked.best), tracked.best_ms
+        budgeted = Budgeted(only, evaluations // 3)
+        go(runtime.task, budgeted, seed, tasks=("placement", decision))
+        if budgeted.best is not None and budgeted.best_ms < best_ms:
+            best, best_ms = only.of(budgeted.best), budgeted.best_ms
     return best_ms
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64
 from gst.devices import Plan
 from gst.placement.fusion.contraction import Contraction, contract
 from gst.placement.machines import VIEW_US, Machine
-from gst.placement.runtime import SimulatedRuntime
+from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
@@ -25,7 +25,7 @@ REMEMBERED = 64  # sets of groups
 
 
 class FusedRuntime:
-    """Simulates plans on a machine of the roofline, groups of fusion included; see `gst.placement.runtime.Runtime`.
+    """Simulates plans on a machine of the roofline, groups of fusion included; see `gst.placement.objective.Objective`.
 
     A group is one operation: it takes one launch, all of its arithmetic, and of its traffic what crosses its border:
     each value from outside is read once, and those are written that others read or that the program returns. Among

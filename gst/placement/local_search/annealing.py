@@ -9,9 +9,9 @@ import numpy as np
 from gst.devices import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
-from gst.placement.runtime import Tracked
+from gst.placement.objective import Budgeted
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 FAILED = 1e15
 """Energy of a plan that fails, more than any runtime in ms; a plan that fits less has more."""
@@ -24,9 +24,9 @@ PATIENCE = 0.15  # share of the budget without a better plan until the search go
 
 def anneal(
     task: Task,
-    runtime: Tracked,
+    objective: Budgeted,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     start: Sequence[Plan] = (),
 ) -> None:
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.
@@ -37,31 +37,31 @@ def anneal(
     accepted; until one runs, plans are accepted that exceed the memory by less, if the runtime can say that.
 
     Args:
-        runtime: asked until nothing is left; about `start` first.
+        objective: asked until nothing is left; about `start` first.
         start: plans to start from; if there are none, the portfolio, and the runtime's own `starts()` if it has them.
     """
     generator = np.random.default_rng(seed)
     around = Neighbourhood(task, generator)
-    energy = _Energy(runtime)
-    if runtime.left > 0:
-        state, now = _begin(task, runtime, around, energy, start)
+    energy = _Energy(objective)
+    if objective.left > 0:
+        state, now = _begin(task, objective, around, energy, start)
         _search(around, energy, state, now, generator, progress)
 
 
 def _begin(
-    task: Task, runtime: Tracked, around: Neighbourhood, energy: _Energy, start: Sequence[Plan]
+    task: Task, objective: Budgeted, around: Neighbourhood, energy: _Energy, start: Sequence[Plan]
 ) -> tuple[State, float]:
     """The best of the plans to start from, with its own priorities or with those that follow the placement."""
     plans = list(start)
     if not plans:
-        own = getattr(runtime.runtime, "starts", None)
+        own = getattr(objective.objective, "starts", None)
         plans = [*portfolio(task).values(), *(own() if own else [])]
-    took = [energy(plan, FAILED) for plan in plans[: runtime.left]]
+    took = [energy(plan, FAILED) for plan in plans[: objective.left]]
     plan, now = plans[int(np.argmin(took))], min(took)
     state = around.state(plan, by_tail=False)
     for by_tail in (False, True):
         candidate = around.state(plan, by_tail)
-        if runtime.left > 0 and (found := energy(around.plan(candidate), now)) <= now:
+        if objective.left > 0 and (found := energy(around.plan(candidate), now)) <= now:
             state, now = candidate, found
     return state, now
 
@@ -71,7 +71,7 @@ def _search(
     progress: Progress,
 ) -> None:  # fmt: skip
     chooser = _Chooser(tuple(around.moves), generator)
-    total = energy.runtime.left
+    total = energy.objective.left
     cooling = _Cooling(total)
     best, least, improved_at = state, now, 0
     looked, looked_at = None, -LOOK_EVERY
@@ -119,14 +119,14 @@ class _Cooling:
 class _Energy:
     """Asks the runtime about one plan."""
 
-    def __init__(self, runtime: Tracked) -> None:
-        self.runtime = runtime
-        self._excess = getattr(runtime.runtime, "excess", None)
+    def __init__(self, objective: Budgeted) -> None:
+        self.objective = objective
+        self._excess = getattr(objective.objective, "excess", None)
 
     def __call__(self, plan: Plan, now: float) -> float:
         """Milliseconds; of a plan that fails more than `FAILED`, and exactly how much more only if the energy `now` is
         no better."""
-        took = float(self.runtime([plan])[0])
+        took = float(self.objective([plan])[0])
         if not np.isnan(took):
             return took
         return FAILED * (1 + self._excess(plan)) if self._excess and now >= FAILED else FAILED * 1e3

@@ -11,9 +11,9 @@ from jaxtyping import Float64, Int64
 from gst.devices import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.moves import crossover, mutate
-from gst.placement.runtime import Tracked
+from gst.placement.objective import Budgeted
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 SAMPLES = 40  # plans that are drawn from one distribution
 ELITE_SHARE = 0.1  # of them, by which the next distribution is chosen
@@ -24,9 +24,9 @@ CROSSED = 0.3  # share of the children with two parents
 
 def cross_entropy(
     task: Task,
-    runtime: Tracked,
+    objective: Budgeted,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     start: Sequence[Plan] = (),
     trust: float = 0.95,
 ) -> None:
@@ -36,35 +36,35 @@ def cross_entropy(
     NeurIPS 2018) place programs so; they begin with even chances, here the distribution begins at a good plan.
 
     Args:
-        runtime: asked until nothing is left; about `start` first, the portfolio if there is none.
+        objective: asked until nothing is left; about `start` first, the portfolio if there is none.
         trust: probability that a group is drawn where the plan has it with which the search begins.
     """
     generator = np.random.default_rng(seed)
-    plans, took = _asked(task, runtime, list(start) or list(portfolio(task).values()))
+    plans, took = _asked(task, objective, list(start) or list(portfolio(task).values()))
     devices, groups = len(task.devices), np.arange(task.num_groups)
     begin = plans[int(np.argmin(took))]
     leader = np.unique(task.colocation, return_index=True)[1]
     chances = np.full((task.num_groups, devices), (1 - trust) / max(devices - 1, 1))
     chances[groups, begin.placement[leader]] = trust if devices > 1 else 1.0
     able = _able_groups(task)
-    while runtime.left > 0:
+    while objective.left > 0:
         allowed = np.where(able, chances, 0.0)
         sums = np.cumsum(allowed, axis=1) / np.maximum(allowed.sum(1, keepdims=True), 1e-300)
         drawn = [(generator.random(task.num_groups)[:, None] > sums[:, :-1]).sum(1) for _ in range(SAMPLES)]
-        answers = runtime([task.plan_of_groups(each, begin.priority) for each in drawn])
+        answers = objective([task.plan_of_groups(each, begin.priority) for each in drawn])
         order = np.argsort(np.where(np.isnan(answers), np.inf, answers), kind="stable")
         elite = [int(each) for each in order[: max(1, int(ELITE_SHARE * SAMPLES))] if np.isfinite(answers[each])]
         if elite:
             seen = np.stack([np.stack([drawn[each] == device for device in range(devices)], 1) for each in elite])
             chances = (1 - SMOOTHING) * chances + SMOOTHING * seen.mean(0)
-        progress("cross-entropy", runtime.num_asked, runtime.budget)
+        progress("cross-entropy", objective.num_asked, objective.budget)
 
 
 def evolve(
     task: Task,
-    runtime: Tracked,
+    objective: Budgeted,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     start: Sequence[Plan] = (),
 ) -> None:
     """Evolutionary search with elitism: of parents and children the best survive (a (mu + lambda) strategy, Baeck,
@@ -72,13 +72,13 @@ def evolve(
     and the end of another; it has the priorities of a parent.
 
     Args:
-        runtime: asked until nothing is left; about `start` first, the portfolio if there is none.
+        objective: asked until nothing is left; about `start` first, the portfolio if there is none.
     """
     generator = np.random.default_rng(seed)
-    plans, took = _asked(task, runtime, list(start) or list(portfolio(task).values()))
+    plans, took = _asked(task, objective, list(start) or list(portfolio(task).values()))
     alive = sorted(zip(took.tolist(), range(len(plans)), plans, strict=True))[:POPULATION]
     born = len(plans)
-    while runtime.left > 0:
+    while objective.left > 0:
         children = []
         for _ in range(POPULATION):
             # The better of two drawn.
@@ -89,11 +89,11 @@ def evolve(
             for _ in range(int(generator.geometric(0.6))):
                 child = mutate(task, child, generator)
             children.append(together(task, replace(child, priority=parent.priority)))
-        answers = runtime(children)
+        answers = objective(children)
         answers = np.where(np.isnan(answers), np.inf, answers).tolist()
         alive = sorted([*alive, *zip(answers, range(born, born + POPULATION), children, strict=True)])[:POPULATION]
         born += POPULATION
-        progress("evolution", runtime.num_asked, runtime.budget)
+        progress("evolution", objective.num_asked, objective.budget)
 
 
 def together(task: Task, plan: Plan) -> Plan:
@@ -104,14 +104,14 @@ def together(task: Task, plan: Plan) -> Plan:
     return replace(plan, placement=plan.placement[leader[np.searchsorted(numbers, task.colocation)]])
 
 
-def _asked(task: Task, runtime: Tracked, plans: Sequence[Plan]) -> tuple[list[Plan], Float64[np.ndarray, " plans"]]:
+def _asked(task: Task, objective: Budgeted, plans: Sequence[Plan]) -> tuple[list[Plan], Float64[np.ndarray, " plans"]]:
     """Plans over the devices of the task, and their runtimes; infinite if they failed or were not asked about."""
     position = {name: number for number, name in enumerate(task.names)}
     mapped: list[Plan] = []
     for plan in plans:
         placement: Int64[np.ndarray, " nodes"] = np.array([position[name] for name in plan.devices])[plan.placement]
         mapped.append(together(task, task.plan(placement, plan.priority)))
-    took = runtime(mapped)
+    took = objective(mapped)
     return mapped, np.where(np.isnan(took), np.inf, took)
 
 

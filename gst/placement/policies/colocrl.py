@@ -11,29 +11,29 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.devices import Plan
+from gst.placement.objective import Budgeted
 from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
-from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 MOST_UNITS = 256
 SCALE = 0.1  # of logarithms of counts and sizes, so that they are of the order of one
 
 
 def colocrl(
-    task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None, *,
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, *,
     learning_rate: float = 3e-3, hidden: int = 64,
 ) -> None:  # fmt: skip
-    """Learn to place by REINFORCE, from nothing, until the budget is spent; see `runtime.best`.
+    """Learn to place by REINFORCE, from nothing, until the budget is spent; see `objective.best`.
 
     Args:
         hidden: width of the networks.
     """
     policy = ColocRL(task, seed, hidden)
     generator = torch.Generator().manual_seed(seed)
-    reinforce("colocrl", policy, task, runtime, generator, progress, learning_rate)
+    reinforce("colocrl", policy, task, objective, generator, progress, learning_rate)
 
 
 class UnitEmbedding(nn.Module):

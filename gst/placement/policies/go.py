@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.nn.maximum import neighbour_max
+from gst.placement.objective import Budgeted
 from gst.placement.policies.decisions import LEVELS, LogProbabilities
 from gst.placement.policies.inputs import (
     COST_FEATURES,
@@ -23,9 +24,8 @@ from gst.placement.policies.inputs import (
 )  # fmt: skip
 from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.policies.recurrent_attention import RecurrentAttention
-from gst.placement.runtime import Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs.features import FEATURE_NAMES
 
 TASKS = ("placement", "schedule", "fusion")
@@ -175,7 +175,7 @@ class GO(nn.Module):
 
 
 def go(
-    task: Task, runtime: Tracked, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
     *, tasks: Sequence[str] = ("placement",), **settings: Any,
 ) -> None:  # fmt: skip
     """GO-one (Zhou et al. 2020): a fresh policy, trained by PPO on this graph alone, without baselines to start from.
@@ -183,18 +183,18 @@ def go(
 
     Args:
         task: what is placed where.
-        runtime: who is asked.
+        objective: who is asked.
         seed: of the weights and of the plans drawn.
         tasks: what is decided.
         settings: of `GO`.
     """
     policy = GO(tasks, seed=seed, **settings)
     learner = PPO(policy, seed=seed)
-    lesson = Lesson(task, policy_inputs(task), runtime)
-    budget, samples = runtime.left, samples_for(runtime.left)
-    while runtime.left:
-        progress("go", budget - runtime.left, budget)
-        learner.step(lesson, min(samples, runtime.left), 1 - runtime.left / budget)
+    lesson = Lesson(task, policy_inputs(task), objective)
+    budget, samples = objective.left, samples_for(objective.left)
+    while objective.left:
+        progress("go", budget - objective.left, budget)
+        learner.step(lesson, min(samples, objective.left), 1 - objective.left / budget)
 
 
 def samples_for(budget: int) -> int:

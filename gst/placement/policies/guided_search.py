@@ -1,10 +1,12 @@
-"""Annealing to which a policy adds steps, and which never asks twice."""
+"""Guided search: the portfolio of baselines, then annealing to which a learning policy adds steps."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,12 +14,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.devices import Plan
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
-from gst.placement.policies.inputs import PolicyInputs
+from gst.placement.objective import Budgeted
+from gst.placement.policies.decisions import decisions_of
+from gst.placement.policies.go import GO
+from gst.placement.policies.imitation import Example, imitate
+from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
-from gst.placement.runtime import Tracked
+from gst.placement.policies.pretraining import load_policy, zero_shot
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 LEAST_WEIGHT = 0.05  # of a group of which the policy is certain, among at most log(devices)
 EPOCHS = 3
@@ -28,6 +36,42 @@ WARM_UP = 200  # answers, at most, from which the temperature is learned; steps 
 LOOK_EVERY = 15  # steps between two looks at what the plan waits for
 PATIENCE = 0.15  # share of the budget without a better plan until the search goes back to the best
 STREAK = 100  # steps in a row whose answers are known, until one of them is taken whatever it costs
+IMITATION_STEPS = 30
+IMITATION_NODES = 100_000  # nodes times steps, at most, of a warm start
+NUM_ZERO_SHOT = 2  # plans of a pretrained policy to start from
+
+
+def guided_search(
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
+    *, pretrained: GO | Path | str | None = None,
+) -> None:  # fmt: skip
+    """Improve the best plan of the portfolio: never worse than the portfolio as far as the budget reaches.
+
+    The portfolio is asked about first, with the plans of a pretrained policy if there is one. The policy (`GO`) then
+    imitates the best of them (the warm start of DOPPLER, ICLR 2026) and proposes steps to simulated annealing, from
+    whose outcomes it goes on learning (see `guided_annealing`; a policy that guides a search, as in REGAL, Paliwal et
+    al., ICLR 2020). Where no plan runs or there is one device, annealing goes on alone.
+
+    Args:
+        task: what is placed where.
+        objective: who is asked.
+        seed: of everything that is drawn.
+        pretrained: a policy, which is left as it is, or the file of one.
+    """
+    policy = load_policy(pretrained) if isinstance(pretrained, Path | str) else pretrained
+    starts = list(portfolio(task).values())
+    if policy is not None:
+        starts += zero_shot(policy, task, seed=seed).plans[:NUM_ZERO_SHOT]
+    objective(list({plan.key: plan for plan in starts}.values()))
+    best = objective.best
+    if best is not None and objective.left and len(task.devices) > 1:
+        inputs = policy_inputs(task)
+        learner = GO(channels=32, encoder_layers=2, seed=seed) if policy is None else copy.deepcopy(policy)
+        example = Example.of(inputs, decisions_of(task, inputs, best))
+        imitate(learner, [example], min(IMITATION_STEPS, IMITATION_NODES // task.num_nodes), seed=seed)
+        guided_annealing(learner, inputs, task, objective, best, seed, progress)
+    if objective.left:
+        anneal(task, objective, seed, progress, start=() if best is None else (objective.best or best,))
 
 
 class Guide:
@@ -110,8 +154,8 @@ class Guide:
 
 
 def guided_annealing(
-    policy: nn.Module, inputs: PolicyInputs, task: Task, runtime: Tracked, start: Plan, seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    policy: nn.Module, inputs: PolicyInputs, task: Task, objective: Budgeted, start: Plan, seed: int = 0,
+    progress: Progress = no_progress,
 ) -> None:  # fmt: skip
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) with the steps of `Neighbourhood` and
     those of a policy (`Guide.step`), which learns from all of them. Kinds of steps that found better plans lately are
@@ -120,34 +164,34 @@ def guided_annealing(
     Args:
         policy: proposes steps.
         inputs: of the task, as the policy reads it.
-        runtime: asked until nothing is left, or nothing new is found.
+        objective: asked until nothing is left, or nothing new is found.
         start: a plan that runs.
     """
-    generator, budget = np.random.default_rng(seed), runtime.left
-    around, asked = Neighbourhood(task, generator), _Asked(runtime)
+    generator, budget = np.random.default_rng(seed), objective.left
+    around, asked = Neighbourhood(task, generator), _Asked(objective)
     guide = Guide(policy, inputs, max(BATCH, budget * task.num_nodes // NODE_STEPS), seed)
     moves, uphill = _Moves([*around.moves.values(), guide.step], generator), list[float]()
     state, now = _begin(around, asked, start)
     best, least, left_at_best, step = state, now, budget, 0
-    while runtime.left and asked.streak < 10 * STREAK:
+    while objective.left and asked.streak < 10 * STREAK:
         if step % LOOK_EVERY == 0:
             around.look(around.plan(state))
-        kind, left = moves.draw(), runtime.left
+        kind, left = moves.draw(), objective.left
         trial = moves.all[kind](state)
         found = asked(around, trial)
-        if runtime.left < left:
+        if objective.left < left:
             moves.learn(kind, found < now)
             guide.tell(state, trial, (now - found) / now if np.isfinite(found) else -1.0)
-        spent = budget - runtime.left
+        spent = budget - objective.left
         if now < found < np.inf and spent <= WARM_UP:
             uphill.append(found - now)
         heat = _temperature(spent, budget, uphill)
         if np.isfinite(found) and (asked.streak >= STREAK or generator.random() < np.exp(min(now - found, 0.0) / heat)):
             state, now = trial, found
         if now < least:
-            best, least, left_at_best = state, now, runtime.left
-        elif left_at_best - runtime.left > max(PATIENCE * budget, 50):
-            state, now, left_at_best = best, least, runtime.left
+            best, least, left_at_best = state, now, objective.left
+        elif left_at_best - objective.left > max(PATIENCE * budget, 50):
+            state, now, left_at_best = best, least, objective.left
         step += 1
         if step % 100 == 0:
             progress("guided annealing", spent, budget)
@@ -191,16 +235,16 @@ class _Asked:
         streak: states in a row that were known.
     """
 
-    def __init__(self, runtime: Tracked) -> None:
-        self.runtime, self.known, self.streak = runtime, dict[bytes, float](), 0
+    def __init__(self, objective: Budgeted) -> None:
+        self.objective, self.known, self.streak = objective, dict[bytes, float](), 0
 
     def __call__(self, around: Neighbourhood, state: State) -> float:
         """Milliseconds; infinite for what fails."""
         content = state.placement.tobytes() + state.offset_us.tobytes() + bytes([state.by_tail])
         key = hashlib.blake2b(content, digest_size=16).digest()
         self.streak += 1
-        if key not in self.known and self.runtime.left:
+        if key not in self.known and self.objective.left:
             self.streak = 0
-            took = float(self.runtime([around.plan(state)])[0])
+            took = float(self.objective([around.plan(state)])[0])
             self.known[key] = float("inf") if np.isnan(took) else took
         return self.known.get(key, float("inf"))

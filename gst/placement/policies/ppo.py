@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from gst.devices import Plan
+from gst.placement.objective import Objective
 from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.inputs import PolicyInputs
-from gst.placement.runtime import Runtime
 from gst.placement.task import Task
+from gst.process.progress import Progress, no_progress
 
 CLIP = 0.2  # of the ratio of probabilities of one decision (Schulman et al. 2017, equation 7)
 KL_LIMIT = 0.05  # nats a decision, mean over decisions, that a policy may move in one step
@@ -30,14 +31,14 @@ class Lesson:
     Args:
         task: what is placed where.
         inputs: of it, as the policy reads them.
-        runtime: who says how long plans take.
+        objective: who says how long plans take.
         reference_ms: the unit of its rewards; the median of its first batch if NaN.
         mean_reward: running mean over its batches; NaN before the first.
     """
 
     task: Task
     inputs: PolicyInputs
-    runtime: Runtime
+    objective: Objective
     reference_ms: float = float("nan")
     mean_reward: float = float("nan")
 
@@ -106,7 +107,7 @@ class PPO:
             before = self.policy(lesson.inputs)
         decisions = draw(before, samples, self.generator)
         plans = plans_of(lesson.task, lesson.inputs, decisions)
-        runtimes = lesson.runtime(plans)
+        runtimes = lesson.objective(plans)
         return Batch(lesson, before, decisions, plans, runtimes, advantages(lesson, runtimes))
 
     def _accumulate(self, batch: Batch, entropy: float, num_batches: int) -> float:
@@ -146,7 +147,7 @@ def advantages(lesson: Lesson, runtimes_ms: Float64[np.ndarray, " plans"]) -> Fl
 def train(
     policy: nn.Module, lessons: Sequence[Lesson], iterations: int, samples: int, seed: int = 0, at_once: int = 4,
     learning_rate: float = 1e-3, entropy: tuple[float, float] = (5e-2, 5e-4),
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[dict[str, float]]:  # fmt: skip
     """Train a policy on several graphs, a few of them in each iteration, all of them in turn.
 

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from gst.devices import Plan
-from gst.files.replaced import replaced_file
 from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
+from gst.files.writing import atomic_path
 from gst.placement.local_search.annealing import anneal
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.decisions import Decisions, canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.go import GO, samples_for
 from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.list_decoding import list_decoded
 from gst.placement.policies.ppo import PPO, Lesson, train
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 SCHEMA = 1
 MAX_STEPS = 49  # of fine-tuning (Zhou et al. 2020: fewer than 50)
@@ -32,7 +32,7 @@ SHARPER = 0.5  # temperature of half of the plans that are drawn
 
 def pretrain(
     tasks: Sequence[Task], policy: GO, evaluations: int = 1_000, imitation_steps: int = 400, iterations: int = 50,
-    samples: int = 16, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    samples: int = 16, seed: int = 0, progress: Progress = no_progress,
 ) -> GO:  # fmt: skip
     """Teach a policy on several graphs and machines: first to imitate the best plan that annealing finds from the
     portfolio (as DOPPLER does from a heuristic: Yao et al., ICLR 2026), then by PPO against simulated runtimes. It is
@@ -52,13 +52,13 @@ def pretrain(
 
 def examples(
     tasks: Sequence[Task], evaluations: int = 1_000, seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[Example]:  # fmt: skip
     """For each task the best plan that annealing finds from the portfolio, for a policy to imitate."""
     found = []
     for number, task in enumerate(tasks):
         progress("plans to imitate", number, len(tasks))
-        teacher = Tracked(SimulatedRuntime(task), evaluations)
+        teacher = Budgeted(SimulatedRuntime(task), evaluations)
         anneal(task, teacher, seed)
         if teacher.best is not None:
             inputs = policy_inputs(task)
@@ -67,18 +67,18 @@ def examples(
 
 
 def fine_tune(
-    policy: GO, task: Task, runtime: Tracked, seed: int = 0, steps: int = MAX_STEPS, listed: bool = True
+    policy: GO, task: Task, objective: Budgeted, seed: int = 0, steps: int = MAX_STEPS, listed: bool = True
 ) -> GO:
     """A copy of a policy that has learned on one graph, in fewer than 50 steps of PPO or until the budget is spent. Up
     to a quarter of the budget goes to the plans that it has without learning (`proposals`, `listed` as there)."""
     tuned = copy.deepcopy(policy)
-    runtime(proposals(policy, task, seed=seed, listed=listed)[: runtime.left // 4])
-    learner, lesson = PPO(tuned, learning_rate=3e-4, seed=seed), Lesson(task, policy_inputs(task), runtime)
+    objective(proposals(policy, task, seed=seed, listed=listed)[: objective.left // 4])
+    learner, lesson = PPO(tuned, learning_rate=3e-4, seed=seed), Lesson(task, policy_inputs(task), objective)
     steps = min(steps, MAX_STEPS)
-    samples = max(samples_for(runtime.left), -(-runtime.left // max(steps, 1)))
+    samples = max(samples_for(objective.left), -(-objective.left // max(steps, 1)))
     for step in range(steps):
-        if runtime.left:
-            learner.step(lesson, min(samples, runtime.left), step / steps)
+        if objective.left:
+            learner.step(lesson, min(samples, objective.left), step / steps)
     return tuned
 
 
@@ -124,7 +124,7 @@ def proposals(policy: GO, task: Task, samples: int = 32, seed: int = 0, listed: 
 
 def save_policy(policy: GO, path: Path | str) -> None:
     """Write a file that `load_policy` reads: numbers and tensors only."""
-    with replaced_file(Path(path)) as file:
+    with atomic_path(Path(path)) as file:
         torch.save({"schema": SCHEMA, "settings": policy.settings, "state": policy.state_dict()}, file)
 
 

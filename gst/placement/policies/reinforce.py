@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from gst.devices import Plan
-from gst.placement.runtime import Tracked
+from gst.placement.objective import Budgeted
 from gst.placement.task import Task
 from gst.process.progress import Progress
 
@@ -63,7 +63,7 @@ class MovingBaseline:
 
 
 def reinforce(
-    name: str, policy: DrawsPlans, task: Task, runtime: Tracked, generator: torch.Generator, progress: Progress,
+    name: str, policy: DrawsPlans, task: Task, objective: Budgeted, generator: torch.Generator, progress: Progress,
     learning_rate: float,
 ) -> None:  # fmt: skip
     """Let a policy learn until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that
@@ -76,15 +76,15 @@ def reinforce(
         generator: for what it draws.
     """
     if len(task.devices) == 1:
-        runtime([task.plan(np.zeros(task.num_nodes, np.int64))])
+        objective([task.plan(np.zeros(task.num_nodes, np.int64))])
         return
     optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
     baseline, unit_ms = MovingBaseline(), sequential_ms(task)
-    while runtime.left > 0:
-        decisions = policy.sample(min(BATCH, runtime.left), generator)
-        rewards = rewards_of(runtime(policy.plans(decisions)), unit_ms)
-        progress(name, runtime.num_asked, runtime.budget)
-        if runtime.left > 0:
+    while objective.left > 0:
+        decisions = policy.sample(min(BATCH, objective.left), generator)
+        rewards = rewards_of(objective(policy.plans(decisions)), unit_ms)
+        progress(name, objective.num_asked, objective.budget)
+        if objective.left > 0:
             loss = surrogate(*policy.score(decisions), baseline.advantages(rewards), ENTROPY)
             optimizer.zero_grad()
             loss.backward()

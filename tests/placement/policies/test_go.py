@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float64
 
 from gst.devices import Plan, legalise
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.decisions import canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, go
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.recurrent_attention import RecurrentAttention
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 
 
@@ -280,18 +280,18 @@ def test_go_spends_its_budget_and_seeds_repeat(budget: int) -> None:
     task = generated_task(0, num_nodes=60)
     runs = [Recorded(task) for _ in range(3)]
     for run, seed in zip(runs, (0, 0, 1), strict=True):
-        tracked = Tracked(run, budget)
-        go(task, tracked, seed, channels=16)
-        assert tracked.num_asked == len(run.keys) == budget
+        budgeted = Budgeted(run, budget)
+        go(task, budgeted, seed, channels=16)
+        assert budgeted.num_asked == len(run.keys) == budget
     assert runs[0].keys == runs[1].keys != runs[2].keys
 
 
 def test_go_works_with_one_device_and_with_one_group() -> None:
     task = generated_task(0, num_nodes=50, num_devices=1)
     for each in (task, replace(task, colocation=np.zeros(task.num_nodes, np.int64))):
-        tracked = Tracked(SimulatedRuntime(each), 12)
-        go(each, tracked, channels=16, tasks=("placement", "schedule"))
-        assert tracked.num_asked == 12 and tracked.best is not None
+        budgeted = Budgeted(SimulatedRuntime(each), 12)
+        go(each, budgeted, channels=16, tasks=("placement", "schedule"))
+        assert budgeted.num_asked == 12 and budgeted.best is not None
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.colocrl import SCALE
 from gst.placement.policies.hdp import HDP, hdp
 from gst.placement.policies.reinforce import surrogate
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
     Asked,
@@ -97,7 +97,7 @@ def test_what_is_told_of_groups_by_a_slow_twin(task: Task) -> None:
 
 def test_it_learns_where_operations_belong() -> None:
     target, asked = np.repeat([0, 1], 5), Asked()
-    runtime = Tracked(noted(mismatches(target), asked), 1600)
+    runtime = Budgeted(noted(mismatches(target), asked), 1600)
     hdp(toy(10, 2), runtime, learning_rate=2e-2, hidden=16)
     answers = np.concatenate([answers for _, answers in asked])
     assert runtime.best_ms == 1.0
@@ -110,16 +110,16 @@ def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
 
 
 def test_failures_one_device_and_one_operation(task: Task) -> None:
-    failing = Tracked(lambda plans: np.full(len(plans), np.nan), 40)
+    failing = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
     hdp(toy(4, 2), failing, hidden=8)
     assert failing.best is None and failing.left == 0
-    one = Tracked(SimulatedRuntime(toy(4, 1)), 50)
+    one = Budgeted(SimulatedRuntime(toy(4, 1)), 50)
     hdp(toy(4, 1), one)
     assert one.num_asked == 1 and one.best is not None
-    alone = Tracked(SimulatedRuntime(toy(1, 2)), 20)
+    alone = Budgeted(SimulatedRuntime(toy(1, 2)), 20)
     hdp(toy(1, 2), alone, hidden=8)
     assert alone.left == 0 and alone.best_ms == pytest.approx(SimulatedRuntime(toy(1, 2))([alone.best])[0])
-    captured = Tracked(SimulatedRuntime(task), 20)
+    captured = Budgeted(SimulatedRuntime(task), 20)
     hdp(task, captured, hidden=8)
     for group in range(task.num_groups):
         assert len(set(captured.best.placement[task.colocation == group].tolist())) == 1

@@ -11,13 +11,13 @@ from jaxtyping import Float64
 from torch import nn
 
 from gst.devices import Plan
+from gst.placement.objective import Objective
 from gst.placement.policies import ppo
 from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import FAILED, PPO, Lesson, advantages, clipped_gain, train
-from gst.placement.runtime import Runtime
 from gst.placement.task import Task
 
 
@@ -31,7 +31,7 @@ def drawn(policy: GO, lesson: Lesson, count: int = 100) -> list[Plan]:
     return plans_of(lesson.task, lesson.inputs, decisions)
 
 
-def away_from(wanted: np.ndarray) -> Runtime:
+def away_from(wanted: np.ndarray) -> Objective:
     """Milliseconds that grow with the share of nodes that are not where they should be: from 1 to 11."""
 
     def runtime(plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:

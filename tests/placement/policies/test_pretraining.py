@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.decisions import canonical, decisions_of, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
@@ -16,7 +17,6 @@ from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.list_decoding import list_decoded
 from gst.placement.policies.pretraining import MAX_STEPS, fine_tune, load_policy, pretrain, save_policy, zero_shot
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 
 
@@ -111,11 +111,11 @@ def test_list_schedules_follow_the_policy_as_far_as_it_is_sure() -> None:
 def test_fine_tuning_is_short_and_leaves_the_policy_alone() -> None:
     task, policy = generated_task(5, num_nodes=60, num_devices=2), GO(channels=16)
     weights = {name: each.clone() for name, each in policy.state_dict().items()}
-    tracked, calls = Tracked(SimulatedRuntime(task), 600), []
-    inner = tracked.runtime
-    tracked.runtime = lambda plans: calls.append(len(plans)) or inner(plans)  # type: ignore[func-returns-value]
-    tuned = fine_tune(policy, task, tracked)
-    assert tracked.num_asked == 600 and len(calls) <= MAX_STEPS
+    budgeted, calls = Budgeted(SimulatedRuntime(task), 600), []
+    inner = budgeted.runtime
+    budgeted.runtime = lambda plans: calls.append(len(plans)) or inner(plans)  # type: ignore[func-returns-value]
+    tuned = fine_tune(policy, task, budgeted)
+    assert budgeted.num_asked == 600 and len(calls) <= MAX_STEPS
     assert all(torch.equal(each, weights[name]) for name, each in policy.state_dict().items())
     assert any(not torch.equal(each, weights[name]) for name, each in tuned.state_dict().items())
 

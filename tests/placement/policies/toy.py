@@ -13,8 +13,8 @@ from torch import Tensor
 from gst.devices import Device, Plan
 from gst.devices.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.reinforce import DrawsPlans
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 
 Asked = list[tuple[list[Plan], np.ndarray]]
@@ -79,7 +79,7 @@ def check_budget_and_seeds(learn: Callable[..., None], task: Task, budget: int) 
 
     def keys(seed: int) -> list[str]:
         asked = Asked()
-        runtime = Tracked(noted(SimulatedRuntime(task), asked), budget)
+        runtime = Budgeted(noted(SimulatedRuntime(task), asked), budget)
         learn(task, runtime, seed=seed, hidden=8)
         assert runtime.left == 0 and runtime.num_asked == budget
         return [plan.key for plans, _ in asked for plan in plans]

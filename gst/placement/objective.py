@@ -15,7 +15,7 @@ from gst.devices.simulator import Simulation
 from gst.placement.task import Task
 
 
-class Runtime(Protocol):
+class Objective(Protocol):
     """Runtimes of plans in milliseconds; NaN for a plan that failed."""
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]: ...
@@ -74,11 +74,15 @@ class SimulatedRuntime:
         return np.array([self._one(plan) for plan in plans], np.float64)
 
     def excess(self, plan: Plan) -> float:
-        """How much of what it may take a plan takes too much, of the memory that is worst off: 0 = it fits."""
-        return self._excess(self.task.simulator.run(plan))
+        """How much of what it may take a plan takes too much, of the memory that is worst off: 0 = it fits. Infinite
+        where some operation cannot run on its device."""
+        return self._excess(self.task.simulator.run(plan)) if self._can_run(plan) else float("inf")
+
+    def _can_run(self, plan: Plan) -> bool:
+        return bool(np.isfinite(self.task.times_us[plan.placement, np.arange(self.task.num_nodes)]).all())
 
     def _one(self, plan: Plan) -> float:
-        if not np.isfinite(self.task.times_us[plan.placement, np.arange(self.task.num_nodes)]).all():
+        if not self._can_run(plan):
             return float("nan")
         run = self.task.simulator.run(plan)
         return float("nan") if self.check_memory and self._excess(run) > 0 else run.makespan_us / 1e3
@@ -88,11 +92,11 @@ class SimulatedRuntime:
         return max(0.0, *((taken[name] - limit) / limit for name, limit in limits.items() if limit is not None), 0.0)
 
 
-class Tracked:
+class Budgeted:
     """Any runtime, with a budget: counts what is asked, and remembers the best.
 
     Args:
-        runtime: who answers.
+        objective: who answers.
         budget: plans that may be asked about; further ones are not, and get NaN. Repeats count again.
 
     Attributes:
@@ -102,8 +106,8 @@ class Tracked:
         improvements: the plan of each entry of the curve.
     """
 
-    def __init__(self, runtime: Runtime, budget: int) -> None:
-        self.runtime, self.budget, self.num_asked = runtime, budget, 0
+    def __init__(self, objective: Objective, budget: int) -> None:
+        self.objective, self.budget, self.num_asked = objective, budget, 0
         self.best: Plan | None = None
         self.best_ms = float("inf")
         self.curve: list[tuple[int, float]] = []
@@ -117,7 +121,7 @@ class Tracked:
         asked = plans[: self.left]
         answers = np.full(len(plans), np.nan)
         if asked:
-            answers[: len(asked)] = self.runtime(asked)
+            answers[: len(asked)] = self.objective(asked)
         for plan, took in zip(asked, answers, strict=False):
             self.num_asked += 1
             if took < self.best_ms:

@@ -14,20 +14,19 @@ from jaxtyping import Float64
 from gst.devices import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
+from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
-from gst.placement.policies.guided_search import Guide, guided_annealing
+from gst.placement.policies.guided_search import Guide, guided_annealing, guided_search
 from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.ours import ours
 from gst.placement.policies.pretraining import save_policy
-from gst.placement.runtime import SimulatedRuntime, Tracked
 from gst.placement.task import Task
 
 
-def searched(task: Task, budget: int, seed: int = 0, **settings: object) -> Tracked:
-    tracked = Tracked(SimulatedRuntime(task), budget)
-    ours(task, tracked, seed, **settings)  # type: ignore[arg-type]
-    return tracked
+def searched(task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
+    budgeted = Budgeted(SimulatedRuntime(task), budget)
+    guided_search(task, budgeted, seed, **settings)  # type: ignore[arg-type]
+    return budgeted
 
 
 def test_it_is_never_worse_than_the_portfolio_and_repeats_by_seed() -> None:
@@ -106,11 +105,11 @@ def test_nothing_is_asked_twice() -> None:
         keys.extend(plan.key for plan in plans)
         return SimulatedRuntime(task)(plans)
 
-    tracked = Tracked(runtime, 400)
+    budgeted = Budgeted(runtime, 400)
     start = portfolio(task)["heft"]
-    guided_annealing(GO(channels=16), policy_inputs(task), task, tracked, start)
-    assert tracked.num_asked == 400 and len(set(keys)) > 0.9 * 400
-    assert tracked.best_ms < SimulatedRuntime(task)([start])[0]
+    guided_annealing(GO(channels=16), policy_inputs(task), task, budgeted, start)
+    assert budgeted.num_asked == 400 and len(set(keys)) > 0.9 * 400
+    assert budgeted.best_ms < SimulatedRuntime(task)([start])[0]
 
 
 def test_a_pretrained_policy_is_read_and_left_as_it_was(tmp_path: Path) -> None:
