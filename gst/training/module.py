@@ -148,6 +148,11 @@ class SegmentTrainingModule(L.LightningModule):
             draw = lambda step, ahead: self.estimator.draw(step.graphs, step.configs, ahead, step.peers)  # noqa: E731
             loader.reader = Reader(draw, self.estimator.load)
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """`max_steps` ends a training with a validation, which early stopping and the best checkpoint look at."""
+        if 0 < self.trainer.max_steps <= self.trainer.global_step:
+            self.trainer.should_stop = True
+
     def on_train_epoch_end(self) -> None:
         if isinstance(self.trainer.train_dataloader, StepLoader):
             self.log_dict(reduced({"data/stall": (self.trainer.train_dataloader.stall, fmean)}))
