@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import gst.placement.commanded
+import gst.placement.command
 import gst.placement.measuring
 import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, commands, lost, rows, unreadable

@@ -16,7 +16,7 @@ from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import median_interval
 from gst.placement.fusion.measured import fused_task, whole_step
 from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
-from gst.placement.place import SEARCH_RUNS, measured_task
+from gst.placement.pipeline import SEARCH_RUNS, measured_task
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task

@@ -33,8 +33,8 @@ from gst.devices.execute.measure import median_interval
 from gst.devices.simulate.simulator import Contention
 from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted, MeasuredRuntime, Objective, SimulatedRuntime
-from gst.placement.place import SEARCH_RUNS, measured_task
+from gst.placement.objective import Batches, Budgeted, MeasuredRuntime, Objective, SimulatedRuntime
+from gst.placement.pipeline import SEARCH_RUNS, measured_task
 from gst.placement.planning import plan_all, plans_found
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search
@@ -58,6 +58,9 @@ class PretendedRuntime:
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        return enumerate(map(self.measure, batches))
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
         seen = []

@@ -55,8 +55,7 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     from gst.devices.describe.discover import parse_bytes
-    from gst.placement.fleet.measuring import measure_on_fleet
-    from gst.placement.measuring import measure_program
+    from gst.placement.measuring import measure_on_fleet, measure_program
 
     num_random = (0 if options.plan else USUAL_NUMBER) if options.random is None else options.random
     if num_random < 0 or num_random + len(options.plan) == 0:

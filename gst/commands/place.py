@@ -113,20 +113,20 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     wait_briefly()
-    from gst.placement.commanded import Request, place_as_asked
+    from gst.placement.command import place_by_options
+    from gst.placement.outcome import Settings
+    from gst.placement.planning import RENAMED
     from gst.reporting.report import headline
 
-    request = Request(
-        program=options.program, graph=options.graph,
-        devices=options.devices.split(",") if options.devices else None, machine=options.machine,
-        runtime=options.runtime, memory_limit=options.memory_limit, budget=options.budget,
-        evaluations=options.evaluations, methods=_names(options.methods), tasks=_names(options.tasks),
-        seed=options.seed, patience_s=options.patience, workers=options.workers, cost_model=options.cost_model,
-        compile_step=not options.no_compile, out=options.out, resume=options.resume, anew=options.anew,
-        command=options.command,
+    settings = Settings(
+        budget=options.budget, evaluations=options.evaluations,
+        methods=tuple(RENAMED.get(name, name) for name in _names(options.methods)), tasks=_names(options.tasks),
+        seed=options.seed, patience_s=options.patience,
+        workers=options.workers if isinstance(options.workers, int) else 1, cost_model=options.cost_model,
+        compile_step=not options.no_compile,
     )  # fmt: skip
     with Bars() as bars:
-        result = place_as_asked(request, bars.show)
+        result = place_by_options(options, settings, bars.show)
     _print_plans(result)
     print(headline(result))
     print(f"Look at {options.out / 'report.html'}")

@@ -1,10 +1,13 @@
-"""Measured plans in a directory, a few at a time, so that a killed command goes on: what `gst measure` does."""
+"""`gst measure`: plans of a program measured a few at a time into a directory, so that a killed command goes on; here, or
+on the hosts of a fleet, each kind of host in a directory of its own."""
 
 from __future__ import annotations
 
 import glob
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,16 @@ from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, sele
 from gst.devices.describe.machine import this_machine
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.graphs.store import prepare
+from gst.placement.fleet.cluster import kinds_with
+from gst.placement.fleet.connection import joined
+from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 from gst.programs import Program, traced
 
+Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 
 
@@ -67,7 +74,7 @@ def measure_program(
     devices = tuple(found if device_names is None else select(device_names, found))
     progress("capturing", 0, 1)
     program = traced(name)
-    given = [("given", load_plan(path, program, devices)) for path in plan_files]
+    from_files = [("given", load_plan(path, program, devices)) for path in plan_files]
     limits = {"memory_limit": memory_limit, "time_limit_s": time_limit_s}
     with IsolatedExecutor(name, devices, memory_limit, time_limit_s) as isolated:
         if isolated.program_key != program.key:
@@ -81,20 +88,22 @@ def measure_program(
             progress("profiling", 0, 1)
             return isolated.profile()
 
-        measured = begun(out, header, program, devices, profile)
-        left = not_measured(measured, program, given, num_random, seed)
+        measured = open_measurements(out, header, program, devices, profile)
+        left = plans_to_measure(measured, program, from_files, num_random, seed)
         for start in range(0, len(left), AT_ONCE):
             progress("measuring", start, len(left))
-            _measure(Log(out / LOG), isolated, left[start : start + AT_ONCE], repetitions, gate)
+            few = left[start : start + AT_ONCE]
+            measurements = measure_plans(isolated, [plan for _, plan in few], repetitions, gate=gate)
+            _write(Log(out / LOG), program.key, few, measurements)
         progress("measuring", len(left), len(left))
     return summary(out)
 
 
-def begun(
+def open_measurements(
     out: Path, header: dict[str, Any], program: Program, devices: tuple[Device, ...],
     profile: Callable[[], Float64[np.ndarray, "devices nodes"]],
 ) -> MeasuredSet:  # fmt: skip
-    """What is in `out`, after it was begun with a profile if there was nothing.
+    """The measurements in `out`; a new set, with a profile, if there are none.
 
     Raises:
         ValueError: it is of another program, other devices, another memory limit or machine.
@@ -112,31 +121,24 @@ def begun(
     return measured
 
 
-def not_measured(
-    measured: MeasuredSet, program: Program, given: Sequence[tuple[str, Plan]], num_random: int, seed: int
+def plans_to_measure(
+    measured: MeasuredSet, program: Program, from_files: Sequence[tuple[str, Plan]], num_random: int, seed: int
 ) -> list[tuple[str, Plan]]:
-    """The plans `given` and random ones, each with its kind, that are not among those measured."""
+    """Plans from files and random ones, each with its kind, that are not among those measured."""
     task = Task.of_profile(program, measured.profiled.devices, measured.profiled.times_us)
     known = {plan.key for plan in measured.plans}
-    wanted = {plan.key: (kind, plan) for kind, plan in [*given, *islice(random_plans(task, seed), num_random)]}
+    wanted = {plan.key: (kind, plan) for kind, plan in [*from_files, *islice(random_plans(task, seed), num_random)]}
     return [entry for key, entry in wanted.items() if key not in known]
 
 
-def write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], seen: Sequence[Measurement]) -> None:
-    """A row for each plan."""
-    for (kind, plan), measurement in zip(few, seen, strict=True):
+def _write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], measurements: Sequence[Measurement]) -> None:
+    """Append a row for each plan."""
+    for (kind, plan), measurement in zip(few, measurements, strict=True):
         log.append({"program": program_key, "kind": kind, "plan": plan.to_dict(), "measurement": measurement.to_dict()})
 
 
-def _measure(
-    log: Log, isolated: IsolatedExecutor, few: Sequence[tuple[str, Plan]], repetitions: int, gate: LoadGate
-) -> None:
-    seen = measure_plans(isolated, [plan for _, plan in few], repetitions, gate=gate)
-    write(log, isolated.program_key, few, seen)
-
-
 def summary(out: Path) -> dict[str, Any]:
-    """What `measure_program` returns, of all that was measured into `out`; makes the dataset there."""
+    """Make a dataset of all that was measured into `out`; what `measure_program` returns."""
     measured = read_measured(out)
     ran = [each.median_ms for each in measured.measurements if each.outcome == "ok"]
     failed = Counter(each.reason for each in measured.measurements if each.outcome == "failed")
@@ -152,3 +154,88 @@ def summary(out: Path) -> dict[str, Any]:
         "dataset": str(dataset),
         "machine": measured.header["machine"],
     }
+
+
+def measure_on_fleet(
+    address: str,
+    name: str,
+    out: Path,
+    device_names: Sequence[str] | None = None,
+    plan_files: Sequence[Path] = (),
+    num_random: int = 0,
+    repetitions: int = 5,
+    seed: int = 0,
+    memory_limit: int | None = None,
+    time_limit_s: float = 60.0,
+    patience_s: float = 20.0,
+    resume: bool = False,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Measure the same plans of a program on every kind of host that has the devices; hosts of a kind share the work.
+
+    Writes to `out/KIND`, for each kind, what `measure_program` writes. A row is on disk as soon as it is known; the
+    `machine` of its measurement says its `kind` and its `host`.
+
+    Args:
+        address: of the cluster, see `gst.placement.fleet.connection.joined`.
+        name, device_names, ...: see `measure_program`; devices are those of the hosts.
+
+    Returns:
+        program, key, and for each of `kinds`: hosts, and what `measure_program` returns.
+
+    Raises:
+        ValueError: as `measure_program`, or the cluster cannot be had, has no such devices, or lost its last host.
+    """
+    if any(Log(path).read() for path in out.glob(f"*/{LOG}")) and not resume:
+        raise ValueError(f"{out} holds measurements already; add --resume to go on with them, or give another --out")
+    with joined(address), ExitStack() as stack:
+        progress("capturing", 0, 1)
+        program = traced(name)
+        progress("starting workers", 0, 1)
+        kinds = kinds_with(device_names)
+        fleets = {}
+        for kind in kinds:
+            devices = kind.selected(device_names, with_sets=False)
+            limits = (memory_limit, time_limit_s, repetitions)
+            fleet = FleetWorkers(kind, program, devices, *limits, patience_s=patience_s)
+            fleets[kind.key] = stack.enter_context(fleet)
+        header = {"name": name, "program": program.key, "seed": seed, "time_limit_s": time_limit_s}
+        wanted = {}
+        for number, (key, fleet) in enumerate(fleets.items()):
+            progress("profiling", number, len(fleets))
+            wanted[key] = _wanted(out / key, header, program, fleet, plan_files, num_random, seed)
+        jobs: list[Job] = []
+        for key, fleet in fleets.items():
+            for start in range(0, len(wanted[key]), AT_ONCE):
+                few = wanted[key][start : start + AT_ONCE]
+                jobs.append((fleet.submit([plan for _, plan in few]), Log(out / key / LOG), few))
+        _write_as_they_come(jobs, program, progress)
+    by_kind = {kind.key: {"hosts": kind.num_hosts, **summary(out / kind.key)} for kind in kinds}
+    return {"program": name, "key": program.key, "kinds": by_kind}
+
+
+def _wanted(
+    out: Path, header: dict[str, Any], program: Program, fleet: FleetWorkers, plan_files: Sequence[Path],
+    num_random: int, seed: int,
+) -> list[tuple[str, Plan]]:  # fmt: skip
+    """The plans of a kind that are not in its log yet, after it was begun if there was nothing.
+
+    Raises:
+        ValueError: it is of another program, other devices or limits.
+    """
+    devices = fleet.devices
+    from_files = [("given", load_plan(path, program, devices)) for path in plan_files]
+    header = {**header, "memory_limit": fleet.memory_limit, "machine": fleet.kind.machine}
+    measured = open_measurements(out, header, program, devices, lambda: fleet.costs(program).times_us)
+    return plans_to_measure(measured, program, from_files, num_random, seed)
+
+
+def _write_as_they_come(jobs: Sequence[Job], program: Program, progress: Progress) -> None:
+    total, done = sum(len(few) for _, _, few in jobs), 0
+    known = {future: (log, few) for future, log, few in jobs}
+    progress("measuring", done, total)
+    for future in as_completed(known):
+        log, few = known[future]
+        _write(log, program.key, few, future.result())
+        done += len(few)
+        progress("measuring", done, total)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
 from functools import partial
 from typing import Protocol
 
@@ -21,10 +22,26 @@ class Objective(Protocol):
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]: ...
 
 
-class Measures(Protocol):
-    """Runs plans, and says everything that was seen."""
+Batches = Sequence[Sequence[Plan]]
 
-    def measure(self, plans: Sequence[Plan]) -> list[Measurement]: ...
+
+class Measurer(Protocol):
+    """Runs plans for real: in this process, in a child, in several, or on other hosts.
+
+    The plans of a batch are timed in turns. Each batch has its position with its measurements, which are there as soon
+    as it is done; several workers answer in any order.
+    """
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]: ...
+
+
+def as_completed_batches(
+    submit: Callable[[Sequence[Plan]], Future[list[Measurement]]], batches: Batches
+) -> Iterator[tuple[int, list[Measurement]]]:
+    """Give all batches to workers at once; `Measurer.measure_batches` for whatever answers by futures."""
+    positions = {submit(plans): position for position, plans in enumerate(batches)}
+    for future in as_completed(positions):
+        yield positions[future], future.result()
 
 
 class MeasuredRuntime:
@@ -44,8 +61,12 @@ class MeasuredRuntime:
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
 
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        """Measure one batch after the other, each when it is asked for."""
+        return enumerate(map(self.measure, batches))
+
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
-        """As a call, with everything that was seen."""
+        """Run plans in turns; the `median_ms` of each measurement is what a call returns."""
         if isinstance(self.executor, IsolatedExecutor):
             return measure_plans(self.executor, plans, self.repetitions, gate=self.gate)
         labels = [f"{i}:{plan.key}" for i, plan in enumerate(plans)]

@@ -1,4 +1,4 @@
-"""What a search for a plan is asked, and what it ends with."""
+"""Settings of a search for a plan, and its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COST_MODELS = ("sums", "network")
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to look for a plan, and how.
+    """Settings of a search: how long to look for a plan, by which methods, and how to measure.
 
     Args:
         budget: plans that the search for `guided_search` may measure; 0 = none, the portfolio alone is measured.
@@ -60,19 +60,19 @@ AS_USUAL = Settings()
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """What a search for a plan ends with.
+    """The fastest plan of a search, and how it compares.
 
     Args:
         task: what was placed.
         plan: the fastest.
         result: for programs, see `placed_result`.
-        drawn: what the report shows beyond it.
+        drawing: what the report shows beyond it, see `gst.placement.drawing`.
     """
 
     task: Task
     plan: Plan
     result: dict[str, Any]
-    drawn: dict[str, Any] = field(default_factory=dict)
+    drawing: dict[str, Any] = field(default_factory=dict)
 
 
 def evaluations(settings: Settings) -> int:

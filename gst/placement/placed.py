@@ -20,9 +20,9 @@ from gst.devices import AnyExecutor, Device, Plan, executor
 from gst.devices.execute.calls import laid_out
 from gst.devices.execute.executor import usable_devices
 from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
-from gst.placement.drawn import explanation
+from gst.placement.drawing import explanation
 from gst.placement.outcome import Settings
-from gst.placement.place import place_measured
+from gst.placement.pipeline import place_measured
 from gst.placement.task import Task
 from gst.process.progress import Bars, Progress
 from gst.programs import Program, Step, capture, inference_step

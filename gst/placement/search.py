@@ -1,11 +1,11 @@
-"""The loop: measure, learn what the simulator gets wrong, propose, screen, measure the promising and the uncertain."""
+"""Search for the fastest plan by real measurements: measure plans, fit a surrogate that corrects the simulator, propose
+plans by annealing and mutation, predict all of them, and measure the promising and the uncertain ones."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,12 @@ from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.devices.describe.machine import this_machine
 from gst.graphs.graph import Graph
-from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import crossover, mutate
-from gst.placement.objective import Budgeted, Measures, Objective
+from gst.placement.objective import Budgeted, Measurer, Objective
 from gst.placement.planning import Planned, restrict
 from gst.placement.screening import ScreenedRuntime, Surrogate
 from gst.placement.task import Task
-from gst.placement.workers import Workers
 from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
@@ -86,7 +84,7 @@ class Search:
 
     Args:
         task: what is placed where.
-        runtime: measures, in this process, in others, or on other hosts.
+        measurer: runs plans, in this process, in others, or on other hosts.
         log: where trials are appended; trials of it are taken over.
         starts: plans by name, baselines above all, the first that are measured.
         budget: plans to measure, `starts` included.
@@ -95,12 +93,14 @@ class Search:
         rounds: how often what was measured is learned from.
         seed: of everything that is drawn.
         progress: told what is going on.
-        as_run: a plan of the task as one that the runtime takes, where these differ.
+        as_run: a plan of the task as one that the measurer takes, where these differ.
         surrogate: what learns by how much the simulator is wrong; `LinearSurrogate(task)` if not given.
+        on_fleet: whether plans run on other hosts, whose kind of machine is checked elsewhere
+            (`gst.placement.fleet.cluster.kind_of_search`).
     """
 
     task: Task
-    runtime: Measures | Workers | FleetWorkers
+    measurer: Measurer
     log: Log
     starts: Mapping[str, Plan]
     budget: int = 50
@@ -111,6 +111,7 @@ class Search:
     progress: Progress = no_progress
     as_run: Callable[[Plan], Plan] = as_is
     surrogate: Surrogate | None = None
+    on_fleet: bool = False
     num_screened: int = 0
     seconds: float = 0.0
     trials: list[Trial] = field(init=False)
@@ -135,7 +136,7 @@ class Search:
             if record.get(what, value) != value:
                 raise ValueError(elsewhere.format(f"a search with {what} {record[what]}, not {value}"))
         machine, here = trial.measurement.machine, this_machine()
-        if not isinstance(self.runtime, FleetWorkers) and any(machine.get(key, here[key]) != here[key] for key in here):
+        if not self.on_fleet and any(machine.get(key, here[key]) != here[key] for key in here):
             raise ValueError(elsewhere.format(f"another machine ({machine.get('cpu')}, torch {machine.get('torch')})"))
 
     def run(self) -> Plan:
@@ -159,8 +160,8 @@ class Search:
         self.seconds += time.perf_counter() - started
         return self.best()
 
-    def found(self) -> Planned:
-        """`run`, with what the simulator says of the plan."""
+    def planned(self) -> Planned:
+        """Run the search; its best plan with the simulated runtime."""
         plan = self.run()
         return Planned(plan, float(self.screen.simulated([plan])[0]), self.seconds, len(self.trials))
 
@@ -200,7 +201,7 @@ class Search:
         runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
         return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes) if good else None
 
-    def shown(self) -> list[dict[str, Any]]:
+    def report_rows(self) -> list[dict[str, Any]]:
         """The trials as the report draws them; one that is measured again has the origin that it had."""
         first = {trial.plan.key: trial.origin for trial in reversed(self.trials)}
         keys = ("median_ms", "low_ms", "high_ms", "outcome")
@@ -264,23 +265,13 @@ class Search:
             return crossover(self.task, plans, self._generator)
         return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
-    def _answers(self, several: Sequence[Sequence[Proposal]]) -> Iterator[tuple[int, list[Measurement]]]:
-        """What was measured, with its position in `several`. A runtime of this process is asked about a few at a time,
-        workers about all at once, and they answer in any order."""
-        asked = [[self.as_run(each.plan) for each in few] for few in several]
-        if not isinstance(self.runtime, Workers | FleetWorkers):
-            yield from enumerate(map(self.runtime.measure, asked))
-            return
-        positions = {self.runtime.submit(plans): position for position, plans in enumerate(asked)}
-        for future in as_completed(positions):
-            yield positions[future], future.result()
-
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
         """Measure a few plans at a time, in turns, and write down each as soon as it is there."""
         several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
         predicted = [self.screen([each.plan for each in few]) for few in several]
-        for position, seen in self._answers(several):
-            for each, said, measurement in zip(several[position], predicted[position], seen, strict=True):
+        batches = [[self.as_run(each.plan) for each in few] for few in several]
+        for position, measurements in self.measurer.measure_batches(batches):
+            for each, said, measurement in zip(several[position], predicted[position], measurements, strict=True):
                 trial = Trial(each.plan, each.origin, number, float(said), measurement)
                 self.log.append({"program": self.task.key, **self._settings, **trial.to_dict()})
                 self.trials.append(trial)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from gst.devices import LoadGate, Measurement, Plan
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.placement.objective import Batches, as_completed_batches
 
 Worker = TypeVar("Worker")
 Answer = TypeVar("Answer")
@@ -162,6 +163,10 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.__exit__(kind, error, trace)
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        """See `gst.placement.objective.Measurer`."""
+        return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
         """Measure plans in turns, as soon as a worker is free; a plan that fails is an outcome.

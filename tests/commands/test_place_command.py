@@ -124,7 +124,7 @@ def test_the_gst_cost_model_corrects_the_simulator(monkeypatch: pytest.MonkeyPat
             learned.append(len(plans))
             super().learn(plans, *told)
 
-    monkeypatch.setattr("gst.placement.place.NetworkSurrogate", Recorded)
+    monkeypatch.setattr("gst.placement.pipeline.NetworkSurrogate", Recorded)
     arguments = ["place", PROGRAM, "--devices", "cpu:0,cpu:1", "--budget", "26", "--evaluations", "10"]
     arguments += [
         "--patience",

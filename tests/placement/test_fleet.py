@@ -22,7 +22,7 @@ from gst.devices import Log
 from gst.devices.describe.discover import usable_cores
 from gst.devices.describe.machine import this_machine
 from gst.placement.fleet.connection import joined
-from gst.placement.fleet.measuring import measure_on_fleet
+from gst.placement.measuring import measure_on_fleet
 from gst.process.progress import Progress
 
 pytestmark = [

@@ -19,12 +19,11 @@ import torch
 from gst.cli import main
 from gst.devices import Device, Log, Measurement, Plan
 from gst.placement.fleet import attempts
-from gst.placement.fleet.attempts import Attempts
-from gst.placement.fleet.carried import CARRIED, digest_of, keep, kept, pack
 from gst.placement.fleet.cluster import Kind, fitting, kind_of_search
 from gst.placement.fleet.connection import joined
-from gst.placement.fleet.remote import RemoteWorker
-from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.fleet.host import RemoteWorker
+from gst.placement.fleet.program_files import PROGRAM_FILES, cache_program, cached_program, digest_of, pack
+from gst.placement.fleet.workers import Attempts, FleetWorkers
 from gst.placement.workers import NoWorker, Pool, WorkerLost
 from gst.programs import Program, Step, capture
 
@@ -189,24 +188,28 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 def test_a_program_travels_as_bytes_and_is_kept_by_its_content(program: Program) -> None:
     files = pack(program)
     digest = digest_of(files)
-    assert kept(digest) is None
-    directory = keep(files, digest)
-    assert kept(digest) == directory and Program.load(directory).key == program.key
-    assert keep(files, digest) == directory, "a second time"
+    assert cached_program(digest) is None
+    directory = cache_program(files, digest)
+    assert cached_program(digest) == directory and Program.load(directory).key == program.key
+    assert cache_program(files, digest) == directory, "a second time"
     (directory / "graph.npz").write_bytes(b"damaged")
-    assert kept(digest) is None
-    assert kept(digest_of(pack(Program.load(keep(files, digest))))) == directory
+    assert cached_program(digest) is None
+    assert cached_program(digest_of(pack(Program.load(cache_program(files, digest))))) == directory
     other = capture(Step("sum", lambda x: [x.tanh().sum()], (torch.zeros(3),)))
     assert other.key == program.key and digest_of(pack(other)) != digest, "its inputs are others"
 
 
 def test_files_that_are_not_a_program_of_that_content_are_not_kept(program: Program, tmp_path: Path) -> None:
     files = pack(program)
-    for wrong in ({**files, "graph.npz": b"other"}, {**files, "../evil": b""}, {CARRIED[0]: files[CARRIED[0]]}):
+    for wrong in (
+        {**files, "graph.npz": b"other"},
+        {**files, "../evil": b""},
+        {PROGRAM_FILES[0]: files[PROGRAM_FILES[0]]},
+    ):
         with pytest.raises(ValueError, match="not the saved program"):
-            keep(wrong, digest_of(files))
+            cache_program(wrong, digest_of(files))
         with pytest.raises(ValueError, match="not the saved program"):
-            keep(wrong, digest_of(wrong) if set(wrong) != set(files) else "0" * 64)
+            cache_program(wrong, digest_of(wrong) if set(wrong) != set(files) else "0" * 64)
     assert not list(tmp_path.rglob("program.json")) and not list(tmp_path.rglob("evil"))
 
 

@@ -19,7 +19,7 @@ from gst.devices.execute.measure import Failure
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.outcome import Settings
-from gst.placement.place import measured_task, place_measured
+from gst.placement.pipeline import measured_task, place_measured
 from gst.placement.task import Task
 from gst.programs import Program, Step, TrainingStep, capture
 
@@ -83,10 +83,10 @@ def test_contention_is_learned_from_plans_of_several_devices(
     program: Program, isolated: IsolatedExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With as many devices as plans to learn from, the first plans are all of single devices."""
-    monkeypatch.setattr("gst.placement.place.NUM_CALIBRATION", len(isolated.devices))
+    monkeypatch.setattr("gst.placement.pipeline.NUM_CALIBRATION", len(isolated.devices))
     learned: list[int] = []
     monkeypatch.setattr(
-        "gst.placement.place.fit", lambda costs, runs: learned.append(sum(len(set(run.device)) > 1 for run in runs))
+        "gst.placement.pipeline.fit", lambda costs, runs: learned.append(sum(len(set(run.device)) > 1 for run in runs))
     )
     measured_task(program, isolated, 0)
     assert learned == [len(isolated.devices)]

@@ -16,7 +16,7 @@ from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.simulate.simulator import Contention
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Batches, Budgeted, SimulatedRuntime
 from gst.placement.random_plans import random_plans
 from gst.placement.screening import NetworkSurrogate, PlanFeatures, ScreenedRuntime
 from gst.placement.search import Search
@@ -64,6 +64,9 @@ class Simulates:
 
     def __init__(self, task: Task) -> None:
         self.simulated = SimulatedRuntime(task)
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        return enumerate(map(self.measure, batches))
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
         took = self.simulated(plans).tolist()

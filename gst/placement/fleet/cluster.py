@@ -17,8 +17,7 @@ from gst.devices import Device, Log
 from gst.devices.describe.discover import select
 from gst.devices.execute.executor import with_core_sets
 from gst.placement.fleet.connection import RESOURCE
-from gst.placement.fleet.host import DISTRIBUTION, Host
-from gst.placement.fleet.remote import RemoteWorker
+from gst.placement.fleet.host import DISTRIBUTION, Host, RemoteWorker
 from gst.placement.workers import WorkerLost
 
 START_S = 90.0  # for the workers of all hosts to start, or to become free

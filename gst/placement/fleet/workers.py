@@ -1,29 +1,148 @@
-"""Workers on hosts of one kind: the interface of `gst.placement.workers.Workers`, for hosts that may be lost."""
+"""Workers on hosts of one kind, which may be lost or slow: every plan is tried at most twice, and has one outcome."""
 
 from __future__ import annotations
 
+import statistics
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from gst.devices import Device, Measurement, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.isolated import START_LIMIT_S
 from gst.devices.execute.timeline import Simulation
-from gst.placement.fleet.attempts import Attempts
-from gst.placement.fleet.carried import digest_of, pack
 from gst.placement.fleet.cluster import Kind, another, end
-from gst.placement.fleet.remote import RemoteWorker
-from gst.placement.workers import NoWorker, Pool, WorkerLost
+from gst.placement.fleet.host import RemoteWorker
+from gst.placement.fleet.program_files import digest_of, pack
+from gst.placement.objective import Batches, as_completed_batches
+from gst.placement.workers import NoWorker, Pool, Worker, WorkerLost
 from gst.programs import Program
 
-Answer = TypeVar("Answer")
+MUCH_LONGER = 10.0  # than the median of the others, and
+STRAGGLER_SLACK_S = 10.0  # this on top: a straggler
+NUM_KNOWN = 3  # measurements from which on the median says something
 SLACK_S = 60.0  # that anything may take
 LOST = "lost worker: "
+
+
+@dataclass(eq=False)
+class _Job:
+    """Plans that are measured in turns.
+
+    Args:
+        num_begun: attempts that were asked for.
+        num_running: of these, those that have not ended.
+    """
+
+    plans: Sequence[Plan]
+    num_begun: int = 0
+    num_running: int = 0
+    answer: Future[list[Measurement]] = field(default_factory=Future)
+
+
+class Attempts(Generic[Worker]):
+    """Gives jobs to the workers of a pool, and a second time to whoever is free first when
+
+    - the worker was lost: then its plans are measured one by one, once each, as one of them may be to blame;
+    - it takes `MUCH_LONGER` than the median of the others, and a worker is free: then whichever answers first counts, a
+      backup task in the sense of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6), and the other worker is ended.
+
+    Args:
+        pool: of workers, entered.
+        measure: has a worker measure plans in turns; `limit_s` is to be asked again and again how many seconds that may
+            take, and when they have gone by `WorkerLost` is to be raised.
+        lost: the outcome of a plan that lost two workers.
+        allowed_s: seconds that some plans may take by the limits of their runs.
+    """
+
+    def __init__(
+        self, pool: Pool[Worker], measure: Callable[[Worker, Sequence[Plan], Callable[[], float]], list[Measurement]],
+        lost: Callable[[Plan, WorkerLost], Measurement], allowed_s: Callable[[Sequence[Plan]], float],
+    ) -> None:  # fmt: skip
+        self._pool, self._measure, self._lost, self._allowed_s = pool, measure, lost, allowed_s
+        self._lock = threading.RLock()
+        self._seconds: list[float] = []  # for each plan, of jobs that are done
+
+    def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
+        """Measure plans in turns; see `FleetWorkers.submit`."""
+        job = _Job(plans)
+        self._begin(job)
+        return job.answer
+
+    def straggles_s(self, count: int) -> float:
+        """Seconds after which a job of `count` plans is a straggler; infinite while too little is known."""
+        if len(self._seconds) < NUM_KNOWN:
+            return float("inf")
+        return STRAGGLER_SLACK_S + MUCH_LONGER * count * statistics.median(self._seconds)
+
+    def _begin(self, job: _Job, first: bool = False) -> None:
+        with self._lock:
+            job.num_begun += 1
+            job.num_running += 1
+        self._pool.call(partial(self._attempt, job), first).add_done_callback(partial(self._settle, job))
+
+    def _attempt(self, job: _Job, worker: Worker) -> list[Measurement]:
+        begun, count = time.monotonic(), len(job.plans)
+
+        def limit_s() -> float:
+            if job.answer.done():
+                return 0.0
+            if job.num_begun < 2 and time.monotonic() - begun > self.straggles_s(count):
+                self._begin(job, first=True)
+            return self._allowed_s(job.plans)
+
+        if job.answer.done():
+            return []
+        seen = self._measure(worker, job.plans, limit_s)
+        self._seconds.append((time.monotonic() - begun) / max(1, count))
+        return seen
+
+    def _settle(self, job: _Job, attempt: Future[list[Measurement]]) -> None:
+        """What the end of an attempt means for its job."""
+        with self._lock:
+            job.num_running -= 1
+            if job.answer.done():
+                return
+            if attempt.cancelled():
+                job.answer.cancel()
+            elif (error := attempt.exception()) is None:
+                job.answer.set_result(attempt.result())
+            elif not isinstance(error, WorkerLost):
+                job.answer.set_exception(error)
+            elif job.num_running:
+                return  # the other attempt decides
+            elif job.num_begun > 1 and len(job.plans) == 1:
+                job.answer.set_result([self._lost(plan, error) for plan in job.plans])
+            else:
+                self._one_by_one(job)
+
+    def _one_by_one(self, job: _Job) -> None:
+        again = [_Job([plan], num_begun=1) for plan in job.plans]
+        left = {each.answer for each in again}
+
+        def one_is_done(answer: Future[list[Measurement]]) -> None:
+            with self._lock:
+                left.remove(answer)
+                if left:
+                    return
+                try:
+                    job.answer.set_result([each.answer.result()[0] for each in again])
+                except BaseException as error:
+                    job.answer.set_exception(error)
+
+        for each in again:
+            each.answer.add_done_callback(one_is_done)
+            self._begin(each, first=True)
+
+
+Answer = TypeVar("Answer")
 
 
 class FleetWorkers:
@@ -96,6 +215,10 @@ class FleetWorkers:
         settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_steps": left_out}
         limit_s = 3 * START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
         return self._surely(lambda worker: self._told(worker, worker.measure(plans, settings, lambda: limit_s)))
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        """See `gst.placement.objective.Measurer`."""
+        return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
         """Measure plans in turns, as soon as a worker is free; a plan that fails, or loses two workers, is an outcome.

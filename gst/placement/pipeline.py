@@ -29,7 +29,7 @@ from gst.placement.baselines.portfolio import single
 from gst.placement.finals import NUM_AGAIN, Finals, by_name, fastest, finalists
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
-from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
+from gst.placement.objective import MeasuredRuntime, Measurer, SimulatedRuntime
 from gst.placement.outcome import AS_USUAL, PlacementResult, Settings, check_fits, curves, evaluations, placed_result
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.random_plans import random_plans
@@ -83,7 +83,7 @@ def place_measured(
         return measured_task(program, isolated, settings.seed)
 
     with fleet or IsolatedExecutor(source, devices, limit) as isolated:
-        task = kept_task(program, isolated.devices, out, profiled)
+        task = cached_task(program, isolated.devices, out, profiled)
         planned = _planned(task, out / "searches.jsonl", settings, progress)
         check_fits(task, planned)
         final_plans = finalists(planned)
@@ -97,9 +97,9 @@ def place_measured(
             final_plans["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
         if settings.budget > 0 and "guided_search" in settings.methods:
-            with _measuring(source, isolated, settings, progress) as runtime:
-                search = _search(task, fused, runtime, starts, out, settings, progress)
-                final_plans["guided_search"] = _unfolded(search.found(), fused)
+            with _measurer(source, isolated, settings, progress) as measurer:
+                search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
+                final_plans["guided_search"] = _unfolded(search.planned(), fused)
         plans = plans_found(final_plans)
         finals = _measure_finally(source, isolated, plans, program, settings, progress, written)
     best = finals.best
@@ -117,7 +117,7 @@ def place_measured(
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512)
-    shown = {"measurements": [] if search is None else search.shown(), "curves": curves(planned)}
+    shown = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
     return PlacementResult(task, plans[best], result, shown)
 
 
@@ -155,9 +155,9 @@ def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, s
     return Task.of_program(program, costs, fit(costs, runs[count:]) if plans else None)
 
 
-def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
-    """What `make` measures of the devices, written to `out`: whoever goes on there does so with the costs that were
-    there at the beginning, as others would make other plans of the same baselines.
+def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
+    """The task with costs that `make` measures, or that `out` holds from before: a search that goes on needs the costs
+    it began with, as baselines would make other plans of others.
 
     Raises:
         ValueError: `out` has costs of another program or other devices, or they are damaged.
@@ -165,24 +165,24 @@ def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Call
     path = out / COSTS
     if not path.exists():
         task = make()
-        said = {
+        record = {
             "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
         }  # fmt: skip
         with atomic_write(path) as file:
-            file.write(json.dumps(said))
-    said = read_object(path)
-    if said["program"] != program.key or said["devices"] != [device.name for device in devices]:
+            file.write(json.dumps(record))
+    record = read_object(path)
+    if record["program"] != program.key or record["devices"] != [device.name for device in devices]:
         raise ValueError(f"{path} is of another program or other devices; give another --out")
-    costs = profiled_costs(program, devices, np.array(said["times_us"], np.float64))
-    costs = replace(costs, own_bytes=np.array(said["own_bytes"], np.int64))
-    return Task.of_program(program, costs, Contention(**said["contention"]))
+    costs = profiled_costs(program, devices, np.array(record["times_us"], np.float64))
+    costs = replace(costs, own_bytes=np.array(record["own_bytes"], np.int64))
+    return Task.of_program(program, costs, Contention(**record["contention"]))
 
 
 @contextmanager
-def _measuring(
+def _measurer(
     source: Path | str, isolated: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
-) -> Iterator[MeasuredRuntime | Workers | FleetWorkers]:
+) -> Iterator[Measurer]:
     """What a search measures by: the process that profiled, several others, or the hosts of a fleet."""
     if isinstance(isolated, FleetWorkers):
         yield isolated
@@ -197,14 +197,15 @@ def _measuring(
 
 
 def _search(
-    task: Task, fused: FusedTask | None, runtime: MeasuredRuntime | Workers | FleetWorkers,
-    starts: Mapping[str, Planned], out: Path, settings: Settings, progress: Progress,
+    task: Task, fused: FusedTask | None, measurer: Measurer, starts: Mapping[str, Planned], out: Path,
+    settings: Settings, progress: Progress, on_fleet: bool,
 ) -> Search:  # fmt: skip
     searched = task if fused is None else fused.task
     return Search(
-        searched, runtime, Log(out / "measurements.jsonl"), plans_found(starts), settings.budget, settings.evaluations,
+        searched, measurer, Log(out / "measurements.jsonl"), plans_found(starts), settings.budget, settings.evaluations,
         settings.tasks, seed=settings.seed, progress=progress, as_run=as_is if fused is None else fused.unfold,
         surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
+        on_fleet=on_fleet,
     )  # fmt: skip
 
 

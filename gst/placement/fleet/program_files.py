@@ -13,7 +13,7 @@ from gst.devices.describe.machine import cache_directory
 from gst.programs import Program
 from gst.programs.saving import FILES
 
-CARRIED = (*FILES, "checksums.json")
+PROGRAM_FILES = (*FILES, "checksums.json")
 
 
 def pack(program: Program) -> dict[str, bytes]:
@@ -25,7 +25,7 @@ def pack(program: Program) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as parent:
         directory = Path(parent) / "program"
         program.save(directory)
-        return {name: (directory / name).read_bytes() for name in CARRIED}
+        return {name: (directory / name).read_bytes() for name in PROGRAM_FILES}
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
@@ -34,23 +34,23 @@ def digest_of(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def kept(digest: str) -> Path | None:
+def cached_program(digest: str) -> Path | None:
     """Where this host keeps the program of that content; None if it has none, or a damaged one."""
     directory = _home(digest)
     try:
-        files = {name: (directory / name).read_bytes() for name in CARRIED}
+        files = {name: (directory / name).read_bytes() for name in PROGRAM_FILES}
     except OSError:
         return None
     return directory if digest_of(files) == digest else None
 
 
-def keep(files: Mapping[str, bytes], digest: str) -> Path:
+def cache_program(files: Mapping[str, bytes], digest: str) -> Path:
     """Write a program that came from elsewhere below `cache_directory()`, at once or not at all; nothing is unpickled.
 
     Raises:
         ValueError: the files are not those of a saved program, or not of that content.
     """
-    if set(files) != set(CARRIED) or digest_of(files) != digest:
+    if set(files) != set(PROGRAM_FILES) or digest_of(files) != digest:
         raise ValueError(f"what came is not the saved program {digest[:16]}; measure again")
     directory = _home(digest)
     partial = directory.with_name(f".partial-{digest}-{uuid4().hex}")
@@ -62,7 +62,7 @@ def keep(files: Mapping[str, bytes], digest: str) -> Path:
         try:
             partial.rename(directory)
         except OSError:  # another worker of this host was quicker
-            if kept(digest) is None:
+            if cached_program(digest) is None:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a plan looks like: for the report, and in words."""
+"""A plan as the report draws it (segments, devices, timeline), and explained in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_NAMED = 3
 SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
 
 
-def drawn(task: Task, plan: Plan) -> dict[str, Any]:
+def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
     """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.reporting`."""
     graph = task.graph
     cut = segment(graph, max_nodes=max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes))))

@@ -1,0 +1,140 @@
+"""`gst place`: options checked, the placement they ask for made, `plan.json` and `report.html` written."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from argparse import Namespace
+from dataclasses import replace
+from typing import Any
+
+from gst.data.cost_graphs import read_cost_graph
+from gst.devices.describe.discover import parse_bytes
+from gst.devices.execute.executor import usable_devices
+from gst.devices.execute.isolated import IsolatedExecutor
+from gst.files.writing import atomic_write
+from gst.placement.drawing import plan_drawing
+from gst.placement.fleet.cluster import kind_of_search, kinds_with
+from gst.placement.fleet.connection import joined
+from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.fusion.costs import FusedRuntime
+from gst.placement.machines import machine
+from gst.placement.outcome import PlacementResult, Settings
+from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
+from gst.placement.place_on_costs import place_graph, place_simulated
+from gst.placement.plan_files import save_plan
+from gst.placement.task import Task
+from gst.process.progress import Progress
+from gst.programs import Program, traced
+from gst.reporting.report import render
+
+LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
+WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")
+
+
+def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Do what `gst place` is asked and write `plan.json` and `report.html`; the result for `--json`.
+
+    Args:
+        options: see `gst place --help`; `resume` goes on with what is in `out`, otherwise what an earlier command wrote
+            there goes, measurements only if `anew`.
+
+    Raises:
+        ValueError: the options contradict each other, `out` holds measurements and neither `resume` nor `anew` is set,
+            or as the functions of `gst.placement.pipeline`.
+    """
+    started = time.perf_counter()
+    _check(options, settings)
+    placement = _place(options, settings, progress)
+    options.out.mkdir(parents=True, exist_ok=True)
+    save_plan(placement.plan, placement.task, options.out / "plan.json")
+    result = {"command": options.command, **placement.result}
+    drawing = plan_drawing(placement.task, placement.plan) | placement.drawing
+    with atomic_write(options.out / "report.html") as file:
+        file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))
+    return result
+
+
+def _check(options: Namespace, settings: Settings) -> None:
+    if (options.program is None) == (options.graph is None):
+        raise ValueError("give a program, or a cost graph by --graph FILE (gst place --help)")
+    if options.graph is not None and (options.devices or options.machine or options.memory_limit):
+        raise ValueError("a cost graph brings devices and limits; leave --devices, --machine and --memory-limit away")
+    if options.machine is not None and options.devices:
+        raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
+    if isinstance(options.workers, str) and (options.graph or options.machine or options.runtime == "simulated"):
+        raise ValueError("--workers names hosts that measure; leave --graph, --machine and --runtime simulated away")
+    measured = options.runtime == "measured" and not (options.graph or options.machine)
+    if settings.cost_model != "sums" and not (measured and settings.budget > 0 and "guided_search" in settings.methods):
+        raise ValueError(
+            "--cost-model learns from what the method 'guided_search' measures; leave it away where nothing is"
+        )
+    if options.machine is None and options.runtime == "simulated" and "fusion" in settings.tasks:
+        raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
+    measurements = options.out / "measurements.jsonl"
+    if measurements.exists() and not (options.resume or options.anew):
+        raise ValueError(f"{measurements} is there already; add --resume to go on with it, or give another --out")
+
+
+def _place(options: Namespace, settings: Settings, progress: Progress) -> PlacementResult:
+    if options.graph is not None:
+        graph = read_cost_graph(options.graph)
+        _clear(options)
+        return place_graph(graph, options.out, settings, progress)
+    assert options.program is not None
+    limit = parse_bytes(options.memory_limit) if options.memory_limit else None
+    if options.machine is not None:
+        chips = machine(options.machine)
+        program = _captured(options, progress)
+        limited = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
+        runtime = FusedRuntime(limited, program) if "fusion" in settings.tasks else None
+        return place_simulated(limited.task(program), options.out, settings, progress, runtime)
+    if isinstance(options.workers, str):
+        return _place_by_fleet(options, options.workers, limit, settings, progress)
+    devices = usable_devices(_names(options), limit)
+    program = _captured(options, progress)
+    if options.runtime == "measured":
+        return place_measured(program, options.program, devices, options.out, settings, progress)
+
+    def profiled() -> Task:
+        with IsolatedExecutor(options.program or "", devices) as isolated:
+            return measured_task(program, isolated, settings.seed)
+
+    return place_simulated(cached_task(program, devices, options.out, profiled), options.out, settings, progress)
+
+
+def _place_by_fleet(
+    options: Namespace, address: str, limit: int | None, settings: Settings, progress: Progress
+) -> PlacementResult:  # fmt: skip
+    assert options.program is not None
+    with joined(address):
+        program = _captured(options, progress)
+        progress("starting workers", 0, 1)
+        names = _names(options)
+        kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
+        devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
+        fleet = FleetWorkers(
+            kind, program, devices, limit, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
+        )  # fmt: skip
+        return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
+
+
+def _captured(options: Namespace, progress: Progress) -> Program:
+    assert options.program is not None
+    progress("capturing", 0, 1)
+    program = traced(options.program)
+    _clear(options)
+    return program
+
+
+def _clear(options: Namespace) -> None:
+    """Remove what an earlier command wrote, and nothing else, unless this one goes on with it."""
+    if options.resume:
+        return
+    for name in WRITTEN:
+        (options.out / name).unlink(missing_ok=True)
+    shutil.rmtree(options.out / "dataset", ignore_errors=True)
+
+
+def _names(options: Namespace) -> list[str] | None:
+    return options.devices.split(",") if options.devices else None
