@@ -1,9 +1,10 @@
-"""Progress of what takes more than a few seconds, and how much is said beside the results."""
+"""Progress bars with the time left, lines of progress for logs, and the verbosity of commands."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+Verbosity = Literal["quiet", "normal", "verbose"]
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of finished items and the number of all items."""
 
@@ -19,18 +21,28 @@ def no_progress(what: str, done: int, total: int) -> None:
     """A `Progress` that shows nothing."""
 
 
-Verbosity = Literal["quiet", "normal", "verbose"]
-VARIABLE = "GST_VERBOSITY"  # so that child processes say as much
+LINE_S, LATEST_LINE_S = 5.0, 30.0
+"""Where stderr is no terminal, a line follows another at a quarter of the work after `LINE_S` seconds at the earliest,
+otherwise after `LATEST_LINE_S`."""
+
+LINE = "{desc}: {percentage:3.0f}% ({n_fmt} of {total_fmt}, {elapsed} elapsed, {remaining} left)"
+
+VARIABLE = "GST_VERBOSITY"  # read by child processes as well
 
 
 def verbosity() -> str:
-    """`quiet`: results and errors alone; `verbose`: bars of what is done stay, with the time it took."""
+    """Verbosity of this command: `quiet` prints results and errors only, `verbose` leaves finished bars in place."""
     return os.environ.get(VARIABLE, "normal")
 
 
 @contextmanager
 def saying(level: Verbosity) -> Iterator[None]:
-    """Within, `verbosity()` is `level`; `normal` leaves it as it is."""
+    """Set the verbosity within the context; `normal` leaves it as it is.
+
+    >>> with saying("quiet"):
+    ...     verbosity()
+    'quiet'
+    """
     before = os.environ.get(VARIABLE)
     if level != "normal":
         os.environ[VARIABLE] = level
@@ -43,22 +55,48 @@ def saying(level: Verbosity) -> Iterator[None]:
 
 
 def notice(words: str) -> None:
-    """One line beside the results."""
+    """Print one line to stderr, unless the verbosity is `quiet`."""
     if verbosity() != "quiet":
         print(f"gst: {words}", file=sys.stderr)
 
 
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """A progress bar with the time left, which goes when it is done."""
+    """A tqdm bar with the time left, which disappears when the work is done. Where stderr is no terminal, a log gets
+    single lines instead, see `LINE_S`."""
     from tqdm import tqdm
+
+    class Lines(tqdm):  # type: ignore[type-arg]
+        printed_at, printed_quarter = float("-inf"), 0
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+            """Print a line if it is time for one."""
+            quarter = int(4 * self.n / self.total) if self.total else 0
+            wait = LINE_S if quarter > self.printed_quarter else LATEST_LINE_S
+            if msg is None and time.monotonic() - self.printed_at >= wait:
+                self._print()
+                self.printed_at, self.printed_quarter = time.monotonic(), quarter
+            return False
+
+        def close(self) -> None:
+            if self.leave and not self.disable:
+                self._print()
+            self.leave = False
+            super().close()
+
+        def _print(self) -> None:
+            self.desc = self.desc.removesuffix(": ")  # as `set_description` leaves it
+            self.bar_format = LINE if self.total else None
+            print(str(self).strip(), file=sys.stderr, flush=True)
 
     level = verbosity()
     shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
-    return tqdm(*arguments, **(shown | options))
+    if sys.stderr.isatty():
+        return tqdm(*arguments, **(shown | options))
+    return Lines(*arguments, **(shown | options))
 
 
 class Bars:
-    """A progress bar with the time left; a new one where the number of things to do is another."""
+    """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -73,7 +111,7 @@ class Bars:
     def show(self, what: str, done: int, total: int) -> None:
         if self._bar is None or self._bar.total != total or done < self._bar.n:
             self.__exit__()
-            self._bar = bar(total=total)
+            self._bar = bar(total=total, desc=what)
         self._bar.set_description(what, refresh=False)
         self._bar.update(done - self._bar.n)
         self._bar.refresh()

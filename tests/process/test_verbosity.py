@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_bars_go_stay_or_never_come(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_go_stay_or_never_come(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with saying("verbose"):
+        assert re.search(r"work:  50% .*\n", said(capsys)), "a log"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     usual = said(capsys)
     assert "work" in usual and "gst: something" in usual and usual.rpartition("\r")[2].strip() == "gst: something"
     with saying("quiet"):
