@@ -27,14 +27,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gst.files.untrusted import check_yaml
 from gst.files.writing import atomic_write
-from gst.training.checkpoints import BackgroundCheckpointIO
+from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
+from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
-from gst.training.recorder import Recorder
-from gst.training.report import ReportPage
-from gst.training.sharding import FullySharded as FullySharded  # --trainer.strategy fsdp2
-from gst.training.stopping import Stoppable
+from gst.training.record import Recorder, ReportPage
 
 AN_EXAMPLE = "experiments/configs/giant_synthetic.yaml"
 LAST = "runs/giant_synthetic/checkpoints/last.ckpt"
