@@ -65,7 +65,10 @@ def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
     single lines instead, see `LINE_S`."""
     from tqdm import tqdm
 
-    class Lines(tqdm):  # type: ignore[type-arg]
+    class Lines(tqdm):
+        leave: bool | None
+        desc: str
+        bar_format: str | None
         printed_at, printed_quarter = float("-inf"), 0
 
         def display(self, msg: str | None = None, pos: int | None = None) -> bool:
