@@ -14,6 +14,7 @@ from gst.devices import machine_record, measure
 from gst.nn.maximum import neighbour_max
 from gst.nn.sparse import CsrMatrix, product
 from gst.nn.sparse_kernels import Backend, has_torch_sparse, set_backend
+from gst.process.progress import Progress, no_progress
 
 SHAPES = ((4_000, 8_192), (40_000, 256), (1_000_000, 32))  # rows, numbers in a row
 EDGES_PER_ROW = 2
@@ -24,7 +25,7 @@ Reduction = Callable[[Tensor], Tensor]
 
 
 def run(
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
     shapes: tuple[tuple[int, int], ...] = SHAPES,
     repetitions: int = REPETITIONS,
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gst.process.progress import Bars
-from gst.process.waiting import wait_briefly
+from gst.process.tuning import wait_briefly
 
 BENCH = "python -m experiments.bench"
 Command = Callable[..., argparse.ArgumentParser]
@@ -291,7 +291,7 @@ def _distributed(options: argparse.Namespace) -> dict[str, Any]:
 
 def _checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     from experiments.bench.checkpoint import run as run_checkpoint
-    from gst.devices.discover import parse_bytes
+    from gst.devices.describe.discover import parse_bytes
 
     with Bars() as bars:
         size = parse_bytes(options.size)

@@ -12,15 +12,15 @@ import numpy as np
 
 from experiments.bench.executor import ratio_interval
 from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover, machine_record, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import median_interval
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import median_interval
 from gst.placement.fusion.measured import fused_task, whole_step
 from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
 from gst.placement.place import SEARCH_RUNS, measured_task
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import traced
 
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
@@ -43,7 +43,7 @@ def bench(
     repetitions: int = 25,
     compiled: bool = True,
     patience_s: float = 20.0,
-    progress: Progress = lambda *_: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """For each program plans on two cores, and on two cores and the set of both, all measured in turns at the end.
 

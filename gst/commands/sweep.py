@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gst.files.owned import owned
+from gst.files.writing import directory_lock
 from gst.process.progress import Bars
 
 if TYPE_CHECKING:
-    from gst.training.sweep_files import Sweep
-    from gst.training.sweeps import Trial
+    from gst.training.sweeps import Sweep, Trial
 
 USUAL_NUMBER = 20
 SHOWN = 10  # trials of the table
@@ -49,14 +48,13 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
             f"W&B's own sweeps need its service and an account: `wandb sweep {options.file}`, then `wandb agent "
             f"ENTITY/PROJECT/SWEEP` as that prints it; without them: `gst sweep --local {options.file}`"
         )
-    from gst.training.sweep_files import read_sweep
-    from gst.training.sweeps import best_of, run_sweep
+    from gst.training.sweeps import best_of, read_sweep, run_sweep
 
     sweep = read_sweep(options.file)
     out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
-    with owned(out), Bars() as bars:
+    with directory_lock(out), Bars() as bars:
         trials = run_sweep(sweep, out, most, options.seed, options.go_on, lambda ended: _tell(bars, ended, most, sweep))
     best = best_of(trials, sweep.goal)
     _print(sweep, trials, best)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from gst.files.scratch import CHUNK, chunks, empty
+from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import Graph
 from gst.graphs.neighbours import Neighbours, neighbours
 from partitioners import num_parts_for
@@ -51,9 +51,9 @@ class Cutting:
         self._outgoing: Neighbours | None = None
         if halo:
             self._outgoing = neighbours(graph.edges, 0, graph.num_nodes, block_nodes, scratch, chunk)
-        self._owned = empty(scratch, "owned", (graph.num_nodes,), np.int64)  # nodes segment by segment
-        self._columns = empty(scratch, "columns", (graph.num_nodes,), np.int32)
-        self._order = empty(scratch, "order", (len(graph.config_nodes),), np.int64)
+        self._owned = empty_array(scratch, "owned", (graph.num_nodes,), np.int64)  # nodes segment by segment
+        self._columns = empty_array(scratch, "columns", (graph.num_nodes,), np.int32)
+        self._order = empty_array(scratch, "order", (len(graph.config_nodes),), np.int64)
         self._counts: list[np.ndarray] = []  # nodes of each segment, by range
 
     def jobs(self) -> Iterator[Job]:

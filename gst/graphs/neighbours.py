@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from gst.files.scratch import CHUNK, chunks, empty
+from gst.files.writing import CHUNK, chunks, empty_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ def neighbours(
     sizes = np.zeros(-(-num_nodes // block_nodes), np.int64)
     for part in chunks(num_edges, chunk):
         sizes += np.bincount(edges[side, part] // block_nodes, minlength=len(sizes))
-    keys = empty(scratch, f"nodes-{side}", (num_edges,), np.int64)
-    others = empty(scratch, f"others-{side}", (num_edges,), np.int64)
+    keys = empty_array(scratch, f"nodes-{side}", (num_edges,), np.int64)
+    others = empty_array(scratch, f"others-{side}", (num_edges,), np.int64)
     ends = np.cumsum(sizes) - sizes
     for part in chunks(num_edges, chunk):
         block = edges[side, part] // block_nodes
@@ -59,7 +59,7 @@ def neighbours(
         place = ranges(ends, ends + counts)
         keys[place], others[place] = edges[side, part][order], edges[1 - side, part][order]
         ends += counts
-    starts = empty(scratch, f"starts-{side}", (num_nodes + 1,), np.int64)
+    starts = empty_array(scratch, f"starts-{side}", (num_nodes + 1,), np.int64)
     starts[0] = 0
     for low, first, end in zip(range(0, num_nodes, block_nodes), ends - sizes, ends, strict=True):
         high = min(low + block_nodes, num_nodes)

@@ -14,13 +14,13 @@ from jaxtyping import Float64
 
 from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, read_measured, write_header
 from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.graphs.store import prepare
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program, traced
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
@@ -38,7 +38,7 @@ def measure_program(
     time_limit_s: float = 60.0,
     patience_s: float = 20.0,
     resume: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measure plans of a program in a child process and make a dataset of those that ran.
 
@@ -73,12 +73,12 @@ def measure_program(
         if isolated.program_key != program.key:
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
         header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
-        gate = LoadGate(patience_s=patience_s)
+        gate = LoadGate(patience_s=patience_s, progress=progress)
 
         def profile() -> Float64[np.ndarray, "devices nodes"]:
-            progress("profiling", 0, 1)
             if patience_s > 0:
                 gate.wait()
+            progress("profiling", 0, 1)
             return isolated.profile()
 
         measured = begun(out, header, program, devices, profile)

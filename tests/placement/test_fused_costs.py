@@ -13,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.devices import Plan, fusion_groups, legalise, pointwise_chains
-from gst.devices.fusion.rewrite import rewritten
-from gst.devices.native.lower import CompiledGroup
+from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import GPU, Chip, Machine, machine
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 from gst.programs import Program, Reference, TrainingStep, capture
 from gst.programs.features import flops
-from tests.devices.test_fusion import STEPS, partition, random_program
-
-SWITCH_US = 0.3  # from one operation to the next on a device, `Contention.switch_us`
+from tests.devices.fusion.test_fusion import STEPS, partition, random_program
 
 
 def program_of(step: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], width: int) -> Program:
@@ -86,7 +83,7 @@ def test_a_chain_saves_its_launches_and_its_traffic(width: int, times: int) -> N
     plan = fusing(runtime, nodes_named(runtime.program, "neg"))
     arithmetic, traffic = width / GPU.gflops / 1e3, 8 * width / GPU.gb_per_s / 1e3
     one, all_of_them = max(arithmetic, traffic), max(times * arithmetic, traffic)
-    saved = (times - 1) * (GPU.launch_us + SWITCH_US) + times * one - all_of_them
+    saved = (times - 1) * GPU.launch_us + times * one - all_of_them
     before, after = runtime([replace(plan, fusion=None), plan])
     assert 1e3 * (before - after) == pytest.approx(saved, rel=1e-9)
 

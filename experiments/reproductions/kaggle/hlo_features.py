@@ -35,13 +35,12 @@ from experiments.reproductions.tpugraphs.common_gnn import gnn
 from experiments.reproductions.tpugraphs.late_fusion import Settings
 from experiments.reproductions.tpugraphs.tile import Kernel, expected_slowdown, network
 from gst.cost import kendall_tau, noise_ceiling
-from gst.data.derivation import derived
 from gst.data.features import FEATURES, enrich
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import derived, read
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
 Task = Callable[[Sequence[str], int], float]
