@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ from gst.reporting.report import render_training
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
-from gst.training.wandb_runs import code_version
 
 MOST_POINTS = 1_000  # of a plot
 COLUMNS: list[str | int] = ["graph", "measured", "predicted"]
@@ -130,6 +131,7 @@ def _predicted(scores: Tensor, loss: str) -> Tensor:
 NAME = "report.html"
 KINDS = {"log_runtime": "runtime", "squared_error": "value", "cross_entropy": "class"}
 PARTS = ("training", "validation", "test")
+PACKAGE = Path(__file__).parents[1]
 
 
 class ReportPage(L.Callback):
@@ -329,3 +331,19 @@ class LogProgress(ProgressBar):
 
     def _metrics(self, trainer: L.Trainer) -> str:
         return " ".join(f"{name}={float(value):.4g}" for name, value in trainer.progress_bar_metrics.items())
+
+
+def code_version(package: Path = PACKAGE) -> str:
+    """The commit of the repository that tracks this program, with `-dirty` where its files differ from it; without such
+    a repository, or without git, the version of the package."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        # An installed package may lie within the repository of somebody else's project, which does not track it.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return metadata.version("graph-segment-training")
