@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-Verbosity = Literal["quiet", "normal", "verbose"]
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the number of finished items and the number of all items."""
 
@@ -21,12 +20,8 @@ def no_progress(what: str, done: int, total: int) -> None:
     """A `Progress` that shows nothing."""
 
 
-LINE_S, LATEST_LINE_S = 5.0, 30.0
-"""Where stderr is no terminal, a line follows another at a quarter of the work after `LINE_S` seconds at the earliest,
-otherwise after `LATEST_LINE_S`."""
-
-LINE = "{desc}: {percentage:3.0f}% ({n_fmt} of {total_fmt}, {elapsed} elapsed, {remaining} left)"
-
+Verbosity = Literal["quiet", "normal", "verbose"]
+EVERY = 30.0  # seconds between lines of a log
 VARIABLE = "GST_VERBOSITY"  # read by child processes as well
 
 
@@ -60,42 +55,32 @@ def notice(words: str) -> None:
         print(f"gst: {words}", file=sys.stderr)
 
 
+class LogLines:
+    """Stream for progress bars where stderr is no terminal: prints one of their lines every `EVERY` seconds, and the last
+    line of a bar that stays."""
+
+    _printed = time.monotonic()  # by any bar of the process, since each may be short
+    _line = ""
+
+    def write(self, text: str) -> None:
+        self._line = text.strip() or self._line
+        if text == "\n" or (text.strip() and time.monotonic() - LogLines._printed >= EVERY):
+            LogLines._printed = time.monotonic()
+            print(self._line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
+
+
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """A tqdm bar with the time left, which disappears when the work is done. Where stderr is no terminal, a log gets
-    single lines instead, see `LINE_S`."""
+    """A tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY` seconds."""
     from tqdm import tqdm
-
-    class Lines(tqdm):
-        leave: bool | None
-        desc: str
-        bar_format: str | None
-        printed_at, printed_quarter = float("-inf"), 0
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-            """Print a line if it is time for one."""
-            quarter = int(4 * self.n / self.total) if self.total else 0
-            wait = LINE_S if quarter > self.printed_quarter else LATEST_LINE_S
-            if msg is None and time.monotonic() - self.printed_at >= wait:
-                self._print()
-                self.printed_at, self.printed_quarter = time.monotonic(), quarter
-            return False
-
-        def close(self) -> None:
-            if self.leave and not self.disable:
-                self._print()
-            self.leave = False
-            super().close()
-
-        def _print(self) -> None:
-            self.desc = self.desc.removesuffix(": ")  # as `set_description` leaves it
-            self.bar_format = LINE if self.total else None
-            print(str(self).strip(), file=sys.stderr, flush=True)
 
     level = verbosity()
     shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
-    if sys.stderr.isatty():
-        return tqdm(*arguments, **(shown | options))
-    return Lines(*arguments, **(shown | options))
+    if not sys.stderr.isatty():
+        shown |= {"file": LogLines(), "dynamic_ncols": False}
+    return tqdm(*arguments, **(shown | options))
 
 
 class Bars:
@@ -114,7 +99,7 @@ class Bars:
     def show(self, what: str, done: int, total: int) -> None:
         if self._bar is None or self._bar.total != total or done < self._bar.n:
             self.__exit__()
-            self._bar = bar(total=total, desc=what)
+            self._bar = bar(total=total)
         self._bar.set_description(what, refresh=False)
         self._bar.update(done - self._bar.n)
         self._bar.refresh()
