@@ -56,8 +56,8 @@ def notice(words: str) -> None:
 
 
 class LogLines:
-    """Stream for progress bars where stderr is no terminal: prints one of their lines every `EVERY` seconds, and the last
-    line of a bar that stays."""
+    """Stream for progress bars where stderr is no terminal: prints a line of theirs every `EVERY` seconds, and the last of
+    a bar that stays."""
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
     _line = ""
