@@ -13,12 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.graphs.graph import Graph
-from gst.method.batch import SegmentBatch
+from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.pooling import pool_nodes
-from gst.method.states import NodeStates
-from gst.nn.padding import by_rows
 from gst.nn.sharing import Sharing
-from gst.nn.sparse import product
+from gst.nn.sparse import by_rows, product
 
 SCALE = 100.0  # of opcode embeddings and configurations, where the published weights start
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gst.graphs.graph import Graph
-from gst.graphs.repeats import groups_of_equals
+from gst.graphs.graph import Graph, groups_of_equals
 
 
 def merge_repeats(graph: Graph) -> Graph:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from gst.nn.message_passing import BOTH
 from gst.nn.sharing import Direction, Sharing
 

@@ -23,7 +23,7 @@ from gst.data.list_lengths import LAYOUT, LISTS, OF_CONVOLUTIONS, OF_WINDOWS, SH
 from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
-from gst.nn.inputs import signed_log
+from gst.nn.message_passing import signed_log
 
 HLO = FIXTURES / "hlo"
 UNET = shared_or_fixture("pb/module_tuning_data_layout.pb", "hlo/unet_3d_part.pb")

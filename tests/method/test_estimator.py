@@ -28,9 +28,8 @@ from gst.data.loader import Step, StepLoader
 from gst.data.prefetch import Prefetched, Reader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.batch import SegmentBatch
+from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.states import NodeStates
 from gst.nn import SAGE, Head
 from partitioners import METHODS, partition
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.nn.maximum import neighbour_max
+from gst.nn.edges import neighbour_max
 from gst.placement.objective import Budgeted
 from gst.placement.policies.decisions import LEVELS, LogProbabilities
 from gst.placement.policies.inputs import (
