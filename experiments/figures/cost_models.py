@@ -95,14 +95,6 @@ def plans() -> str:
     return table(head, [*rows, ["mean", *means, ""]])
 
 
-def _across() -> Sequence[float]:
-    """Of README.md: ridge, the network without messages and with them, and what a perfect model reaches."""
-    found = result("tpugraphs_across")
-    each = found["trained_on"]["alexnet"]
-    methods = ("ridge", "gnn, few columns, no messages", "gnn")
-    return [*(each[name]["tau_mean"] for name in methods), found["ceiling"]]
-
-
 def _ceilings() -> Sequence[float]:
     found = result("tpugraphs_across")
     return [found["ceiling"], found["ceiling_error"], found["chance"], found["ridge_on_itself"]]
@@ -113,7 +105,6 @@ TABLES = {
     "features": features, "plans": plans,
 }  # fmt: skip
 NUMBERS: list[Number] = [
-    ("README.md", "ridge {:.2f}, ours {:.2f} without messages and {:.2f} with them; a perfect model {:.2f}", _across),
     (TPUGRAPHS, "a perfect model {:.3f}", lambda: [result("tpugraphs_alexnet")["labels"]["all"]["ceiling"]]),
     (TPUGRAPHS, "a perfect model reaches {:.3f} ± {:.3f}, a random order stays within ± {:.2f}, and ridge "
      "regression that learns from the U-Net's own runs reaches {:.3f}", _ceilings),

@@ -171,7 +171,6 @@ NUMBERS: list[Number] = [
     (BENCHMARKS, "{:.2f} times as fast as plain PyTorch and {:.2f} times as `torch.compile`", _over_pytorch),
     (BENCHMARKS, "{:.2f} times as the better of the two", _over_both),
     (BENCHMARKS, "without fusion {:.2f} and {:.2f} times", _without_fusion),
-    ("README.md", "{:.2f} times as fast as one core and {:.0f} % faster than HEFT", _on_two_cores),
     (BENCHMARKS, "{:.2f} times as fast as one core and {:.0f} % faster than HEFT", _on_two_cores),
     (BENCHMARKS, "{:.2f} times as fast as PyTorch as written, {:.2f} times as its compiler's code", _elsewhere),
     (BENCHMARKS, "{:.1f} µs apart on a core and {:.1f} µs from core to core ({:.0f} µs where", _hand_over),

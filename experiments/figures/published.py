@@ -139,5 +139,4 @@ NUMBERS: list[Number] = [
      _transferred),
     (f"{FOLDER}/go/README.md", "never as good in {:.0f} of {:.0f} cases", _never),
     (f"{FOLDER}/go/README.md", "faster than HDP's best in {:.0f} of {:.0f} cases", _baseline_over_hdp),
-    ("README.md", "{:.3f} times as fast over {} cases", lambda: _zero_shot()[:2]),
 ]  # fmt: skip
