@@ -24,8 +24,7 @@ from gst.commands.place import add_place
 from gst.commands.programs import add_trace
 from gst.commands.sweep import add_sweep
 from gst.commands.training import add_rank
-from gst.files.owned import owned
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write, directory_lock
 from gst.process.interrupts import Stopped, stoppable
 from gst.process.progress import Verbosity, saying, verbosity
 
@@ -100,7 +99,7 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
 
 def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
     """A command that can be resumed has its directory of results for itself."""
-    return owned(options.out) if hasattr(options, "resume") else nullcontext()
+    return directory_lock(options.out) if hasattr(options, "resume") else nullcontext()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,7 +165,7 @@ def add_command(
 
 
 def _write_json(path: Path, result: Any) -> None:
-    with replaced(path) as file:
+    with atomic_write(path) as file:
         file.write(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
 
 

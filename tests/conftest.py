@@ -29,10 +29,12 @@ FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
 
 
+@pytest.hookimpl(trylast=True)  # what `-m` leaves out does not count
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: else one process ends with them while the other has nothing left to do."""
+    """Files with slow tests first, then those with many: else one process ends with them while the other is idle."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-slow[item.path], -tests[item.path]))
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.allocator import keep_freed_memory
+from gst.process.progress import Progress, no_progress
+from gst.process.tuning import keep_freed_memory
 
 NODES, CONFIGS, HELD_OUT = 100_000, 128, 32
 CONFIGS_PER_STEP, CHANNELS, LAYERS = 8, 32, 2
@@ -41,7 +41,7 @@ def variant(name: str, nodes: int = NODES) -> dict[str, Any]:
 
 
 def run(
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
     nodes: int = NODES,
     seeds: int = SEEDS,
     epochs: int | None = None,

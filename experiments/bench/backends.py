@@ -13,6 +13,7 @@ from torch import Tensor
 from gst.devices import machine_record, measure
 from gst.nn.edges import neighbour_max
 from gst.nn.sparse import Backend, CsrMatrix, has_torch_sparse, product, set_backend
+from gst.process.progress import Progress, no_progress
 
 SHAPES = ((4_000, 8_192), (40_000, 256), (1_000_000, 32))  # rows, numbers in a row
 EDGES_PER_ROW = 2
@@ -23,7 +24,7 @@ Reduction = Callable[[Tensor], Tensor]
 
 
 def run(
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
     shapes: tuple[tuple[int, int], ...] = SHAPES,
     repetitions: int = REPETITIONS,
 ) -> dict[str, Any]:

@@ -41,7 +41,7 @@ import gst.training.cli
 import gst.training.stopping  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, commands, lost, rows, unreadable
 from gst.cli import main as run_command
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write
 from gst.process.interrupts import Stopped, stoppable
 
 tqdm.monitor_interval = 0  # no thread
@@ -210,7 +210,7 @@ def _write(path: Path, known: dict[str, Any]) -> dict[str, int]:
     """All at once; returns the sums over commands."""
     totals = {key: sum(found[key] for found in known.values()) for key in NOTHING}
     result = {"command": "python -m experiments.bench.chaos", **totals, "commands": known}
-    with replaced(path) as file:
+    with atomic_write(path) as file:
         file.write(json.dumps(result, indent=1) + "\n")
     return totals
 

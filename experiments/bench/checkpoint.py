@@ -11,7 +11,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ import torch
 
 from embedding_cache import EmbeddingTable
 from gst.devices import machine_record
+from gst.process.progress import Progress, no_progress
 
 CHANNELS, AT_ONCE = 128, 1 << 16
 
 
 def run(
     size: int = 1 << 30, repetitions: int = 7, folder: Path | None = None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Save and restore a table in turns with copies of the file. At most three times the table's size lies on the disk
     at once.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gst.process.progress import Bars
-from gst.process.waiting import wait_briefly
+from gst.process.tuning import wait_briefly
 
 BENCH = "python -m experiments.bench"
 Command = Callable[..., argparse.ArgumentParser]

@@ -31,6 +31,7 @@ from gst.devices import machine_record
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.process.progress import Progress, no_progress
 
 GRAPHS, NODES, CONFIGS, MAX_NODES = 8, 16_000, 64, 1_000
 GRAPHS_PER_STEP, CONFIGS_PER_STEP, NUM_FRESH = 2, 16, 2
@@ -42,7 +43,7 @@ PLANNED_FOR = (2, 4, 8, 16, 32, 64, 128, 256)
 
 def run(
     processes: int = 2, steps: int = 12, rounds: int = 5, nodes: int = NODES,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Train with one process and with several, in turns.
 

@@ -23,7 +23,7 @@ from gst.devices import (
     pytorch,
     select,
 )
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import TrainingStep, capture, outputs_differ, resolve
 
 CHAIN = 400  # operations of the program that measures hand-overs
@@ -31,7 +31,7 @@ ELEMENTS = 1 << 16  # of each: 10 to 30 us, long enough for a thread whose core 
 RESAMPLES = 2000
 
 
-def bench(names: Sequence[str], repetitions: int = 25, progress: Progress = lambda *_: None) -> dict[str, Any]:
+def bench(names: Sequence[str], repetitions: int = 25, progress: Progress = no_progress) -> dict[str, Any]:
     """For each program, in turns: the step as written with one thread, the captured program on one core, and both with
     all cores.
 

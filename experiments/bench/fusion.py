@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gst.process.waiting import WAITING
+from gst.process.tuning import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
 

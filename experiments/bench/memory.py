@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gst.graphs.store import open_store, prepare
 from gst.method.catalogue import Catalogue, KeyAllocator
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.process.progress import Progress, no_progress
 
 CHANNELS, LAYERS, NUM_FRESH, CONFIGS = 32, 2, 4, 8
 MAX_NODES = 1000  # of a segment
@@ -36,7 +37,7 @@ STEPS = 24
 
 def run(
     nodes: Sequence[int],
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
     root: Path = Path("runs"),
     evaluated: int = 4000,
 ) -> dict[str, Any]:

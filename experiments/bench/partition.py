@@ -21,7 +21,7 @@ def run(
     nodes: int = 1_000_000,
     parts: int = 200,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Cut each kind of graph by each method, on one core.
 

@@ -20,7 +20,7 @@ from gst.placement.place import SEARCH_RUNS, measured_task
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import traced
 
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
@@ -43,7 +43,7 @@ def bench(
     repetitions: int = 25,
     compiled: bool = True,
     patience_s: float = 20.0,
-    progress: Progress = lambda *_: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """For each program plans on two cores, and on two cores and the set of both, all measured in turns at the end.
 

@@ -17,7 +17,7 @@ from gst.data.measured_plans import Profiled, plans_graph
 from gst.devices import Device, Plan, machine_record
 from gst.graphs.graph import Graph
 from gst.placement.screening import PlanFeatures
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 SMALL = 1_000  # nodes of the program that the model learns from
 MEMBERS = 3
@@ -28,7 +28,7 @@ CORES = ((0,), (1,), (0, 1))
 
 def run(
     num_nodes: int = 80_000, num_moves: int = 30, seed: int = 0,
-    progress: Progress = lambda *_: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Score plans that move one operation of a random plan each, one after the other as a local search does, and some
     of them with everything encoded.

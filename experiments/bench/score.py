@@ -11,7 +11,6 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,8 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.nn.message_passing import BOTH
 from gst.nn.sharing import Sharing
-from gst.process.allocator import keep_freed_memory
+from gst.process.progress import Progress, no_progress
+from gst.process.tuning import keep_freed_memory
 
 CHANNELS, LAYERS = 64, 3
 MAX_NODES = 1000  # of a segment
@@ -51,7 +51,7 @@ class Setting:
 SMALL = Setting(2 * MAX_NODES, 100, 8)
 
 
-def run(setting: Setting, progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> dict[str, Any]:
+def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
     """Score all configurations in fp32 and in bf16.
 
     Returns:

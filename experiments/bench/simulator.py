@@ -17,7 +17,7 @@ from gst.devices.costs import measure_costs, quickest
 from gst.devices.simulator import Contention, Simulator, peak_bytes
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import traced
 
 NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those that are judged
@@ -29,7 +29,7 @@ def bench(
     num_plans: int = 100,
     repetitions: int = 5,
     seed: int = 0,
-    progress: Progress = lambda *_: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measure random plans of each program, and simulate them with costs and contention measured before and after.
 

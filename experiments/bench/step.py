@@ -32,7 +32,8 @@ from gst.cost.metrics import kendall_tau
 from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.process.allocator import keep_freed_memory
+from gst.process.progress import Progress, no_progress
+from gst.process.tuning import keep_freed_memory
 
 WARM_UP = 4
 MAX_ROWS = 1 << 16
@@ -56,7 +57,7 @@ OURS = "shared bf16"
 LONGEST_S = 3.0  # of one product of matrices
 
 
-def run(setting: Setting, progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> dict[str, Any]:
+def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
     """Measure all variants.
 
     Returns:

@@ -21,6 +21,7 @@ from torch import Tensor
 from embedding_cache import EmbeddingTable
 from embedding_cache.storage import ordinary
 from gst.devices import Measurement, machine_record, measure
+from gst.process.progress import Progress, no_progress
 
 TABLE_BYTES = 256 << 20
 TIERS = ("device", "pinned", "disk")
@@ -30,7 +31,7 @@ SMALL = 300  # repetitions of what takes microseconds
 LARGE = 25  # and of what takes milliseconds
 
 
-def run(progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> dict[str, Any]:
+def run(progress: Progress = no_progress) -> dict[str, Any]:
     """Measure tables on the host.
 
     Args:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from gst.placement.task import Task
-from gst.process.waiting import WAITING
+from gst.process.tuning import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
 

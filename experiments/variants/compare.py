@@ -31,7 +31,7 @@ from gst.data.loader import Selection
 from gst.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole graph": {"whole": True},

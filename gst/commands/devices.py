@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gst.process.progress import Bars
-from gst.process.waiting import wait_briefly
+from gst.process.tuning import wait_briefly
 
 if TYPE_CHECKING:
     from rich.table import Table

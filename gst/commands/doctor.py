@@ -230,7 +230,7 @@ def _bf16() -> Finding:
 
 
 def _allocator() -> Finding:
-    from gst.process.allocator import keep_freed_memory
+    from gst.process.tuning import keep_freed_memory
 
     if loaded := os.environ.get("LD_PRELOAD"):
         return Finding("allocator", "well", f"LD_PRELOAD={loaded}")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gst.files.owned import owned
+from gst.files.writing import directory_lock
 from gst.process.progress import Bars
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
-    with owned(out), Bars() as bars:
+    with directory_lock(out), Bars() as bars:
         trials = run_sweep(sweep, out, most, options.seed, options.go_on, lambda ended: _tell(bars, ended, most, sweep))
     best = best_of(trials, sweep.goal)
     _print(sweep, trials, best)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write
 
 AS_IT_SHOULD_BE = (
     r"Attribute '(encoder|head)' is an instance of `nn\.Module` and is already saved",  # they are built from settings
@@ -48,7 +48,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
     for config in order[: options.top]:
         print(f"{config:>8}  {scores[config]:.6g}")
     if options.out:
-        with replaced(options.out) as file:
+        with atomic_write(options.out) as file:
             writer = csv.writer(file)
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float64
 
 from gst.cost.calibration import Calibration, held_out
 from gst.cost.member import Lesson, Member
-from gst.files.replaced import replaced_file
 from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
+from gst.files.writing import atomic_path
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 
@@ -139,7 +139,7 @@ class CostModel:
             "ratios": None if calibration is None else torch.from_numpy(calibration.ratios),
             "offset": None if calibration is None else calibration.offset,
         }  # fmt: skip
-        with replaced_file(Path(path)) as file:
+        with atomic_path(Path(path)) as file:
             torch.save(content, file)
 
     @staticmethod

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int8, Int64
 
 from gst.data.source import GraphSource
-from gst.files.scratch import CHUNK, chunks, empty
+from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import Graph
 
 NUM_OPCODES = 8
@@ -52,13 +52,13 @@ def synthetic_program(
     first = np.arange(1, num_nodes - 1, max(2, round(2 / configurable)))
     config_nodes = np.sort(np.concatenate([first, first + 1])) if num_nodes > 2 else np.arange(num_nodes)
     edges = _edges(generator, num_nodes, first, scratch, chunk)
-    opcodes = empty(scratch, "opcodes", (num_nodes,), np.int64)
+    opcodes = empty_array(scratch, "opcodes", (num_nodes,), np.int64)
     for part in chunks(num_nodes, chunk):
         opcodes[part] = generator.integers(NUM_OPCODES, size=part.stop - part.start)
-    sizes = empty(scratch, "sizes", (num_nodes,), np.float64)
+    sizes = empty_array(scratch, "sizes", (num_nodes,), np.float64)
     for part in chunks(num_nodes, chunk):
         sizes[part] = np.exp(generator.normal(3.0, 1.0, part.stop - part.start))
-    node_features = empty(scratch, "node_features", (num_nodes, 1), np.float32)
+    node_features = empty_array(scratch, "node_features", (num_nodes, 1), np.float32)
     for part in chunks(num_nodes, chunk):
         node_features[part, 0] = np.log(sizes[part])
 
@@ -81,7 +81,7 @@ def _edges(
     generator: np.random.Generator, num_nodes: int, first: np.ndarray, scratch: Path | None, chunk: int
 ) -> Int64[np.ndarray, "2 edges"]:
     """Every node but the first hears of two nodes shortly before it, and pairs are joined. Sorted, each edge once."""
-    reach = empty(scratch, "reach", (2, num_nodes - 1), np.int32)
+    reach = empty_array(scratch, "reach", (2, num_nodes - 1), np.int32)
     for row in reach:
         for part in chunks(num_nodes - 1, chunk):
             row[part] = np.minimum(
@@ -100,7 +100,7 @@ def _edges(
         return np.divmod(keys[np.diff(keys, prepend=-1) > 0], num_nodes)
 
     ends = np.cumsum([len(of_producers(part)[0]) for part in chunks(num_nodes, chunk)])
-    edges = empty(scratch, "edges", (2, int(ends[-1])), np.int64)
+    edges = empty_array(scratch, "edges", (2, int(ends[-1])), np.int64)
     for part, end in zip(chunks(num_nodes, chunk), ends, strict=True):
         producers, consumers = of_producers(part)
         edges[:, end - len(producers) : end] = producers, consumers
@@ -112,7 +112,7 @@ def _choices(
 ) -> Int8[np.ndarray, "configs configurable"]:
     """What each configurable node chooses, drawn from the mix of its region: how many limits its draw is above."""
     bounds = generator.dirichlet(np.full(NUM_CHOICES, 0.5), mixes).cumsum(-1)
-    choices = empty(scratch, "choices", (len(bounds), len(region)), np.int8)
+    choices = empty_array(scratch, "choices", (len(bounds), len(region)), np.int8)
     for row, bound in zip(choices, bounds, strict=True):
         for part in chunks(len(region), chunk):
             draws = generator.random(part.stop - part.start)
@@ -124,7 +124,7 @@ def _edges_between(
     edges: np.ndarray, config_nodes: np.ndarray, num_nodes: int, scratch: Path | None, chunk: int
 ) -> Int64[np.ndarray, "2 between"]:
     """The edges from one configurable node to another, as positions among these."""
-    position = empty(scratch, "position", (num_nodes,), np.int64)
+    position = empty_array(scratch, "position", (num_nodes,), np.int64)
     position[:] = -1
     position[config_nodes] = np.arange(len(config_nodes))
     between = [np.zeros((2, 0), np.int64)]

@@ -13,8 +13,8 @@ from gst.data.derivation import derivation, derived
 from gst.data.fingerprint import of_files
 from gst.data.merging import merge_repeats
 from gst.data.source import GraphSource
-from gst.files.scratch import chunks
 from gst.files.untrusted import read_arrays
+from gst.files.writing import chunks
 from gst.graphs.graph import Graph
 
 VERSION = 1  # of what is read

@@ -28,7 +28,7 @@ from gst.devices.locks import held
 from gst.devices.measure import Failure, Measurement, measure, timed
 from gst.devices.plan import Plan
 from gst.devices.simulator import Simulation
-from gst.process.waiting import WAITING
+from gst.process.tuning import WAITING
 from gst.programs import Program
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
@@ -37,7 +37,7 @@ START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a 
 class IsolatedExecutor:
     """Runs plans of one program in a child process, which ends with this one. Use it as a context manager.
 
-    In the child OpenMP's threads wait as `gst.process.waiting` says, since they would steal the cores of other devices.
+    In the child OpenMP's threads wait as `gst.process.tuning` says, since they would steal the cores of other devices.
     It is replaced by a fresh one whenever a plan crashed it, hung or raised. It ends with the thread that started it.
 
     Args:

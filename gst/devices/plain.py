@@ -21,7 +21,7 @@ from typing import Self
 import torch
 
 from gst.devices.executor import eager, pytorch
-from gst.process.waiting import WAITING
+from gst.process.tuning import WAITING
 from gst.programs import Program, as_module, resolve, traced
 
 

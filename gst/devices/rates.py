@@ -16,7 +16,7 @@ from gst.devices.load import LoadMeter
 from gst.devices.probes import PROBES, OperationRates, Probe, copy_speed, hand_over_us, operation_rates, ping_pong
 from gst.devices.remembered import machine_file, this_machine
 from gst.files.untrusted import plain, read_object
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 SCHEMA = 1
 
@@ -72,7 +72,7 @@ def measure_rates(
     pairs: Sequence[Device],
     repetitions: int = 10,
     probes: Mapping[str, Probe] = PROBES,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Rates:
     """Time one small program on each kind of device, and the links of every two of `pairs`.
 

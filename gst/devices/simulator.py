@@ -32,7 +32,7 @@ class Contention:
         hand_over_us: the same when another thread waits for it, awake.
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
         spin_us: how long threads look for work before they sleep.
-        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.process.waiting`.
+        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.process.tuning`.
     """
 
     slowdown: float = 0.0

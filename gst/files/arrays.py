@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gst.files.packing import PackedArray, packable, packed, unpacked, worth_packing
-from gst.files.scratch import chunks
 from gst.files.untrusted import shown
+from gst.files.writing import chunks
 
 ALIGNMENT = 64
 JOURNAL = "journal.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from gst.files.scratch import CHUNK, chunks, empty
+from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import Graph
 from partitioners import num_parts_for
 
@@ -51,9 +51,9 @@ class Cutting:
         self._outgoing: Neighbours | None = None
         if halo:
             self._outgoing = neighbours(graph.edges, 0, graph.num_nodes, block_nodes, scratch, chunk)
-        self._owned = empty(scratch, "owned", (graph.num_nodes,), np.int64)  # nodes segment by segment
-        self._columns = empty(scratch, "columns", (graph.num_nodes,), np.int32)
-        self._order = empty(scratch, "order", (len(graph.config_nodes),), np.int64)
+        self._owned = empty_array(scratch, "owned", (graph.num_nodes,), np.int64)  # nodes segment by segment
+        self._columns = empty_array(scratch, "columns", (graph.num_nodes,), np.int32)
+        self._order = empty_array(scratch, "order", (len(graph.config_nodes),), np.int64)
         self._counts: list[np.ndarray] = []  # nodes of each segment, by range
 
     def jobs(self) -> Iterator[Job]:
@@ -221,8 +221,8 @@ def neighbours(
     sizes = np.zeros(-(-num_nodes // block_nodes), np.int64)
     for part in chunks(num_edges, chunk):
         sizes += np.bincount(edges[side, part] // block_nodes, minlength=len(sizes))
-    keys = empty(scratch, f"nodes-{side}", (num_edges,), np.int64)
-    others = empty(scratch, f"others-{side}", (num_edges,), np.int64)
+    keys = empty_array(scratch, f"nodes-{side}", (num_edges,), np.int64)
+    others = empty_array(scratch, f"others-{side}", (num_edges,), np.int64)
     ends = np.cumsum(sizes) - sizes
     for part in chunks(num_edges, chunk):
         block = edges[side, part] // block_nodes
@@ -230,7 +230,7 @@ def neighbours(
         place = ranges(ends, ends + counts)
         keys[place], others[place] = edges[side, part][order], edges[1 - side, part][order]
         ends += counts
-    starts = empty(scratch, f"starts-{side}", (num_nodes + 1,), np.int64)
+    starts = empty_array(scratch, f"starts-{side}", (num_nodes + 1,), np.int64)
     starts[0] = 0
     for low, first, end in zip(range(0, num_nodes, block_nodes), ends - sizes, ends, strict=True):
         high = min(low + block_nodes, num_nodes)

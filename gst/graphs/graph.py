@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from gst.files.scratch import chunks
+from gst.files.writing import chunks
 
 
 @dataclass(frozen=True, eq=False)

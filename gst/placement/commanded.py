@@ -12,7 +12,7 @@ from gst.data.cost_graphs import read_cost_graph
 from gst.devices.discover import parse_bytes
 from gst.devices.execution import usable_devices
 from gst.devices.isolated import IsolatedExecutor
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write
 from gst.placement.drawn import drawn
 from gst.placement.fleet.cluster import kind_of_search, kinds_with
 from gst.placement.fleet.connection import joined
@@ -77,7 +77,7 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     save_plan(found.plan, found.task, request.out / "plan.json")
     result = {"command": request.command, **found.result}
     record = result | drawn(found.task, found.plan) | found.drawn | {"seconds": time.perf_counter() - started}
-    with replaced(request.out / "report.html") as file:
+    with atomic_write(request.out / "report.html") as file:
         file.write(render(record))
     return result
 

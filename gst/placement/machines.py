@@ -13,12 +13,15 @@ from jaxtyping import Bool, Float64
 
 from gst.devices import Device
 from gst.devices.costs import Costs, profiled_costs
+from gst.devices.simulator import Contention
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
 VIEW_US = {"cpu": 0.3, "cuda": 0.0}  # a GPU does nothing for a view
+STREAMS = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
+"""Of GPUs: no thread sleeps or wakes on them; `launch_us` and `link_us` are all that an operation and a copy wait."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,14 @@ class Machine:
             found, latency_us=self.link_us * apart, bytes_per_us=np.where(apart, self.link_gb_per_s * 1e3, np.inf)
         )
 
+    @property
+    def contention(self) -> Contention:
+        """Delays between operations: those of threads on CPUs; none as soon as one of the chips is a GPU."""
+        return Contention() if all(chip.kind == "cpu" for chip in self.chips) else STREAMS
+
     def task(self, program: Program) -> Task:
         """The task of placing a program on these chips."""
-        return Task.of_program(program, self.costs(program))
+        return Task.of_program(program, self.costs(program), self.contention)
 
 
 CORE = Chip("cpu", gflops=60.0, gb_per_s=10.0, launch_us=3.0)

@@ -20,7 +20,7 @@ from gst.graphs.store import prepare
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program, traced
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
@@ -38,7 +38,7 @@ def measure_program(
     time_limit_s: float = 60.0,
     patience_s: float = 20.0,
     resume: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measure plans of a program in a child process and make a dataset of those that ran.
 

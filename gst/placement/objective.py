@@ -74,11 +74,15 @@ class SimulatedRuntime:
         return np.array([self._one(plan) for plan in plans], np.float64)
 
     def excess(self, plan: Plan) -> float:
-        """How much of what it may take a plan takes too much, of the memory that is worst off: 0 = it fits."""
-        return self._excess(self.task.simulator.run(plan))
+        """How much of what it may take a plan takes too much, of the memory that is worst off: 0 = it fits. Infinite
+        where some operation cannot run on its device."""
+        return self._excess(self.task.simulator.run(plan)) if self._can_run(plan) else float("inf")
+
+    def _can_run(self, plan: Plan) -> bool:
+        return bool(np.isfinite(self.task.times_us[plan.placement, np.arange(self.task.num_nodes)]).all())
 
     def _one(self, plan: Plan) -> float:
-        if not np.isfinite(self.task.times_us[plan.placement, np.arange(self.task.num_nodes)]).all():
+        if not self._can_run(plan):
             return float("nan")
         run = self.task.simulator.run(plan)
         return float("nan") if self.check_memory and self._excess(run) > 0 else run.makespan_us / 1e3

@@ -20,8 +20,8 @@ from gst.devices.isolated import IsolatedExecutor, measure_plans
 from gst.devices.measure import Failure
 from gst.devices.native import supports
 from gst.devices.simulator import Contention
-from gst.files.replaced import replaced
 from gst.files.untrusted import read_object
+from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
@@ -35,7 +35,7 @@ from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.placement.workers import Workers
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program
 
 NUM_CALIBRATION = 12  # plans that contention is learned from
@@ -51,7 +51,7 @@ def place_measured(
     devices: Sequence[Device],
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
 ) -> PlacementResult:
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
@@ -166,7 +166,7 @@ def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Call
             "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
         }  # fmt: skip
-        with replaced(path) as file:
+        with atomic_write(path) as file:
             file.write(json.dumps(said))
     said = read_object(path)
     if said["program"] != program.key or said["devices"] != [device.name for device in devices]:

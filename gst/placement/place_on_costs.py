@@ -17,14 +17,14 @@ from gst.placement.planning import Planned, plan_all
 from gst.placement.published.latency import PublishedRuntime, published_bound
 from gst.placement.published.search import search_published
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 
 def place_simulated(
     task: Task,
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     objective: Objective | None = None,
 ) -> PlacementResult:
     """Plan by every method on costs alone: a program on a machine that is not here. Nothing is measured.
@@ -44,7 +44,7 @@ def place_graph(
     graph: CostGraph,
     out: Path,
     settings: Settings = AS_USUAL,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> PlacementResult:
     """Plan a published cost graph, by its published latency; one with a backward pass, by simulation.
 

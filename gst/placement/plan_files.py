@@ -8,15 +8,15 @@ from pathlib import Path
 
 from gst.devices import Device, Plan
 from gst.devices.plan import positions_of_nodes
-from gst.files.replaced import replaced
 from gst.files.untrusted import plain, read_object
+from gst.files.writing import atomic_write
 from gst.placement.task import Task
 from gst.programs import Program
 
 
 def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
     """Write `path` at once or not at all; `Plan.load` reads it too."""
-    with replaced(path) as file:
+    with atomic_write(path) as file:
         file.write(json.dumps({"program": program.key, **plan.to_dict()}))
 
 

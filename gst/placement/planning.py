@@ -20,7 +20,7 @@ from gst.placement.policies.go import go
 from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 Method = Callable[..., None]
 RENAMED = {"ours": "guided_search"}  # methods by the names that earlier versions wrote
@@ -77,7 +77,7 @@ def plan_all(
     tasks: Sequence[str] = ("placement", "schedule"),
     seed: int = 0,
     log: Log | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Planned]:
     """Baselines by name, then the best plan that each method finds with `evaluations` questions.
 

@@ -24,7 +24,7 @@ from gst.placement.planning import Planned, restrict
 from gst.placement.screening import ScreenedRuntime, Surrogate
 from gst.placement.task import Task
 from gst.placement.workers import Workers
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made
@@ -108,7 +108,7 @@ class Search:
     tasks: Sequence[str] = ("placement", "schedule")
     rounds: int = 4
     seed: int = 0
-    progress: Progress = lambda what, done, total: None
+    progress: Progress = no_progress
     as_run: Callable[[Plan], Plan] = as_is
     surrogate: Surrogate | None = None
     num_screened: int = 0

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on, how much of it is done, and how much there is."""
+"""Called with a description of the work, the number of finished items and the number of all items."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """A `Progress` that shows nothing."""
+
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 VARIABLE = "GST_VERBOSITY"  # so that child processes say as much

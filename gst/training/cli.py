@@ -24,8 +24,8 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from gst.files.replaced import replaced
 from gst.files.untrusted import check_yaml
+from gst.files.writing import atomic_write
 from gst.training.checkpoints import BackgroundCheckpointIO
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
@@ -80,7 +80,7 @@ class PredictionWriter(BasePredictionWriter):
         predictions = gathered(predictions)
         if not trainer.is_global_zero:
             return
-        with replaced(self.path) as file:
+        with atomic_write(self.path) as file:
             writer = csv.writer(file)
             writer.writerow(["graph", "unique_config", "score"])
             for rows in predictions:

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection
 from gst.devices import machine_record
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write
 from gst.reporting.report import render_training
 from gst.training.module import SegmentTrainingModule
 from gst.training.versions import code_version
@@ -94,7 +94,7 @@ class ReportPage(L.Callback):
             "held_out": self._held_out, "model": _model(trainer, pl_module), "data": _data(trainer),
             "parts": _parts(trainer), "checkpoints": _checkpoints(trainer),
         }  # fmt: skip
-        with replaced(path) as file:
+        with atomic_write(path) as file:
             file.write(render_training(record))
         print(f"Look at {path}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from gst.files.owned import owned
+from gst.files.writing import directory_lock
 from gst.process.interrupts import SIGNALS, Stopped
 
 LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
@@ -37,7 +37,7 @@ class Stoppable(L.Callback):
         """
         if trainer.is_global_zero:
             for directory in {Path(str(each.dirpath)) for each in _kept(trainer)}:
-                self._held.enter_context(owned(directory))
+                self._held.enter_context(directory_lock(directory))
                 for left in directory.glob(".*.partial"):  # of a training that was killed
                     left.unlink()
 

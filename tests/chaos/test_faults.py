@@ -17,7 +17,7 @@ from gst.cli import main
 from gst.data.synthetic import SyntheticPrograms
 from gst.devices import Log, measure
 from gst.files.arrays import JOURNAL
-from gst.files.replaced import replaced
+from gst.files.writing import atomic_write
 from gst.graphs.store import open_store, prepare, verify
 
 ROOT = Path(__file__).parents[2]
@@ -137,13 +137,13 @@ def test_a_directory_that_cannot_be_written(disk: Path, capsys: pytest.CaptureFi
 
 def test_a_file_takes_the_place_of_another_whole_or_not_at_all(disk: Path) -> None:
     path = disk / "new" / "result.json"
-    with replaced(path) as file:
+    with atomic_write(path) as file:
         file.write("first")
-    with pytest.raises(KeyError), replaced(path) as file:
+    with pytest.raises(KeyError), atomic_write(path) as file:
         file.write("second")
         raise KeyError
     fill(disk, 4096)
-    with pytest.raises(OSError, match=rf"cannot write {path}: No space left"), replaced(path) as file:
+    with pytest.raises(OSError, match=rf"cannot write {path}: No space left"), atomic_write(path) as file:
         file.write("third" * 4096)
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
 

@@ -127,6 +127,7 @@ def test_a_program_that_changed_meanwhile_is_no_outcome(programs: dict[str, Prog
         measure_plans(isolated, random_plans(programs["rnnlm"], 2), repetitions=1, gate=gate)
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,6 +190,7 @@ def test_where_values_are_not_counted_address_space_is_limited(tmp_path: Path) -
     assert found.outcome == "failed" and found.reason.startswith("out of memory: "), found.reason
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:
     code = (

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from placement_graphs import made_task
+from random_tasks import random_task
 
 from gst.devices import Device, Plan
 from gst.placement.baselines.portfolio import portfolio, single
@@ -69,6 +70,13 @@ def test_memory_limits_are_kept_also_when_no_start_fits(task: Task) -> None:
     budgeted = annealed(limited, 400, start=start)
     assert budgeted.best is not None and runtime.excess(budgeted.best) == 0
     assert max(limited.memory_use(limited.simulator.run(budgeted.best)).values()) <= tight
+
+
+def test_it_starts_where_a_device_cannot_run_everything() -> None:
+    task = random_task(0)
+    assert np.isinf(task.times_us[-1]).any()
+    best = annealed(task, 100).best
+    assert best is not None and np.isfinite(task.times_us[best.placement, np.arange(task.num_nodes)]).all()
 
 
 def test_runtimes_that_always_fail_are_asked_to_the_end(task: Task) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_tasks import apart, core_sets, made_up, random_edges, random_task
+from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, random_task
 
 from gst.data.cost_graphs import read_cost_graph
 from gst.devices import Device
+from gst.devices.simulator import Simulator
 from gst.placement.baselines.layers import layers
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.baselines.portfolio import chunks, expert, metis, portfolio, single, topo
@@ -61,6 +62,20 @@ def test_chunks_follow_program_order_and_share_the_time(task: Task) -> None:
     assert (np.diff(placement[task.costs.computed]) >= 0).all()
     share = task.times_us[0][placement == 0].sum() / task.times_us[0].sum()
     assert abs(share - 0.5) <= task.times_us[0].max() / task.times_us[0].sum()
+
+
+def test_simulated_gpus_take_the_sum_of_their_launches_and_no_delay_of_threads(gpus: Task) -> None:
+    run = gpus.simulator.run(single(gpus, 0))
+    assert run.makespan_us == pytest.approx(gpus.times_us[0].sum(), rel=1e-9)
+    cores = machine("cores:2").task(gpus.program)  # where a thread takes time from one operation to the next
+    want = cores.times_us[0].sum() + cores.contention.switch_us * (np.count_nonzero(cores.costs.computed) - 1)
+    assert cores.simulator.run(single(cores, 0)).makespan_us == pytest.approx(want, rel=0.01)
+
+
+def test_plans_on_simulated_gpus_wake_no_threads(gpus: Task) -> None:
+    free = Simulator(gpus.costs, NO_OVERHEAD)
+    for plan in portfolio(gpus).values():
+        assert gpus.simulator.run(plan).makespan_us == free.run(plan).makespan_us
 
 
 def test_inputs_go_where_they_are_first_read(gpus: Task) -> None:

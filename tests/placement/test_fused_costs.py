@@ -23,8 +23,6 @@ from gst.programs import Program, Reference, TrainingStep, capture
 from gst.programs.features import flops
 from tests.devices.test_fusion import STEPS, partition, random_program
 
-SWITCH_US = 0.3  # from one operation to the next on a device, `Contention.switch_us`
-
 
 def program_of(step: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], width: int) -> Program:
     def whole(p: dict) -> tuple[torch.Tensor, dict]:
@@ -86,7 +84,7 @@ def test_a_chain_saves_its_launches_and_its_traffic(width: int, times: int) -> N
     plan = fusing(runtime, nodes_named(runtime.program, "neg"))
     arithmetic, traffic = width / GPU.gflops / 1e3, 8 * width / GPU.gb_per_s / 1e3
     one, all_of_them = max(arithmetic, traffic), max(times * arithmetic, traffic)
-    saved = (times - 1) * (GPU.launch_us + SWITCH_US) + times * one - all_of_them
+    saved = (times - 1) * GPU.launch_us + times * one - all_of_them
     before, after = runtime([replace(plan, fusion=None), plan])
     assert 1e3 * (before - after) == pytest.approx(saved, rel=1e-9)
 

@@ -96,7 +96,7 @@ def test_inputs_are_known_by_name_and_laid_out_as_captured() -> None:
 def test_another_program_in_the_same_directory_is_refused(
     model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gst.placement.placed.Settings", partial(Settings, patience_s=0.0))
+    monkeypatch.setattr("gst.placement.placed.Settings", partial(Settings, methods=(), patience_s=0.0))
     gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], budget=0, out=tmp_path)
     with pytest.raises(ValueError, match="another program"):
         gst.place(model, torch.zeros(2, 16), devices=["cpu:0"], budget=0, out=tmp_path)

@@ -147,6 +147,7 @@ def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) ->
         assert search.run().key in {trial.plan.key for trial in search.trials} and len(search.trials) == 6
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

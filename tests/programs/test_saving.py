@@ -83,6 +83,7 @@ def test_the_key_sees_values_of_constants_and_arguments() -> None:
     assert key(2.0, 3.0) == key(2.0, 3.0) and len({key(2.0, 3.0), key(2.5, 3.0), key(2.0, 3.5)}) == 3
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_the_key_is_the_same_in_another_process(tiny: Program) -> None:
     code = f"from gst.programs import WORKLOADS, capture\nprint(capture(WORKLOADS['rnnlm'](**{SIZES!r})).key)"

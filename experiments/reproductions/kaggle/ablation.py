@@ -28,7 +28,7 @@ from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.nn import SAGE, CrossConfigHead, FusedSAGE, Head
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
 BASE = "base"

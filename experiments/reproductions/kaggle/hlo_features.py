@@ -41,7 +41,7 @@ from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
 Task = Callable[[Sequence[str], int], float]

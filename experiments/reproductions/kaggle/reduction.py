@@ -34,7 +34,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 METHODS = ("none", "hops:1", "hops:2", "hops:3", "segments")

@@ -44,7 +44,7 @@ from experiments.reproductions.tpugraphs.common_gnn import Lessons, Scores, gnn
 from gst.cost import kendall_tau, noise_ceiling
 from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 HELD_OUT, FOLDS = 1000, 5
 Graphs = dict[str, list[SegmentedGraph]]

@@ -20,7 +20,7 @@ from gst.devices.native.build import load
 from gst.devices.native.lower import lower
 from gst.devices.native.machine import machine
 from gst.devices.plan import Plan, positions_of_nodes, ranks
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 from gst.programs import Program, Reference
 
 MAX_SCHEDULES = 256
@@ -96,7 +96,7 @@ class NativeExecutor:
 
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.process.waiting`
+        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.process.tuning`
         self._machine = machine(self.devices)
         return self
 

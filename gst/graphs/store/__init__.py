@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from gst.files.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
-from gst.files.replaced import replaced
 from gst.files.untrusted import plain, read_object, shown
+from gst.files.writing import atomic_write
 from gst.graphs.cutting import BLOCK_NODES
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
@@ -84,7 +84,7 @@ def prepare(
             if not final.is_dir():  # else another process was faster
                 raise
     if fingerprint:
-        with replaced(root / "sources" / key) as note:
+        with atomic_write(root / "sources" / key) as note:
             note.write(final.name)
     return final
 

@@ -15,7 +15,7 @@ from gst.placement.fleet.connection import joined
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.measuring import AT_ONCE, begun, not_measured, summary, write
 from gst.placement.plan_files import load_plan
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program, traced
 
 Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
@@ -34,7 +34,7 @@ def measure_on_fleet(
     time_limit_s: float = 60.0,
     patience_s: float = 20.0,
     resume: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measure the same plans of a program on every kind of host that has the devices; hosts of a kind share the work.
 

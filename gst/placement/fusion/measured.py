@@ -16,14 +16,14 @@ from gst.devices.fusion.rewrite import rewritten
 from gst.devices.isolated import IsolatedExecutor
 from gst.devices.measure import Failure
 from gst.devices.native.lower import CompiledGroup
-from gst.files.replaced import replaced
 from gst.files.untrusted import read_object
+from gst.files.writing import atomic_write
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.contraction import Contraction, contract
 from gst.placement.fusion.costs import numbered
 from gst.placement.machines import VIEW_US
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # groups that are asked about at once: each may have to be compiled
 
@@ -49,7 +49,7 @@ class FusedTask:
 
 
 def fused_task(
-    task: Task, isolated: IsolatedExecutor | FleetWorkers, progress: Progress = lambda what, done, total: None,
+    task: Task, isolated: IsolatedExecutor | FleetWorkers, progress: Progress = no_progress,
     kept: Path | None = None,
 ) -> FusedTask | None:  # fmt: skip
     """Compile chains of element-wise operations for each kind of device of a task, and make those one operation that
@@ -76,7 +76,7 @@ def fused_task(
     else:
         shares = _shares(task, groups, isolated, progress)
         if kept is not None:
-            with replaced(kept) as file:
+            with atomic_write(kept) as file:
                 file.write(json.dumps({"task": task.key, "devices": list(task.names), "shares": shares.tolist()}))
     pays = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
     if not len(pays):

@@ -11,7 +11,7 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.objective import Budgeted
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 FAILED = 1e15
 """Energy of a plan that fails, more than any runtime in ms; a plan that fits less has more."""
@@ -26,7 +26,7 @@ def anneal(
     task: Task,
     objective: Budgeted,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     start: Sequence[Plan] = (),
 ) -> None:
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.

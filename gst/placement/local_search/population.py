@@ -13,7 +13,7 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.moves import crossover, mutate
 from gst.placement.objective import Budgeted
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 SAMPLES = 40  # plans that are drawn from one distribution
 ELITE_SHARE = 0.1  # of them, by which the next distribution is chosen
@@ -26,7 +26,7 @@ def cross_entropy(
     task: Task,
     objective: Budgeted,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     start: Sequence[Plan] = (),
     trust: float = 0.95,
 ) -> None:
@@ -64,7 +64,7 @@ def evolve(
     task: Task,
     objective: Budgeted,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     start: Sequence[Plan] = (),
 ) -> None:
     """Evolutionary search with elitism: of parents and children the best survive (a (mu + lambda) strategy, Baeck,

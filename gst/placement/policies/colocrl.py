@@ -16,14 +16,14 @@ from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 MOST_UNITS = 256
 SCALE = 0.1  # of logarithms of counts and sizes, so that they are of the order of one
 
 
 def colocrl(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = lambda what, done, total: None, *,
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, *,
     learning_rate: float = 3e-3, hidden: int = 64,
 ) -> None:  # fmt: skip
     """Learn to place by REINFORCE, from nothing, until the budget is spent; see `objective.best`.

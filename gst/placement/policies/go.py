@@ -25,7 +25,7 @@ from gst.placement.policies.inputs import (
 from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.policies.recurrent_attention import RecurrentAttention
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 from gst.programs.features import FEATURE_NAMES
 
 TASKS = ("placement", "schedule", "fusion")
@@ -175,7 +175,7 @@ class GO(nn.Module):
 
 
 def go(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
     *, tasks: Sequence[str] = ("placement",), **settings: Any,
 ) -> None:  # fmt: skip
     """GO-one (Zhou et al. 2020): a fresh policy, trained by PPO on this graph alone, without baselines to start from.

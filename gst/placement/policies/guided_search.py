@@ -25,7 +25,7 @@ from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
 from gst.placement.policies.pretraining import load_policy, zero_shot
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 LEAST_WEIGHT = 0.05  # of a group of which the policy is certain, among at most log(devices)
 EPOCHS = 3
@@ -42,7 +42,7 @@ NUM_ZERO_SHOT = 2  # plans of a pretrained policy to start from
 
 
 def guided_search(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
     *, pretrained: GO | Path | str | None = None,
 ) -> None:  # fmt: skip
     """Improve the best plan of the portfolio: never worse than the portfolio as far as the budget reaches.
@@ -155,7 +155,7 @@ class Guide:
 
 def guided_annealing(
     policy: nn.Module, inputs: PolicyInputs, task: Task, objective: Budgeted, start: Plan, seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> None:  # fmt: skip
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) with the steps of `Neighbourhood` and
     those of a policy (`Guide.step`), which learns from all of them. Kinds of steps that found better plans lately are

@@ -16,13 +16,13 @@ from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, and faster
 
 
 def hdp(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = lambda what, done, total: None, *,
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, *,
     learning_rate: float = 1e-2, hidden: int = 64,
 ) -> None:  # fmt: skip
     """Learn to group and to place by REINFORCE, from nothing, until the budget is spent; see `objective.best`.

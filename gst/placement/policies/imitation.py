@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gst.placement.policies.decisions import Decisions, LogProbabilities
 from gst.placement.policies.inputs import PolicyInputs
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # examples in a step
 SMOOTHING = 0.05  # share of the target that is spread over all actions, so that the policy goes on exploring
@@ -38,7 +38,7 @@ class Example:
 
 def imitate(
     policy: nn.Module, examples: Sequence[Example], steps: int, learning_rate: float = 2e-3, seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[float]:  # fmt: skip
     """Make the plans of examples likely: cross-entropy with smoothed labels (Szegedy et al., "Rethinking the Inception
     Architecture", CVPR 2016, section 7), of the tasks that both policy and example decide. The learning rate falls to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from gst.placement.objective import Objective
 from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
+from gst.process.progress import Progress, no_progress
 
 CLIP = 0.2  # of the ratio of probabilities of one decision (Schulman et al. 2017, equation 7)
 KL_LIMIT = 0.05  # nats a decision, mean over decisions, that a policy may move in one step
@@ -146,7 +147,7 @@ def advantages(lesson: Lesson, runtimes_ms: Float64[np.ndarray, " plans"]) -> Fl
 def train(
     policy: nn.Module, lessons: Sequence[Lesson], iterations: int, samples: int, seed: int = 0, at_once: int = 4,
     learning_rate: float = 1e-3, entropy: tuple[float, float] = (5e-2, 5e-4),
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[dict[str, float]]:  # fmt: skip
     """Train a policy on several graphs, a few of them in each iteration, all of them in turn.
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from gst.devices import Plan
-from gst.files.replaced import replaced_file
 from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
+from gst.files.writing import atomic_path
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.decisions import Decisions, canonical, decisions_of, draw, most_likely, plans_of
@@ -23,7 +23,7 @@ from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.list_decoding import list_decoded
 from gst.placement.policies.ppo import PPO, Lesson, train
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.process.progress import Progress, no_progress
 
 SCHEMA = 1
 MAX_STEPS = 49  # of fine-tuning (Zhou et al. 2020: fewer than 50)
@@ -32,7 +32,7 @@ SHARPER = 0.5  # temperature of half of the plans that are drawn
 
 def pretrain(
     tasks: Sequence[Task], policy: GO, evaluations: int = 1_000, imitation_steps: int = 400, iterations: int = 50,
-    samples: int = 16, seed: int = 0, progress: Progress = lambda what, done, total: None,
+    samples: int = 16, seed: int = 0, progress: Progress = no_progress,
 ) -> GO:  # fmt: skip
     """Teach a policy on several graphs and machines: first to imitate the best plan that annealing finds from the
     portfolio (as DOPPLER does from a heuristic: Yao et al., ICLR 2026), then by PPO against simulated runtimes. It is
@@ -52,7 +52,7 @@ def pretrain(
 
 def examples(
     tasks: Sequence[Task], evaluations: int = 1_000, seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[Example]:  # fmt: skip
     """For each task the best plan that annealing finds from the portfolio, for a policy to imitate."""
     found = []
@@ -124,7 +124,7 @@ def proposals(policy: GO, task: Task, samples: int = 32, seed: int = 0, listed: 
 
 def save_policy(policy: GO, path: Path | str) -> None:
     """Write a file that `load_policy` reads: numbers and tensors only."""
-    with replaced_file(Path(path)) as file:
+    with atomic_path(Path(path)) as file:
         torch.save({"schema": SCHEMA, "settings": policy.settings, "state": policy.state_dict()}, file)
 
 

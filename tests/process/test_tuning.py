@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from gst.process.allocator import keep_freed_memory
+from gst.process.tuning import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

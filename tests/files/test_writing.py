@@ -17,14 +17,14 @@ import pytest
 
 from gst.cli import main
 from gst.devices import Log
-from gst.files.owned import LOCK, owned
+from gst.files.writing import LOCK, directory_lock
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from gst.files.owned import owned
-with owned(Path(sys.argv[1])):
+from gst.files.writing import directory_lock
+with directory_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(100)
 """
@@ -49,25 +49,25 @@ def held_by_another(directory: str) -> Iterator[subprocess.Popen[str]]:
 def test_the_other_process_is_named_and_its_death_frees_the_directory() -> None:
     with held_by_another("out") as other:
         words = rf"process {other.pid} on \S+ is writing to out; wait"
-        with pytest.raises(ValueError, match=words), owned(Path("out")):
+        with pytest.raises(ValueError, match=words), directory_lock(Path("out")):
             pass
         other.send_signal(signal.SIGKILL)
         other.wait()
         assert Path("out", LOCK).exists(), "a file is left, and means nothing"
-        with owned(Path("out")):
+        with directory_lock(Path("out")):
             assert str(os.getpid()) in Path("out", LOCK).read_text()
     assert not Path("out", LOCK).exists()
 
 
 def test_where_nothing_was_written_nothing_is_left() -> None:
-    with owned(Path("a/b/c")):
+    with directory_lock(Path("a/b/c")):
         pass
     assert not Path("a").exists()
-    with owned(Path("a/b/c")):
+    with directory_lock(Path("a/b/c")):
         Path("a/b/result").touch()
     assert Path("a/b/result").exists() and not Path("a/b/c").exists()
     Path("mine").mkdir()
-    with owned(Path("mine")):
+    with directory_lock(Path("mine")):
         pass
     assert Path("mine").exists(), "it was there before"
 

@@ -1,0 +1,137 @@
+"""Output files and directories: atomic writes, a lock for each directory of results, arrays larger than memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+LOCK = ".lock"
+CHUNK = 1 << 18  # entries handled at once: anonymous memory is proportional to it, not to a graph
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[TextIO]:
+    """Open a new text file that replaces `path` once all of it is on the disk; missing folders are made. If anything
+    fails, or the process is killed, `path` stays as it was.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "results" / "plan.json"
+    >>> with atomic_write(path) as file:
+    ...     _ = file.write("{}")
+    >>> path.read_text()
+    '{}'
+
+    Raises:
+        OSError: it cannot be written; the message names `path`.
+    """
+    with atomic_path(path) as partial, partial.open("w", newline="") as file:
+        yield file
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """As `atomic_write`, for a writer that takes a file name: yields the name of the new file that replaces `path`."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {path}: {error.strerror}; make room or give another place") from error
+    finally:
+        with suppress(OSError):  # the folder of `path` may be one that cannot exist
+            partial.unlink()
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Make `directory` and lock it for this process. The system releases the lock (flock(2)) when the process ends,
+    also if it is killed. Directories made here are removed again if nothing was written to them.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp()) / "runs"
+    >>> with directory_lock(directory):
+    ...     sorted(path.name for path in directory.iterdir())
+    ['.lock']
+    >>> directory.exists()
+    False
+
+    Raises:
+        ValueError: another process holds the lock; the message names that process.
+        OSError: nothing can be written there.
+    """
+    new = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = _locked_file(directory / LOCK)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write to {directory}: {error.strerror}; give another directory") from error
+    try:
+        yield
+    finally:
+        (directory / LOCK).unlink(missing_ok=True)
+        file.close()
+        with suppress(OSError):  # the directory holds results
+            for each in new:
+                each.rmdir()
+
+
+def _locked_file(path: Path) -> BinaryIO:
+    """The locked file at `path`, which holds the number of this process."""
+    while True:
+        file = path.open("ab+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().decode(errors="replace").strip() or "another process"
+            file.close()
+            raise ValueError(
+                f"{owner} is writing to {path.parent}; wait until it has ended, or give another directory"
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+                file.flush()
+                return file
+        file.close()  # its owner removed the file just before it released the lock
+
+
+def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An uninitialised array: in memory if `directory` is None, else memory-mapped from the new file `name` in it,
+    whose pages the system can write back.
+
+    Raises:
+        OSError: the disk is full. All blocks are allocated here, since a later write to a full disk would kill the
+            process.
+    """
+    if directory is None:
+        return np.empty(shape, dtype)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    try:
+        with (directory / name).open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, num_bytes))
+    except OSError as error:
+        message = f"no room for {num_bytes} bytes in {directory}: {error.strerror}; make room or give another place"
+        raise OSError(error.errno, message) from error
+    return np.memmap(directory / name, dtype, "r+", shape=shape)
+
+
+def chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
+    """Slices that cover 0 .. length, each of at most `size` entries.
+
+    >>> list(chunks(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
