@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices.discover import parse_bytes
-from gst.devices.execution import usable_devices
-from gst.devices.isolated import IsolatedExecutor
+from gst.devices.describe.discover import parse_bytes
+from gst.devices.execute.executor import usable_devices
+from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
 from gst.placement.drawn import drawn
 from gst.placement.fleet.cluster import kind_of_search, kinds_with
@@ -51,6 +51,7 @@ class Request:
     patience_s: float
     workers: int | str
     cost_model: str
+    compile_step: bool
     out: Path
     resume: bool
     anew: bool
@@ -70,7 +71,7 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     settings = Settings(
         request.budget, request.evaluations, request.methods, request.tasks, seed=request.seed,
         patience_s=request.patience_s, workers=request.workers if isinstance(request.workers, int) else 1,
-        cost_model=request.cost_model,
+        cost_model=request.cost_model, compile_step=request.compile_step,
     )  # fmt: skip
     found = _found(request, settings, progress)
     request.out.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ from jaxtyping import Float64
 
 from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, read_measured, write_header
 from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.graphs.store import prepare
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans
@@ -73,12 +73,12 @@ def measure_program(
         if isolated.program_key != program.key:
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
         header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
-        gate = LoadGate(patience_s=patience_s)
+        gate = LoadGate(patience_s=patience_s, progress=progress)
 
         def profile() -> Float64[np.ndarray, "devices nodes"]:
-            progress("profiling", 0, 1)
             if patience_s > 0:
                 gate.wait()
+            progress("profiling", 0, 1)
             return isolated.profile()
 
         measured = begun(out, header, program, devices, profile)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from published_latency import latency
 
-from gst.data.cost_graphs import NO_OVERHEAD, CostGraph, read_cost_graph, read_split
-from gst.data.published_latency import latency, refusal
+from gst.data.cost_graphs import NO_OVERHEAD, CostGraph, read_cost_graph, read_split, refusal
 from gst.devices.plan import Plan
-from gst.devices.simulator import Simulator, peak_bytes
+from gst.devices.simulate.simulator import Simulator, peak_bytes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "placement"
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "cost_graphs" / "bert24_inference.json"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gst.devices.discover import usable_cores
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.interpreter import compiler
 from tests.docs.pages import OUTPUT, Page
 from tests.docs.run_page import check_output, run_page
 
@@ -35,9 +35,14 @@ NOT_EXECUTED = {
 QUICKER = {
     "docs/how-to/place_my_model.md": {
         "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.outcome import Settings\nmodel",
-        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), patience_s=0)',
+        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), '
+        "patience_s=0, compile_step=False)",
     },
-    "docs/tutorial.md": {"epochs=40": "epochs=8", "for _ in range(200):": "for _ in range(40):"},
+    "docs/tutorial.md": {
+        "--budget 6": "--budget 6 --no-compile",
+        "epochs=40": "epochs=8",
+        "for _ in range(200):": "for _ in range(40):",
+    },
     "docs/sweeps.md": {"--trials 2": "--trials 1", "--trials 3": "--trials 2"},
     "docs/how-to/my_gnn.md": {"for _ in range(40):": "for _ in range(4):", "max_epochs 3": "max_epochs 1"},
     "docs/how-to/my_cost_model.md": {"epochs=60": "epochs=12"},
@@ -75,7 +80,7 @@ def run(name: str, directory: Path) -> str:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 50)
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core, the pages place on two")
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(each.runs for each in page.fences)])
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gst.devices import Device, Log, Plan, discover, select
-from gst.devices.discover import usable_cores
-from gst.devices.fusion import fused
-from gst.devices.isolated import IsolatedExecutor
-from gst.devices.measure import Failure
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.groups import fused
+from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.isolated import IsolatedExecutor
+from gst.devices.execute.measure import Failure
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.outcome import Settings
@@ -25,7 +25,7 @@ from gst.programs import Program, Step, TrainingStep, capture
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine"),
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine"),
     pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core"),
 ]
 
@@ -170,7 +170,13 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
 ) -> None:
     chosen = Settings(
-        8, 50, ("annealing", "guided_search"), ("placement", "schedule", "fusion"), repetitions=3, patience_s=0.0
+        8,
+        50,
+        ("annealing", "guided_search"),
+        ("placement", "schedule", "fusion"),
+        repetitions=3,
+        patience_s=0.0,
+        compile_step=False,
     )
     found = place_measured(program, saved, devices, tmp_path / "out", chosen)
     names = set(found.result["plans"])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Measurement, Plan
-from gst.devices.isolated import START_LIMIT_S
-from gst.devices.measure import Failure
-from gst.devices.simulator import Simulation
+from gst.devices.execute.isolated import START_LIMIT_S
+from gst.devices.execute.measure import Failure
+from gst.devices.execute.timeline import Simulation
 from gst.placement.workers import WorkerLost
 
 POLL_S = 0.5  # between looks at whether to stop, or whether it takes too long
@@ -72,7 +72,8 @@ class RemoteWorker:
         """See `measure_plans`.
 
         Args:
-            settings: `repetitions`, `warmup`, `patience_s`, and whether plain PyTorch runs beside: `beside_pytorch`.
+            settings: `repetitions`, `warmup`, `patience_s`, and `beside_steps`: None, or `left_out` of
+                `gst.devices.execute.plain.steps_beside`, whose steps then take turns with the plans.
             limit_s: seconds that it may take, asked again and again, as they may change meanwhile.
         """
         seen = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)

@@ -11,16 +11,14 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan, pointwise_chains
+from gst.devices.execute.isolated import IsolatedExecutor
+from gst.devices.execute.measure import Failure
 from gst.devices.fusion.legality import fusion_groups
-from gst.devices.fusion.rewrite import rewritten
-from gst.devices.isolated import IsolatedExecutor
-from gst.devices.measure import Failure
-from gst.devices.native.lower import CompiledGroup
+from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion.contraction import Contraction, contract
-from gst.placement.fusion.costs import numbered
+from gst.placement.fusion.costs import Contraction, contract, numbered
 from gst.placement.machines import VIEW_US
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress

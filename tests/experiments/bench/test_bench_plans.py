@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.bench import executor, placement, simulator
-from gst.devices.discover import usable_cores
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.interpreter import compiler
 
 TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
-needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
 

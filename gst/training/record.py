@@ -1,0 +1,284 @@
+"""What a training records beside its losses: speed, memory, predictions, versions, and a page of HTML."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from gst.cost.metrics import kendall_tau
+from gst.data.loader import Selection, Step
+from gst.devices import machine_record
+from gst.files.writing import atomic_write
+from gst.reporting.report import render_training
+from gst.training.datamodule import SegmentDataModule
+from gst.training.module import SegmentTrainingModule
+from gst.training.processes import reduced
+from gst.training.wandb_runs import code_version
+
+MOST_POINTS = 1_000  # of a plot
+COLUMNS: list[str | int] = ["graph", "measured", "predicted"]
+
+
+class Recorder(L.Callback):
+    """Logs, of each epoch of a training,
+
+    - `speed/graphs_per_s`, `speed/segments_per_s`: graphs of its steps, and segments of these graphs, fresh or not, by
+      the seconds of its steps, in which data are waited for; of all processes together;
+    - `memory/host_peak_bytes`, `memory/device_peak_bytes`: the most that a process had resident so far, and the most
+      that it had allocated on its accelerator, if there is one;
+
+    once `code_version` and `data_version` (the content keys of the stores) among the hyperparameters; and to W&B, at
+    the end of a training, a validation or a test, a scatter plot of what was measured and what was predicted for it:
+    runtimes where scores are their logarithms, classes, else scores, of which only the order counts.
+    """
+
+    def __init__(self) -> None:
+        self._graphs = self._segments = 0
+        self._seconds = self._since = 0.0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(data, SegmentDataModule)
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_hyperparams({"code_version": code_version(), "data_version": data.versions})
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._since = time.perf_counter()  # a training that goes on within an epoch begins none
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._graphs = self._segments = 0
+        self._seconds, self._since = 0.0, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Step, batch_idx: int
+    ) -> None:
+        if batch.peers is None or not batch.peers.idle:
+            self._graphs += len(batch.graphs)
+            self._segments += sum(graph.num_segments for graph in batch.graphs)
+        now = time.perf_counter()
+        self._seconds, self._since = self._seconds + now - self._since, now
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._since = time.perf_counter()  # a validation within an epoch is no part of its steps
+        if trainer.state.fn == "validate":
+            _plot(trainer, pl_module, "val")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        seconds = self._seconds or math.inf
+        own: dict[str, tuple[float, Callable[[list[float]], float]]] = {
+            "speed/graphs_per_s": (self._graphs / seconds, sum),
+            "speed/segments_per_s": (self._segments / seconds, sum),
+            "memory/host_peak_bytes": (_host_peak(), max),
+        }
+        if pl_module.device.type == "cuda":
+            own["memory/device_peak_bytes"] = (float(torch.cuda.max_memory_allocated(pl_module.device)), max)
+        pl_module.log_dict(reduced(own))
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        _plot(trainer, pl_module, "val")
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        _plot(trainer, pl_module, "test")
+
+
+def _host_peak() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _plot(trainer: L.Trainer, module: L.LightningModule, part: str) -> None:
+    """What the last evaluation scored, evenly thinned to `MOST_POINTS` rows."""
+    assert isinstance(module, SegmentTrainingModule)
+    loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+    if not (loggers and module.scored and trainer.is_global_zero):
+        return
+    import wandb
+
+    rows = [
+        [name, float(target), float(prediction)]
+        for name, (scores, targets) in module.scored.items()
+        for prediction, target in zip(_predicted(scores, module.loss), targets, strict=True)
+    ]
+    kept = np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).astype(int)
+    table = wandb.Table(columns=COLUMNS, data=[rows[i] for i in kept])
+    chart = wandb.plot.scatter(table, "measured", "predicted", f"{part}: measured and predicted")
+    for logger in loggers:
+        logger.experiment.log({f"{part}/predicted": chart, "trainer/global_step": trainer.global_step})
+
+
+def _predicted(scores: Tensor, loss: str) -> Tensor:
+    if loss == "cross_entropy":
+        return scores.argmax(-1)
+    return scores.exp() if loss == "log_runtime" else scores
+
+
+NAME = "report.html"
+KINDS = {"log_runtime": "runtime", "squared_error": "value", "cross_entropy": "class"}
+PARTS = ("training", "validation", "test")
+
+
+class ReportPage(L.Callback):
+    """Keeps what `gst.reporting.report.render_training` shows of a training, and writes the page when the training has
+    ended: as `report.html` beside the directory of the first checkpoint callback, and nowhere if there is none.
+
+    The record holds `name` (of that directory), `command`, `seconds`, `machine`, `epochs` (a list of `epoch` from 0,
+    `steps`, `loss`, the metrics of the validation part and the statistics of the table), `held_out` (of the epoch with
+    the best metric since the training was started or resumed: `epoch`, `kind` and, of each graph, `graph`, `predicted`,
+    `measured` and `tau`), `model`, `data`, `parts` and `checkpoints`. The epochs go into checkpoints, so that the page
+    of a resumed training shows all of them.
+
+    Args:
+        command: that started the training.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self._epochs: list[dict[str, float]] = []
+        self._running: dict[str, float] = {"epoch": -1, "loss": 0.0, "steps": 0}
+        self._held_out: dict[str, Any] = {}
+        self._best = -math.inf
+        self._started = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": [dict(entry) for entry in self._epochs], "running": dict(self._running)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._epochs, self._running = list(state_dict["epochs"]), dict(state_dict["running"])
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.current_epoch != self._running["epoch"]:
+            self._running = {"epoch": trainer.current_epoch, "loss": 0.0, "steps": 0}
+        self._running["loss"] += float(trainer.callback_metrics["train/loss"])
+        self._running["steps"] += 1
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Before checkpoints are saved, so that they hold the epoch."""
+        assert isinstance(pl_module, SegmentTrainingModule)
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        metrics = {
+            name[4:]: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")
+        }
+        self._entry(trainer, pl_module).update(metrics)
+        judged = metrics.get("tau", metrics.get("balanced_accuracy", math.nan))
+        if not self._held_out or judged > self._best:
+            self._best = judged if not math.isnan(judged) else self._best
+            self._held_out = _held_out(pl_module.scored, trainer.current_epoch, pl_module.loss)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, SegmentTrainingModule)
+        self._entry(trainer, pl_module)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, SegmentTrainingModule)
+        path = _page_of(trainer)
+        if path is None or not trainer.is_global_zero:
+            return
+        record = {
+            "name": path.parent.resolve().name, "command": self.command,
+            "seconds": time.perf_counter() - self._started, "epochs": self._epochs,
+            "machine": machine_record() | {"code": code_version()},
+            "held_out": self._held_out, "model": _model(trainer, pl_module), "data": _data(trainer),
+            "parts": _parts(trainer), "checkpoints": _checkpoints(trainer),
+        }  # fmt: skip
+        with atomic_write(path) as file:
+            file.write(render_training(record))
+        print(f"Look at {path}")
+
+    def _entry(self, trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, float]:
+        """That of the current epoch, with its loss so far and the table as it is."""
+        epoch = trainer.current_epoch
+        if not self._epochs or self._epochs[-1]["epoch"] != epoch:
+            self._epochs.append({"epoch": epoch})
+        if self._running["epoch"] == epoch:
+            mean = self._running["loss"] / self._running["steps"]
+            self._epochs[-1] |= {"steps": trainer.global_step, "loss": mean}
+        if module.estimator.table is not None:
+            statistics = module.estimator.table.statistics()
+            self._epochs[-1] |= {name: float(value) for name, value in statistics.items()}
+        return self._epochs[-1]
+
+
+def _page_of(trainer: L.Trainer) -> Path | None:
+    kept = [each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint) and each.dirpath]
+    local = [Path(str(path)) for path in kept if "://" not in str(path)]
+    return local[0].parent / NAME if local and not getattr(trainer, "fast_dev_run", False) else None
+
+
+def _held_out(scored: dict[str, tuple[torch.Tensor, torch.Tensor]], epoch: int, loss: str) -> dict[str, Any]:
+    """What was predicted of each graph beside what was measured; runtimes where the scores are their logarithms."""
+    graphs = []
+    for name, (scores, measured) in scored.items():
+        predicted = scores.argmax(-1) if loss == "cross_entropy" else scores.exp() if loss == "log_runtime" else scores
+        orders = loss != "cross_entropy" and len(measured) > 1
+        tau = kendall_tau(predicted.numpy(), measured.numpy()) if orders else math.nan
+        graphs.append({"graph": name, "predicted": predicted.tolist(), "measured": measured.tolist(), "tau": tau})
+    return {"epoch": epoch, "kind": KINDS.get(loss, "order"), "graphs": graphs}
+
+
+def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
+    settings = dict(module.hparams)
+    optimizers = [f"{type(each).__name__}, learning rate {each.defaults.get('lr')}" for each in trainer.optimizers]
+    return {
+        "variant": _variant(module), "encoder": type(module.estimator.encoder).__name__,
+        "head": type(module.estimator.head).__name__,
+        "parameters": sum(each.numel() for each in module.parameters()), "loss": module.loss,
+        "optimizer": "; ".join(optimizers),
+    } | {
+        name: settings[name] for name in ("pooling", "num_fresh", "keep_probability", "refresh", "seed")
+        if name in settings
+    } | {"precision": trainer.precision, "processes": trainer.world_size}  # fmt: skip
+
+
+def _variant(module: SegmentTrainingModule) -> str:
+    """As the table of variants in the README names it."""
+    if module.estimator.omit_rest:
+        return "GST-One" if module.estimator.num_fresh == 1 else "GST without the other segments"
+    letters = "E" * module.wants_table + "F" * module.estimator.encoder_frozen
+    letters += "D" * (module.estimator.keep_probability < 1)
+    return f"GST+{letters}" if letters else "GST"
+
+
+def _data(trainer: L.Trainer) -> dict[str, Any]:
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    return {
+        "source": data.source, "stores": ", ".join(str(data.store / key) for key in data.versions.values()),
+        "segments": ", ".join(f"{name} {value}" for name, value in data.segmentation.items()),
+        "held out": f"by {data.split_by}, seed {data.split_seed}",
+    }  # fmt: skip
+
+
+def _parts(trainer: L.Trainer) -> list[dict[str, Any]]:
+    parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
+    return [
+        {
+            "part": PARTS[number], "graphs": len(selections), "nodes": sum(graph.num_nodes for graph, _ in selections),
+            "segments": sum(graph.num_segments for graph, _ in selections),
+            "configurations": sum(len(configs) for _, configs in selections),
+        }
+        for number, selections in sorted(parts.items())
+    ]  # fmt: skip
+
+
+def _checkpoints(trainer: L.Trainer) -> list[str]:
+    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    return list(dict.fromkeys(path for each in kept for path in (each.best_model_path, each.last_model_path) if path))

@@ -1,0 +1,85 @@
+"""Runs of W&B: whether they are sent, the version of the code behind them, and the plan of `gst place` as one."""
+
+from __future__ import annotations
+
+import argparse
+import netrc
+import os
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from gst.files.untrusted import read_object
+
+SERVICE = "https://api.wandb.ai"
+COLUMNS: list[str | int] = ["plan", "feasible", "ms", "seconds_to_plan", "evaluations", "measurements"]
+
+
+def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Log what `gst place` found: its options and the versions of code and program as the configuration; `objective`
+    and `lower_bound` (ms), the milliseconds of each plan that runs, and a table of all; `plan.json` and `report.html`
+    as an artifact of type `plan`. Files of W&B go to `options.out`.
+
+    Args:
+        options: of the command line.
+        result: see `gst.placement.outcome.placed_result`.
+    """
+    import wandb
+
+    out: Path = options.out
+    known = ("program", "devices", "runtime", "num_nodes", "command", "machine")
+    config = {name: value for name, value in vars(options).items() if isinstance(value, str | int | float)}
+    config |= {name: result[name] for name in known if name in result}
+    config |= {"code_version": code_version(), "data_version": read_object(out / "plan.json")["program"]}
+    project = os.environ.get("WANDB_PROJECT", "gst")
+    with wandb.init(project=project, job_type="place", dir=out.resolve(), mode=usual_mode(), config=config) as run:
+        plans = [{"plan": name, "ms": _milliseconds(plan), **plan} for name, plan in result["plans"].items()]
+        table = wandb.Table(columns=COLUMNS, data=[[plan.get(str(column)) for column in COLUMNS] for plan in plans])
+        times = {f"plans/{plan['plan']}_ms": plan["ms"] for plan in plans if plan["feasible"]}
+        bounds = {name: result[name] for name in ("objective", "lower_bound", "best")}
+        run.log({**bounds, **times, "plans_table": table})
+        artifact = wandb.Artifact(re.sub("[^A-Za-z0-9_.-]+", "-", f"plan-{result['program']}")[:128], type="plan")
+        for name in ("plan.json", "report.html"):
+            artifact.add_file(str(out / name))
+        run.log_artifact(artifact)
+
+
+def usual_mode() -> Literal["online", "offline"] | None:
+    """`online` for who is logged in to W&B (`WANDB_API_KEY`, or `wandb login`), and `offline`, so that nothing is sent,
+    for all others; None where `WANDB_MODE` decides."""
+    if os.environ.get("WANDB_MODE"):
+        return None
+    if "WANDB_API_KEY" in os.environ:
+        return "online"
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return "offline"
+    return "online" if urlsplit(os.environ.get("WANDB_BASE_URL", SERVICE)).hostname in known else "offline"
+
+
+def _milliseconds(plan: dict[str, Any]) -> float | None:
+    return plan.get("median_ms", plan.get("latency")) if plan["feasible"] else None
+
+
+PACKAGE = Path(__file__).parents[1]
+DISTRIBUTION = "graph-segment-training"
+
+
+def code_version(package: Path = PACKAGE) -> str:
+    """The commit of the repository that tracks this program, with `-dirty` where its files differ from it; without such
+    a repository, or without git, the version of the package."""
+    git = ["git", "-C", str(package)]
+    try:
+        # An installed package may lie within the repository of somebody else's project, which does not track it.
+        _output([*git, "ls-files", "--error-unmatch", "__init__.py"])
+        return _output([*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+    except (OSError, subprocess.CalledProcessError):
+        return metadata.version(DISTRIBUTION)
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
