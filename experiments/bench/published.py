@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from gst.data.tpugraphs import TpuGraphs
 from gst.graphs.graph import Graph
-from gst.method.batch import SegmentBatch
+from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.pooling import pool_nodes
-from gst.method.states import NodeStates
-from gst.nn.padding import by_rows
 from gst.nn.sharing import Sharing
-from gst.nn.sparse import product
+from gst.nn.sparse import by_rows, product
 
 SIZES = (4000, 7500, 5500, 9000, 6000, 7000)
 LAYOUTS = 6  # that a tensor may have

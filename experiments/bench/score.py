@@ -25,7 +25,7 @@ from gst.cost.metrics import kendall_tau
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.nn.message_passing import BOTH
