@@ -1,5 +1,5 @@
-"""`gst measure`: plans of a program measured a few at a time into a directory, so that a killed command goes on; here, or
-on the hosts of a fleet, each kind of host in a directory of its own."""
+"""`gst measure`: plans of a program measured a few at a time into a directory, so that a killed command goes on; on
+this host, or on those of a fleet, each kind of host in a directory of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a plan takes: one protocol, whether it is measured, simulated or asked of a cost model."""
+"""Objectives that plans are judged by: runtimes measured or simulated, counted against a budget; and who measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gst.placement.task import Task
 
 
 class Objective(Protocol):
-    """Runtimes of plans in milliseconds; NaN for a plan that failed."""
+    """What a plan is judged by: its runtime in milliseconds, NaN if it fails."""
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]: ...
 
@@ -114,7 +114,13 @@ class SimulatedRuntime:
 
 
 class Budgeted:
-    """Any runtime, with a budget: counts what is asked, and remembers the best.
+    """An objective with a budget: counts the plans that are asked about, and remembers the best one.
+
+        >>> budgeted = Budgeted(lambda plans: np.arange(len(plans), 0.0, -1.0), budget=3)
+        >>> budgeted([Plan(("cpu:0",), np.zeros(2, np.int64))] * 5)
+        array([ 3.,  2.,  1., nan, nan])
+        >>> budgeted.best_ms, budgeted.left
+        (1.0, 0)
 
     Args:
         objective: who answers.

@@ -1,4 +1,4 @@
-"""`gst.place`: a plan for somebody's own model, in one call, and what one does with it."""
+"""`gst.place`: the fastest way found to run a model or a step, in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans in files that say which program they are for."""
+"""Files of plans, each with the key of its program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every baseline and every method asked for a plan of one task, each with the same budget."""
+"""Plans of one task by every baseline and every search method, each with the same budget of evaluations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TASKS = ("placement", "schedule", "fusion")
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """What a method came up with.
+    """The plan that a baseline or a method proposes.
 
     Args:
         plan: None if it found none that runs.
@@ -61,7 +61,7 @@ class Planned:
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Planned:
-        """What `to_dict` gave."""
+        """Read what `to_dict` made."""
         return Planned(
             None if record["plan"] is None else Plan.from_dict(record["plan"]),
             float("nan") if record["expected_ms"] is None else record["expected_ms"], record["seconds"],

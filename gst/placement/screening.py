@@ -1,8 +1,7 @@
-"""Thousands of plans for each real measurement: the simulator says how long a plan takes, and what was measured so far
-says by how much it is wrong.
+"""Runtimes predicted for thousands of plans: simulated, and corrected by a surrogate that learns from measurements.
 
-Learned is the logarithm of measured / simulated runtime, so that without measurements, or far from all of them, the
-simulator has the last word.
+The surrogate predicts the logarithm of measured / simulated runtime, so that without measurements, or far from all of
+them, the prediction is the simulated runtime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be placed: operations with their costs, on devices."""
+"""A placement task: operations of a program, with their costs on each device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task:
         contention: what operations cost each other.
         program: what is executed; None if it exists as costs only.
         sizes_hold_values: whether `resident_bytes` are all that counts, as published sizes hold values of a run too.
-        known_as: what `key` is, where it is not that of the program.
+        assigned_key: what `key` is, where it is not that of the program.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Task:
     contention: Contention = field(default_factory=Contention)
     program: Program | None = None
     sizes_hold_values: bool = False
-    known_as: str = ""
+    assigned_key: str = ""
 
     @staticmethod
     def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
@@ -100,8 +100,8 @@ class Task:
     @cached_property
     def key(self) -> str:
         """Of the program if there is one, otherwise of the costs; 16 hexadecimal digits."""
-        if self.known_as:
-            return self.known_as
+        if self.assigned_key:
+            return self.assigned_key
         if self.program is not None:
             return self.program.key
         digest = hashlib.sha256(repr(self.names).encode())

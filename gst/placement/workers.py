@@ -1,4 +1,4 @@
-"""Measuring in other processes, while this one goes on: one measurement at a time on each core and GPU."""
+"""Worker processes that measure plans while this one goes on: one measurement at a time on each core and GPU."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import torch
 
 from gst.cli import main
 from gst.devices import Device, Log, Measurement, Plan
-from gst.placement.fleet import attempts
+from gst.placement.fleet import workers as fleet_workers
 from gst.placement.fleet.cluster import Kind, fitting, kind_of_search
 from gst.placement.fleet.connection import joined
 from gst.placement.fleet.host import RemoteWorker
@@ -112,7 +112,7 @@ def test_what_a_plan_is_not_allowed_is_no_loss() -> None:
 
 
 def test_a_straggler_is_measured_elsewhere_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "SLACK_S", 0.05)
+    monkeypatch.setattr(fleet_workers, "STRAGGLER_SLACK_S", 0.05)
     numbered = Numbered(no_harm)
     numbered.slow = plans(4)[3].key
     begun = time.monotonic()
@@ -157,7 +157,7 @@ def test_plans_that_lose_both_workers_of_a_straggler_are_tried_one_by_one() -> N
 
     numbered = Numbered(end_worker)
     with Pool(numbered.worker, 2) as pool:
-        job = attempts._Job(four, num_begun=1)  # an attempt that is still under way
+        job = fleet_workers._Job(four, num_begun=1)  # an attempt that is still under way
         numbered.attempts(pool)._begin(job, first=True)
         measured = job.answer.result(20)
     assert [each.outcome for each in measured] == ["ok", "failed", "ok", "ok"]

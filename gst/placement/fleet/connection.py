@@ -1,4 +1,4 @@
-"""Becoming the controller of a Ray cluster."""
+"""Join a Ray cluster as its controller."""
 
 from __future__ import annotations
 

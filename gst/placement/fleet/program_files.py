@@ -1,4 +1,4 @@
-"""A saved program as bytes that travel to other hosts, where it is kept by its content."""
+"""Saved programs sent to other hosts, which cache them by a digest of their content."""
 
 from __future__ import annotations
 

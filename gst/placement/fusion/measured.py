@@ -147,4 +147,4 @@ def _with_program(task: Task, contracted: Contraction, groups: Int64[np.ndarray,
     stands = {each: CompiledGroup(Path("none"), len(each.nodes)) for each in fusion_groups(task.program, plan)}
     program = rewritten(task.program, stands).program
     known = hashlib.sha256(task.key.encode() + groups.tobytes()).hexdigest()[:16]
-    return replace(contracted.task, program=program, colocation=program.colocation, known_as=known)
+    return replace(contracted.task, program=program, colocation=program.colocation, assigned_key=known)
