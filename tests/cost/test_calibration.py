@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gst.cost.calibration import Calibration, held_out
+from gst.cost.model import Calibration, held_out
 from gst.data.synthetic import synthetic_program
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from gst.cost import CostModel
-from gst.cost.calibration import held_out
 from gst.cost.metrics import kendall_tau
-from gst.cost.model import HELD_OUT
+from gst.cost.model import HELD_OUT, held_out
 from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
 
