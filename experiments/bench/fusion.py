@@ -24,7 +24,8 @@ os.environ.update(WAITING)  # before torch is loaded
 import numpy as np
 
 from gst.devices import Device, LoadGate, NativeExecutor, Plan, discover, eager, machine_record, measure, select
-from gst.devices.fusion import Fused, fused, pointwise_chains
+from gst.devices.execute.groups import Fused, fused
+from gst.devices.fusion.legality import pointwise_chains
 from gst.programs import Program, outputs_differ, traced
 
 PROGRAMS = ("rnnlm:layers=2,steps=4", "transformer_xl:layers=2,segments=2", "gnmt:layers=2,steps=4")

@@ -31,7 +31,8 @@ MODULES = (
     "gst/files/untrusted.py", "gst/graphs/store/__init__.py", "gst/graphs/store/checks.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/published_latency.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
-    "gst/devices/log.py", "gst/devices/cost_cache.py", "gst/placement/plan_files.py", "gst/programs/saving.py",
+    "gst/devices/execute/log.py", "gst/devices/execute/costs.py", "gst/placement/plan_files.py",
+    "gst/programs/saving.py",
     "gst/programs/forms.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",
 )  # fmt: skip
 TESTS = (

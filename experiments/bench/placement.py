@@ -12,8 +12,8 @@ import numpy as np
 
 from experiments.bench.executor import ratio_interval
 from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover, machine_record, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import median_interval
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import median_interval
 from gst.placement.fusion.measured import fused_task, whole_step
 from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
 from gst.placement.place import SEARCH_RUNS, measured_task

@@ -28,9 +28,9 @@ from jaxtyping import Float64
 
 from experiments.bench.placement import times
 from gst.devices import LoadGate, Log, Measurement, Plan, discover, machine_record, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import median_interval
-from gst.devices.simulator import Contention
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import median_interval
+from gst.devices.simulate.simulator import Contention
 from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
 from gst.placement.objective import Budgeted, MeasuredRuntime, Objective, SimulatedRuntime

@@ -12,9 +12,10 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record, measure, select
-from gst.devices.calibration import fit, quickest_runs
-from gst.devices.costs import measure_costs, quickest
-from gst.devices.simulator import Contention, Simulator, peak_bytes
+from gst.devices.execute.costs import measure_costs, quickest
+from gst.devices.execute.native import quickest_runs
+from gst.devices.simulate.calibration import fit
+from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
 from gst.placement.random_plans import random_plans
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress

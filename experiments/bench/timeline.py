@@ -27,10 +27,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, Timeline, discover, select
-from gst.devices.calibration import calibrate
-from gst.devices.costs import measure_costs
-from gst.devices.simulator import Simulation, Simulator
-from gst.devices.trace import KINDS, chrome_trace, kind_of, save_trace
+from gst.devices.execute.costs import measure_costs
+from gst.devices.execute.timeline import KINDS, Simulation, chrome_trace, kind_of, save_trace
+from gst.devices.simulate.calibration import calibrate
+from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.random_plans import random_plans
 from gst.programs import Program, traced

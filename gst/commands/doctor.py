@@ -142,7 +142,7 @@ def _metis() -> Finding:
 
 
 def _compiler() -> Finding:
-    from gst.devices.native.build import compiler
+    from gst.devices.execute.interpreter import compiler
 
     if (found := compiler()) is None:
         advice = "install g++ (Debian: apt install g++) or set CXX; plans on core sets and fusion need it"
@@ -153,8 +153,8 @@ def _compiler() -> Finding:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    from gst.devices.discover import discover
-    from gst.devices.rates import saved_rates
+    from gst.devices.describe.discover import discover
+    from gst.devices.describe.rates import saved_rates
 
     devices = discover()
     names = f"{', '.join(device.name for device in devices)} ({devices[0].description})"
@@ -183,7 +183,7 @@ def _cores_of_group() -> float | None:
 
 
 def _load() -> Finding:
-    from gst.devices.load import LoadGate, LoadMeter
+    from gst.devices.describe.load import LoadGate, LoadMeter
 
     meter = LoadMeter()
     LoadGate(interval_s=0.5, patience_s=0.0).wait()
@@ -242,7 +242,7 @@ def _allocator() -> Finding:
 
 def _room() -> Iterator[Finding]:
     """Where results, caches and shared memory go."""
-    from gst.devices.native.build import cache_directory
+    from gst.devices.describe.machine import cache_directory
 
     for what, folder in (("here", Path.cwd()), ("cache", cache_directory())):
         home = next(each for each in (folder, *folder.parents) if each.exists())

@@ -54,7 +54,7 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.devices.discover import parse_bytes
+    from gst.devices.describe.discover import parse_bytes
     from gst.placement.fleet.measuring import measure_on_fleet
     from gst.placement.measuring import measure_program
 

@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gst.devices.costs import Costs, Storages
-from gst.devices.discover import Device
+from gst.devices.describe.discover import Device
+from gst.devices.execute.costs import Costs, Storages
 from gst.devices.plan import Plan
-from gst.devices.simulator import Contention
+from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object, shown
 
 MOST_DEVICES = 4096  # of a kind
@@ -83,7 +83,7 @@ class CostGraph:
         return *cores, *(Device(each, "cuda", (), 1, each, "a published accelerator", limit) for each in names)
 
     def costs(self) -> Costs:
-        """For `gst.devices.simulator.Simulator`, with `NO_OVERHEAD`.
+        """For `gst.devices.simulate.simulator.Simulator`, with `NO_OVERHEAD`.
 
         A value goes from accelerator to accelerator by way of the CPU's memory, at twice the published time. Bytes of
         values follow from their published times of transfer at `BYTES_PER_MS`. The published sizes are not in here:

@@ -52,7 +52,7 @@ def latency(graph: CostGraph, plan: Plan) -> float:
       after the other, and writes each value that is read outside, in that order, without overlap. All of its values
       are there at its end. A set that is not contiguous is cut at each return into as few calls as possible.
 
-    `gst.devices.simulator` on `graph.costs()` differs: an operation on an accelerator starts as soon as its own
+    `gst.devices.simulate.simulator` on `graph.costs()` differs: an accelerator starts an operation as soon as its own
     values are there and its value leaves at once; transfers overlap with computation, and several with each other; a
     CPU core computes one node at a time, in the plan's order. So its makespan is the lesser for an accelerator with
     transfers, and the greater for many nodes on few cores.

@@ -1,19 +1,25 @@
-"""What is here and how fast it is: devices, plans, and plans run for real."""
+"""Devices of this machine, how fast they are, and plans of programs run or simulated on them."""
 
-from gst.devices.calls import ExecutionError
-from gst.devices.discover import Device, discover, overlap, select
-from gst.devices.execution import AnyExecutor, executor
-from gst.devices.executor import Executor, Transfers, eager, pytorch
-from gst.devices.fusion import fused, fusion_groups, legalise, pointwise_chains
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.load import LoadGate, LoadMeter
-from gst.devices.log import Log
-from gst.devices.measure import Failure, Measurement, machine_record, measure
-from gst.devices.native import NativeExecutor, Timeline
-from gst.devices.orders import critical_path_priority, memory_aware_priority
-from gst.devices.plain import PlainPyTorch
-from gst.devices.plan import Plan
-from gst.devices.profile import profile
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gst.devices.describe.discover import Device, discover, overlap, select
+    from gst.devices.describe.load import LoadGate, LoadMeter
+    from gst.devices.describe.machine import machine_record
+    from gst.devices.execute.calls import ExecutionError, eager, pytorch
+    from gst.devices.execute.costs import profile
+    from gst.devices.execute.executor import AnyExecutor, Executor, Transfers, executor
+    from gst.devices.execute.groups import fused
+    from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+    from gst.devices.execute.log import Log
+    from gst.devices.execute.measure import Failure, Measurement, measure
+    from gst.devices.execute.native import NativeExecutor
+    from gst.devices.execute.plain import PlainPyTorch
+    from gst.devices.execute.timeline import Timeline
+    from gst.devices.fusion.legality import fusion_groups, legalise, pointwise_chains
+    from gst.devices.plan import Plan
+    from gst.devices.simulate.orders import critical_path_priority, memory_aware_priority
 
 __all__ = [
     "AnyExecutor", "Device", "ExecutionError", "Executor", "Failure", "IsolatedExecutor", "LoadGate", "LoadMeter",
@@ -21,3 +27,35 @@ __all__ = [
     "discover", "eager", "executor", "fused", "fusion_groups", "legalise", "machine_record", "measure", "measure_plans",
     "memory_aware_priority", "overlap", "pointwise_chains", "profile", "pytorch", "select",
 ]  # fmt: skip
+
+_MODULES = {
+    "describe.discover": ("Device", "discover", "overlap", "select"),
+    "describe.load": ("LoadGate", "LoadMeter"),
+    "describe.machine": ("machine_record",),
+    "execute.calls": ("ExecutionError", "eager", "pytorch"),
+    "execute.costs": ("profile",),
+    "execute.executor": ("AnyExecutor", "Executor", "Transfers", "executor"),
+    "execute.groups": ("fused",),
+    "execute.isolated": ("IsolatedExecutor", "measure_plans"),
+    "execute.log": ("Log",),
+    "execute.measure": ("Failure", "Measurement", "measure"),
+    "execute.native": ("NativeExecutor",),
+    "execute.plain": ("PlainPyTorch",),
+    "execute.timeline": ("Timeline",),
+    "fusion.legality": ("fusion_groups", "legalise", "pointwise_chains"),
+    "plan": ("Plan",),
+    "simulate.orders": ("critical_path_priority", "memory_aware_priority"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is touched: most need torch, numba or the compiled interpreter."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

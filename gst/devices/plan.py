@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from gst.devices.discover import Device
+from gst.devices.describe.discover import Device
 from gst.files.untrusted import plain, read_json, shown
 from gst.programs import Program
 
@@ -25,7 +25,7 @@ class Plan:
     """A plan for one program on named devices. Frozen: a changed plan is a new plan.
 
     Args:
-        devices: names of the devices, as `gst.devices.discover` gives them.
+        devices: names of the devices, as `gst.devices.describe.discover` gives them.
         placement: index into `devices` for every node of the program.
         priority: among the operations that are ready on one device, the one with the greatest number runs first;
             program order if not given.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices.discover import parse_bytes
-from gst.devices.execution import usable_devices
-from gst.devices.isolated import IsolatedExecutor
+from gst.devices.describe.discover import parse_bytes
+from gst.devices.execute.executor import usable_devices
+from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
 from gst.placement.drawn import drawn
 from gst.placement.fleet.cluster import kind_of_search, kinds_with

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from gst.devices import Device
-from gst.devices.costs import Costs, profiled_costs
-from gst.devices.simulator import Contention
+from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.simulate.simulator import Contention
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops

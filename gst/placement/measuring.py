@@ -14,8 +14,8 @@ from jaxtyping import Float64
 
 from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, read_measured, write_header
 from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.graphs.store import prepare
 from gst.placement.plan_files import load_plan
 from gst.placement.random_plans import random_plans

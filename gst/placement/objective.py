@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.simulator import Simulation
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.timeline import Simulation
 from gst.placement.task import Task
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan
-from gst.devices.calibration import fit
-from gst.devices.costs import profiled_costs
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import Failure
-from gst.devices.native import supports
-from gst.devices.simulator import Contention
+from gst.devices.execute.costs import profiled_costs
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import Failure
+from gst.devices.execute.native import supports
+from gst.devices.simulate.calibration import fit
+from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
 from gst.graphs.store import prepare

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
-from gst.devices.execution import usable_devices
+from gst.devices.execute.executor import usable_devices
 from gst.placement.drawn import explanation
 from gst.placement.outcome import Settings
 from gst.placement.place import place_measured

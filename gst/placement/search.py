@@ -14,7 +14,7 @@ import numpy as np
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
 from gst.graphs.graph import Graph
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal

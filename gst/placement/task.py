@@ -13,8 +13,9 @@ from jaxtyping import Float64, Int64
 from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
 from gst.devices import Device, Plan
-from gst.devices.costs import Costs, profiled_costs
-from gst.devices.simulator import Contention, Simulation, Simulator, peak_bytes
+from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.timeline import Simulation
+from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
 from gst.graphs.graph import Graph
 from gst.programs import Program
 

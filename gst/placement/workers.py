@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from gst.devices import LoadGate, Measurement, Plan
-from gst.devices.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 
 Worker = TypeVar("Worker")
 Answer = TypeVar("Answer")
@@ -140,8 +140,8 @@ class Pool(Generic[Worker]):
 class Workers:
     """Child processes that run plans of one program, each driven by a thread. Use it as a context manager.
 
-    What one of them measures waits until the devices are free (`gst.devices.locks`): plans on other GPUs are measured
-    at the same time, plans that use cores one after the other. A worker whose child dies goes on with another.
+    What one of them measures waits until the devices are free (`gst.devices.describe.load`): plans on other GPUs are
+    measured at the same time, plans that use cores one after the other. A worker whose child dies goes on with another.
 
     Args:
         make: makes an executor, which a thread enters and keeps.

@@ -17,6 +17,7 @@ from typing import Any
 
 import lightning as L
 from jsonargparse import DefaultHelpFormatter
+from jsonargparse.typing import PositiveFloat
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -29,7 +30,7 @@ from gst.files.writing import atomic_write
 from gst.training.checkpoints import BackgroundCheckpointIO
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
-from gst.training.processes import gathered
+from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
 from gst.training.recorder import Recorder
 from gst.training.report import ReportPage
 from gst.training.sharding import FullySharded as FullySharded  # --trainer.strategy fsdp2
@@ -93,6 +94,10 @@ class GstCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(PredictionWriter, "predictions")
+        parser.add_argument(
+            "--collective_timeout", type=PositiveFloat, default=1800.0,
+            help="seconds that a process waits for the others, where several train, before it ends with an error",
+        )  # fmt: skip
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         strategy = self._get(self.config_init, "trainer", default={}).get("strategy")
@@ -109,6 +114,7 @@ class GstCLI(LightningCLI):
                 f"--trainer.precision {trainer.precision} converts what the table and the metrics keep in float32; "
                 "bf16-mixed and 16-mixed compute in short numbers where that pays"
             )
+        limit_waits(trainer, self._get(self.config_init, "collective_timeout"))
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
         trainer.callbacks.insert(0, Recorder())  # type: ignore[attr-defined]
@@ -138,7 +144,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     _silence_what_nobody_can_act_on(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
-        with _own_run():
+        with _own_run(), waits_explained(), ended_by_signals():
             cli = GstCLI(
                 SegmentTrainingModule,
                 SegmentDataModule,
@@ -199,6 +205,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter)
 def _silence_what_nobody_can_act_on(arguments: list[str]) -> None:
     # Lightning 2.6 calls what torch 2.9 and later deprecate, whenever a loader moves its batches.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", module=r"lightning\.pytorch")
+    # What is logged is equal in all processes; see `gst.training.processes.reduced`.
+    warnings.filterwarnings("ignore", r"It is recommended to use `self\.log", module=r"lightning\.pytorch")
     if any(argument.startswith("--ckpt_path") for argument in arguments):  # of course: it holds what is gone on from
         warnings.filterwarnings("ignore", "Checkpoint directory .* is not empty", module=r"lightning\.pytorch")
     for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import lightning as L
@@ -20,7 +21,7 @@ from gst.data.prefetch import Reader
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
-from gst.training.processes import gathered, share_of
+from gst.training.processes import gathered, reduced, share_of
 
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
@@ -149,10 +150,10 @@ class SegmentTrainingModule(L.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         if isinstance(self.trainer.train_dataloader, StepLoader):
-            self.log("data/stall", self.trainer.train_dataloader.stall, sync_dist=True)
+            self.log_dict(reduced({"data/stall": (self.trainer.train_dataloader.stall, fmean)}))
         if self.estimator.table is not None:
             statistics = self.estimator.table.statistics()
-            self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()}, sync_dist=True)
+            self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
 
     def validation_step(self, step: Step, index: int) -> None:
         self._evaluate(step, index)
@@ -201,7 +202,7 @@ class SegmentTrainingModule(L.LightningModule):
         measure = classify if self.loss == "cross_entropy" else evaluate
         metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
-        self.log_dict(means, prog_bar=True, sync_dist=True)
+        self.log_dict(means, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}

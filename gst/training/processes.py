@@ -1,17 +1,33 @@
-"""What several processes that train together tell each other beside gradients and rows of the table."""
+"""What several processes that train together tell each other beside gradients and rows of the table, and how long they
+wait for each other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
+import lightning as L
 import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
 from gst.data.loader import Step
 from gst.method.exchange import Peers
 
 Entry = TypeVar("Entry")
+GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others
+LIBRARIES = ("torch", "lightning", "threading", "contextlib")
+COLLECTIVE = ("torch.distributed", "embedding_cache.sharded")
 
 
 def share_of(step: Step, peers: Peers, loss: str) -> float:
@@ -40,3 +56,124 @@ def gathered(own: Sequence[Entry]) -> list[Entry]:
     dist.all_gather_object(every, list(own))
     longest = max(map(len, every))
     return [entries[place] for place in range(longest) for entries in every if place < len(entries)]
+
+
+def reduced(own: Mapping[str, tuple[float, Callable[[list[float]], float]]]) -> dict[str, float]:
+    """One value over all processes for each name. Whatever is logged goes through here, or is equal everywhere, and is
+    logged without `sync_dist`: Lightning reduces such values when somebody reads them, and the first process alone has
+    a progress bar, which does.
+
+    Args:
+        own: of each name the value of this process, and what makes one of the values of all, such as `max`.
+
+    >>> reduced({"memory": (3.0, max), "speed": (2.0, sum)})
+    {'memory': 3.0, 'speed': 2.0}
+    """
+    every = gathered([{name: value for name, (value, _) in own.items()}])
+    return {name: reduce([each[name] for each in every]) for name, (_, reduce) in own.items()}
+
+
+# Waiting for each other ------------------------------------------------------------------------------------------
+
+
+def limit_waits(trainer: L.Trainer, seconds: float) -> None:
+    """Every collective of this training ends after `seconds` with an error, which `waits_explained` puts into words."""
+    if isinstance(trainer.strategy, DDPStrategy):
+        trainer.strategy._timeout = timedelta(seconds=seconds)
+
+
+@contextmanager
+def waits_explained() -> Iterator[None]:
+    """Within it the error of a collective names the process and the place.
+
+    Raises:
+        TimeoutError: the other processes did not come to a collective in time.
+        ConnectionError: another process ended, or cannot be reached.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no class of errors of its own
+        text = str(error)
+        if not (isinstance(error, dist.DistError) or "gloo" in text or "Connection closed by peer" in text):
+            raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        where, who = _place(frames), _process()
+        first_line = text.splitlines()[0]
+        if "imed out" in text or "imeout" in text:
+            raise TimeoutError(
+                f"{who} waited too long for the others in {where}; look at their messages, and if they were still at "
+                f"work raise --collective_timeout ({first_line})"
+            ) from error
+        raise ConnectionError(f"{who} lost the others in {where}; look at their messages ({first_line})") from error
+
+
+@contextmanager
+def ended_by_signals(trainer: Callable[[], L.Trainer | None] = lambda: None) -> Iterator[None]:
+    """Within it SIGINT and SIGTERM end a process that waits for others. Python runs handlers of signals between two
+    calls of compiled code, and a collective is one call, which returns when all processes have come: where the main
+    thread is in the same one `GRACE` seconds after a signal, or a second after another signal, this process ends.
+
+    Args:
+        trainer: whose child processes get the signal too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_watch, args=(reading, trainer), name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+        thread.join()
+        os.close(reading)
+
+
+def _watch(signals: int, trainer: Callable[[], L.Trainer | None]) -> None:
+    """Read the numbers of signals until the pipe is closed."""
+    main, patience = threading.main_thread().ident or 0, GRACE
+    while number := os.read(signals, 1):
+        frame = sys._current_frames().get(main)
+        if frame is not None and _still_waits(frame, main, patience):
+            name = signal.Signals(number[0]).name
+            where = _place([each for each, _ in traceback.walk_stack(frame)][::-1])
+            print(f"gst: stopped by {name}: {_process()} waited for the others in {where}", file=sys.stderr, flush=True)
+            launcher = getattr(getattr(trainer(), "strategy", None), "launcher", None)
+            if isinstance(launcher, _SubprocessScriptLauncher):
+                launcher.kill(signal.Signals(number[0]))
+            os._exit(128 + number[0])
+        patience = 1.0
+
+
+def _still_waits(frame: FrameType, thread: int, seconds: float) -> bool:
+    """Whether `thread` is within one call of PyTorch, and idle, for so many seconds."""
+    instruction, clock = frame.f_lasti, time.pthread_getcpuclockid(thread)
+    began, used, since = time.monotonic(), time.clock_gettime(clock), 0.0
+    while sys._current_frames().get(thread) is frame and frame.f_lasti == instruction:
+        if (since := time.monotonic() - began) >= seconds:
+            break
+        time.sleep(0.05)
+    else:
+        return False
+    collective = frame.f_globals.get("__name__", "").startswith(COLLECTIVE)
+    idle = time.clock_gettime(clock) - used < since / 10
+    return collective or (dist.is_available() and dist.is_initialized() and idle)
+
+
+def _place(frames: Sequence[FrameType]) -> str:
+    """Where the program called what waits; the innermost frame comes last."""
+    modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    callers = [i for i, name in enumerate(modules) if name != __name__ and name.split(".")[0] not in LIBRARIES]
+    last = frames[callers[-1]] if callers else frames[-1]
+    return f"{last.f_globals.get('__name__')}, line {last.f_lineno} ({last.f_code.co_name})"
+
+
+def _process() -> str:
+    rank, size = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")), os.environ.get("WORLD_SIZE", "1")
+    if dist.is_available() and dist.is_initialized():
+        rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    return f"process {rank} of {size}"

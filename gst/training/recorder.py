@@ -3,9 +3,11 @@ the versions of its code and data."""
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -17,6 +19,7 @@ from torch import Tensor
 from gst.data.loader import Step
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
+from gst.training.processes import reduced
 from gst.training.versions import code_version
 
 MOST_POINTS = 1_000  # of a plot
@@ -69,14 +72,15 @@ class Recorder(L.Callback):
             _plot(trainer, pl_module, "val")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._seconds:
-            speed = {"graphs": self._graphs / self._seconds, "segments": self._segments / self._seconds}
-            named = {f"speed/{what}_per_s": value for what, value in speed.items()}
-            pl_module.log_dict(named, sync_dist=True, reduce_fx="sum")
-        memory = {"memory/host_peak_bytes": _host_peak()}
+        seconds = self._seconds or math.inf
+        own: dict[str, tuple[float, Callable[[list[float]], float]]] = {
+            "speed/graphs_per_s": (self._graphs / seconds, sum),
+            "speed/segments_per_s": (self._segments / seconds, sum),
+            "memory/host_peak_bytes": (_host_peak(), max),
+        }
         if pl_module.device.type == "cuda":
-            memory["memory/device_peak_bytes"] = float(torch.cuda.max_memory_allocated(pl_module.device))
-        pl_module.log_dict(memory, sync_dist=True, reduce_fx="max")
+            own["memory/device_peak_bytes"] = (float(torch.cuda.max_memory_allocated(pl_module.device)), max)
+        pl_module.log_dict(reduced(own))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         _plot(trainer, pl_module, "val")

@@ -18,8 +18,8 @@ import pytest
 from gst import cli
 from gst.cli import main
 from gst.devices import Plan
-from gst.devices.discover import usable_cores
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.interpreter import compiler
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.outcome import COST_MODELS, Settings
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
 PROGRAM = "rnnlm:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
 QUICK = ("--evaluations", "60", "--methods", "annealing,colocrl,hdp,go,guided_search")
-needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
 

@@ -12,7 +12,7 @@ import pytest
 from gst.data.cost_graphs import NO_OVERHEAD, CostGraph, read_cost_graph, read_split
 from gst.data.published_latency import latency, refusal
 from gst.devices.plan import Plan
-from gst.devices.simulator import Simulator, peak_bytes
+from gst.devices.simulate.simulator import Simulator, peak_bytes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "placement"
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "cost_graphs" / "bert24_inference.json"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gst.devices.discover import usable_cores
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.interpreter import compiler
 from tests.docs.pages import OUTPUT, Page
 from tests.docs.run_page import check_output, run_page
 
@@ -75,7 +75,7 @@ def run(name: str, directory: Path) -> str:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 50)
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core, the pages place on two")
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(each.runs for each in page.fences)])
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ from gst.data.malnet import read_edge_list
 from gst.data.published_latency import latency
 from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
-from gst.devices.cost_cache import CostCache
-from gst.devices.log import Log
-from gst.devices.rates import Link, OperationRates, Rates, save_rates, saved_rates
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
+from gst.devices.describe.rates import Link, OperationRates, Rates, save_rates, saved_rates
+from gst.devices.execute.costs import CostCache
+from gst.devices.execute.log import Log
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
 from gst.graphs.store import _checksum as _checksum_of_meta

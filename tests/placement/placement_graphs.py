@@ -8,7 +8,7 @@ import numpy as np
 
 from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.devices import Device
-from gst.devices.costs import Costs, Storages
+from gst.devices.execute.costs import Costs, Storages
 from gst.graphs.graph import Graph
 from gst.placement.task import Task
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gst.devices import Device
-from gst.devices.costs import Costs, Storages
-from gst.devices.simulator import Contention
+from gst.devices.execute.costs import Costs, Storages
+from gst.devices.simulate.simulator import Contention
 from gst.graphs.graph import Graph
 from gst.placement.task import Task
 

@@ -13,7 +13,7 @@ from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, r
 
 from gst.data.cost_graphs import read_cost_graph
 from gst.devices import Device
-from gst.devices.simulator import Simulator
+from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.layers import layers
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.baselines.portfolio import chunks, expert, metis, portfolio, single, topo

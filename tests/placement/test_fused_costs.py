@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.devices import Plan, fusion_groups, legalise, pointwise_chains
-from gst.devices.fusion.rewrite import rewritten
-from gst.devices.native.lower import CompiledGroup
+from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.placement.fusion.costs import FusedRuntime
 from gst.placement.machines import GPU, Chip, Machine, machine
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 from gst.programs import Program, Reference, TrainingStep, capture
 from gst.programs.features import flops
-from tests.devices.test_fusion import STEPS, partition, random_program
+from tests.devices.fusion.test_fusion import STEPS, partition, random_program
 
 
 def program_of(step: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], width: int) -> Program:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gst.devices import Device, Log, Plan, discover, select
-from gst.devices.discover import usable_cores
-from gst.devices.fusion import fused
-from gst.devices.isolated import IsolatedExecutor
-from gst.devices.measure import Failure
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.groups import fused
+from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.isolated import IsolatedExecutor
+from gst.devices.execute.measure import Failure
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.outcome import Settings
@@ -25,7 +25,7 @@ from gst.programs import Program, Step, TrainingStep, capture
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine"),
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine"),
     pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core"),
 ]
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import gst
-from gst.devices.native import build
+from gst.devices.execute.interpreter import compiler
 from gst.placement.outcome import Settings
 from gst.programs import training_step
 
-needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 QUICK = Settings(evaluations=100, methods=("annealing", "guided_search"), repetitions=5, patience_s=0.0)
 
 

@@ -13,7 +13,7 @@ import pytest
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.devices import Device, Log, Measurement, Plan
-from gst.devices.simulator import Contention
+from gst.devices.simulate.simulator import Contention
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted, SimulatedRuntime

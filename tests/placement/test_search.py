@@ -11,7 +11,7 @@ import pytest
 
 from gst.cli import main
 from gst.devices import Executor, Log, Plan
-from gst.devices.isolated import IsolatedExecutor
+from gst.devices.execute.isolated import IsolatedExecutor
 from gst.graphs.store import open_store
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objective import MeasuredRuntime

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,8 @@ import torch
 from gst.cli import main
 
 ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
 LIMIT = 240  # seconds
 TWO_HOSTS = ["unshare", "-rn", "sh", str(Path(__file__).with_name("two_hosts.sh"))]
 SGD = [
@@ -31,10 +36,9 @@ SMALL = [
 
 
 def gst(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "gst.cli", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, timeout=LIMIT, check=False
+        command, cwd=folder, env=os.environ | QUIET, capture_output=True, text=True, timeout=LIMIT, check=False
     )
 
 
@@ -70,6 +74,63 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("alone")
     fit(folder, 1, "kept", 3, "--trainer.callbacks.save_top_k=-1")
     return [path for epoch in range(3) for path in folder.glob(f"kept/epoch={epoch}-*.ckpt")]
+
+
+# As documented, with the progress bar, for each configuration that needs no download --------------------------------
+
+SIZES = {  # and those of the data: what is documented stays as it is
+    "giant_synthetic": ["--data.source.init_args.num_nodes=600", "--data.max_nodes=150",
+                        "--data.source.init_args.num_configs=80"],
+    "measured_plans": [f"--data.source.init_args.directories=[{FIXTURES}/measured/*]", "--data.num_valid=8",
+                       "--data.num_test=8", "--data.lists_per_graph=1"],
+    "alexnet_layout": [f"--data.source.init_args.files=[{FIXTURES}/alexnet_small.npz]", "--data.num_valid=100",
+                       "--data.num_test=100", "--data.lists_per_graph=2"],
+    "layout_xla_random": ["--data.source.init_args.root=.", "--data.valid_source.init_args.root=.",
+                          "--data.test_source.init_args.root=.", "--data.lists_per_graph=2"],
+    "tile": [f"--data.source.init_args.files=[{FIXTURES}/tile/*.npz]", "--data.num_valid=1", "--data.num_test=1",
+             "--data.lists_per_graph=1"],
+}  # fmt: skip
+
+
+def on_a_terminal(command: list[str], **options: Any) -> tuple[int, str]:
+    """Exit status of a command whose output is a terminal, and what it says there."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, **options) as process:
+        os.close(theirs)
+        output = bytearray()
+        while select.select([ours], [], [], LIMIT)[0]:
+            try:
+                output += os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+        else:
+            process.kill()
+    os.close(ours)
+    return process.returncode, output.decode(errors="replace")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("name", "terminal"), [("giant_synthetic", True), *((name, False) for name in SIZES)])
+def test_the_documented_command_of_two_processes_ends(name: str, terminal: bool, tmp_path: Path) -> None:
+    assert SIZES.keys() == {path.stem for path in (ROOT / "experiments/configs").glob("*.yaml")}
+    for part in ("train", "valid", "test"):
+        folder = tmp_path / "layout/xla/random" / part
+        folder.mkdir(parents=True)
+        shutil.copy(FIXTURES / "alexnet_small.npz", folder / f"{part}.npz")
+    arguments = [
+        "fit", "--config", str(ROOT / f"experiments/configs/{name}.yaml"), "--trainer.accelerator=cpu",
+        "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1", "--json=fit.json", *SIZES[name],
+    ]  # fmt: skip
+    if terminal:
+        environment = os.environ | QUIET | {"TERM": "xterm"}
+        status, said = on_a_terminal([sys.executable, "-m", "gst.cli", *arguments], cwd=tmp_path, env=environment)
+        assert "Epoch 0/0" in said
+    else:
+        done = gst(tmp_path, *arguments)
+        status, said = done.returncode, done.stdout + done.stderr
+    assert status == 0, said[-3000:]
+    metrics = json.loads((tmp_path / "fit.json").read_text())["metrics"]
+    assert {"speed/graphs_per_s", "data/stall", "memory/host_peak_bytes"} <= metrics.keys()
 
 
 WATCHED = """
@@ -167,9 +228,8 @@ def test_two_hosts_train_together_over_a_network(alone: list[Path], tmp_path: Pa
     meeting = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29501"]
     started = [sys.executable, "-m", "torch.distributed.run", *meeting, '--node-rank="$NODE_RANK"', "-m", "gst.cli"]
     script = " ".join([*started, *(f"'{each}'" for each in arguments)])
-    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*TWO_HOSTS, "sh", "-c", script], cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True,
+        [*TWO_HOSTS, "sh", "-c", script], cwd=tmp_path, env=os.environ | QUIET, capture_output=True, text=True,
         timeout=LIMIT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

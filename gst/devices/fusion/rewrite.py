@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.devices.fusion.legality import Group
-from gst.devices.native.lower import CompiledGroup
 from gst.graphs.graph import Graph
 from gst.programs import Operation, Program, Reference
 from gst.programs.features import node_features, opcode
@@ -148,3 +150,27 @@ def _graph(operations: Sequence[Operation]) -> Graph:
     pairs = [(producer, node) for node, each in enumerate(operations) for producer in each.producers]
     edges = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
     return Graph(node_features(operations, edges), edges, np.array([opcode(each) for each in operations], np.int64))
+
+
+@dataclass(frozen=True)
+class CompiledGroup:
+    """What a node calls that stands for a group of operations: a library that Inductor compiled ahead of time.
+
+    Args:
+        library: the shared library.
+        num_operations: of the group, for people.
+    """
+
+    library: Path
+    num_operations: int
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """One tensor, or a list of several."""
+        with torch.no_grad():
+            outputs = self._run(list(inputs))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    @cached_property
+    def _run(self) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self.library), 1)
+        return runner.run

@@ -10,7 +10,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.devices.event_kernel import pop, push
+from gst.devices.simulate.event_kernel import pop, push
 from partitioners.compiled import compiled
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan
 from gst.devices.plan import priority_of
-from gst.devices.ways import longest_ways, neighbour_lists
+from gst.devices.simulate.orders import longest_ways, neighbour_lists
 from gst.placement.baselines.fitting import Rooms, fitted, kept, quickest
 from gst.placement.baselines.list_kernels import earliest_first, in_order
 from gst.placement.baselines.units import Units, both_units, memory_of, smallest_units

@@ -6,7 +6,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.devices.event_kernel import pop, push
+from gst.devices.simulate.event_kernel import pop, push
 from gst.placement.baselines.list_kernels import arrives, place_the_rest
 from partitioners.compiled import compiled
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
-from gst.devices.native.build import cache_directory
+from gst.devices.describe.machine import cache_directory
 from gst.programs import Program
 from gst.programs.saving import FILES
 

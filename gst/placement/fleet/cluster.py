@@ -14,8 +14,8 @@ from threading import Event
 from typing import Any
 
 from gst.devices import Device, Log
-from gst.devices.discover import select
-from gst.devices.execution import with_core_sets
+from gst.devices.describe.discover import select
+from gst.devices.execute.executor import with_core_sets
 from gst.placement.fleet.connection import RESOURCE
 from gst.placement.fleet.host import DISTRIBUTION, Host
 from gst.placement.fleet.remote import RemoteWorker
@@ -29,7 +29,7 @@ class Kind:
     """Hosts whose machines are alike: what was measured on one of them is measured for all.
 
     Args:
-        machine: see `gst.devices.remembered.this_machine`.
+        machine: see `gst.devices.describe.machine.this_machine`.
         devices: all that one of them has; the numbers of their cores are those of that host.
         stopping: set when nobody wants their answers any more.
         known: hosts of all kinds by Ray's identity, shared by all kinds; others came later.

@@ -9,9 +9,9 @@ from importlib.metadata import version
 from typing import Any
 
 from gst.devices import LoadGate, PlainPyTorch, Plan, discover, select
-from gst.devices.isolated import IsolatedExecutor, measure_plans
-from gst.devices.measure import Failure
-from gst.devices.remembered import this_machine
+from gst.devices.describe.machine import this_machine
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.measure import Failure
 from gst.placement.fleet.carried import keep, kept
 from gst.programs import Program
 

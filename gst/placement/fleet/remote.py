@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Measurement, Plan
-from gst.devices.isolated import START_LIMIT_S
-from gst.devices.measure import Failure
-from gst.devices.simulator import Simulation
+from gst.devices.execute.isolated import START_LIMIT_S
+from gst.devices.execute.measure import Failure
+from gst.devices.execute.timeline import Simulation
 from gst.placement.workers import WorkerLost
 
 POLL_S = 0.5  # between looks at whether to stop, or whether it takes too long

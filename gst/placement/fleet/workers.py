@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gst.devices import Device, Measurement, Plan
-from gst.devices.costs import Costs, profiled_costs
-from gst.devices.isolated import START_LIMIT_S
-from gst.devices.simulator import Simulation
+from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.isolated import START_LIMIT_S
+from gst.devices.execute.timeline import Simulation
 from gst.placement.fleet.attempts import Attempts
 from gst.placement.fleet.carried import digest_of, pack
 from gst.placement.fleet.cluster import Kind, another, end

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
-from gst.devices.costs import Storages
-from gst.devices.event_kernel import pop, push
+from gst.devices.execute.costs import Storages
 from gst.devices.plan import contracted_plan
+from gst.devices.simulate.event_kernel import pop, push
 from gst.graphs.graph import Graph
 from gst.placement.task import Task
 from partitioners.compiled import compiled

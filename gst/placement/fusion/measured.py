@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan, pointwise_chains
+from gst.devices.execute.isolated import IsolatedExecutor
+from gst.devices.execute.measure import Failure
 from gst.devices.fusion.legality import fusion_groups
-from gst.devices.fusion.rewrite import rewritten
-from gst.devices.isolated import IsolatedExecutor
-from gst.devices.measure import Failure
-from gst.devices.native.lower import CompiledGroup
+from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
 from gst.placement.fleet.workers import FleetWorkers

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan, overlap
 from gst.devices.plan import ranks
-from gst.devices.ways import neighbour_lists
+from gst.devices.simulate.orders import neighbour_lists
 from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines, Waits
 from gst.placement.task import Task
 from partitioners import partition

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.data.measured_plans import core_use
-from gst.devices.costs import Costs
-from gst.devices.simulator import Simulation
-from gst.devices.ways import neighbour_lists
+from gst.devices.execute.costs import Costs
+from gst.devices.execute.timeline import Simulation
+from gst.devices.simulate.orders import neighbour_lists
 from partitioners.compiled import compiled
 
 FIRST, VALUE, CROSSING, BUSY = range(4)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Device
-from gst.devices.costs import Costs, Storages
+from gst.devices.execute.costs import Costs, Storages
 from gst.graphs.graph import Graph
 from gst.placement.task import Task
 

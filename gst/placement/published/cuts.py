@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from gst.data.cost_graphs import CostGraph
-from gst.devices.ways import neighbour_lists
+from gst.devices.simulate.orders import neighbour_lists
 from partitioners.compiled import compiled
 
 

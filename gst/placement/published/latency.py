@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from gst.data.cost_graphs import CostGraph
 from gst.data.published_latency import refusal
 from gst.devices import Plan
-from gst.devices.ways import neighbour_lists
+from gst.devices.simulate.orders import neighbour_lists
 from gst.placement.published.cuts import cut_homes
 from partitioners.compiled import compiled
 

@@ -8,12 +8,12 @@ import pytest
 
 from experiments.bench import executor, placement, simulator
 from gst.devices import LoadGate
-from gst.devices.discover import usable_cores
-from gst.devices.native import build
+from gst.devices.describe.discover import usable_cores
+from gst.devices.execute.interpreter import compiler
 
 TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
 IMPATIENT = partial(LoadGate, patience_s=0.0)  # other tests run beside these
-needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from gst.devices import Device, Plan
-from gst.devices.costs import Costs, Storages
+from gst.devices.execute.costs import Costs, Storages
 from gst.graphs.graph import Graph
 from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.reinforce import DrawsPlans

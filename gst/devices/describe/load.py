@@ -1,0 +1,114 @@
+"""Are the cores ours? What other processes take of them, and a gate that waits until they stop."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gst.devices.describe.discover import Device, usable_cores
+from gst.devices.describe.machine import cache_directory
+
+ReadBusy = Callable[[], tuple[float, float]]
+
+
+def read_busy() -> tuple[float, float]:
+    """Seconds this process's cores have been busy since boot, and seconds of this process itself.
+
+    From /proc/stat rather than /proc/pressure/cpu: pressure is missing in many containers, remembers our own
+    load, and does not see a neighbour who keeps one core busy while we sleep. Time stolen by a hypervisor is
+    busy. Without /proc (macOS) nothing is seen: no other process is ever found.
+    """
+    wanted = {f"cpu{core}" for core in usable_cores()}
+    path = Path("/proc/stat")
+    ticks = 0
+    for line in path.read_text().splitlines() if path.exists() else ():
+        label, *fields = line.split()
+        if label in wanted:
+            user, nice, system, _idle, _iowait, *interrupts = map(int, fields[:8])
+            ticks += user + nice + system + sum(interrupts)
+    return ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+class LoadMeter:
+    """Share of the cores that other processes took since `start` (0 = none, 1 = all)."""
+
+    def __init__(self, read: ReadBusy = read_busy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._read, self._clock, self._cores = read, clock, len(usable_cores())
+        self.start()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._since, (self._busy, self._own) = self._clock(), self._read()
+
+    def share(self) -> float:
+        """The share since `start`; the kernel counts in ticks (10 ms), so short intervals are coarse."""
+        elapsed, (busy, own) = self._clock() - self._since, self._read()
+        others = (busy - self._busy) - (own - self._own)
+        return min(1.0, max(0.0, others / max(elapsed * self._cores, 1e-9)))
+
+
+@dataclass(frozen=True)
+class LoadGate:
+    """Waits until others leave the cores alone.
+
+    Args:
+        threshold: share of the cores that others may take.
+        patience_s: after waiting so long in all, go on and say that it was loaded.
+        interval_s: length of one look; this process sleeps meanwhile.
+        read: where busy times come from.
+        sleep: how to wait.
+        clock: seconds, increasing.
+    """
+
+    threshold: float = 0.15
+    patience_s: float = 20.0
+    interval_s: float = 0.1
+    read: ReadBusy = read_busy
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.perf_counter
+
+    def wait(self, patience_s: float | None = None) -> tuple[float, bool]:
+        """Look until it is quiet, at most `patience_s` (the gate's own if None), at least once.
+
+        Returns:
+            Seconds spent, and whether it was quiet at the end.
+        """
+        start, patience = self.clock(), self.patience_s if patience_s is None else patience_s
+        meter = LoadMeter(self.read, self.clock)
+        while True:
+            meter.start()
+            self.sleep(self.interval_s)
+            quiet, spent = meter.share() <= self.threshold, self.clock() - start
+            if quiet or spent >= patience:
+                return spent, quiet
+
+
+@contextmanager
+def held(devices: Sequence[Device]) -> Iterator[None]:
+    """Wait until no other process of this user holds a core or a GPU of these devices, and hold all of them.
+
+    They are taken in one order by everyone, so that nobody waits in a circle; they are free again at the end, also
+    of a process that is killed. Threads of one process exclude each other too.
+    """
+    directory = cache_directory() / "locks"
+    directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for name in physical(devices):
+            fcntl.flock(stack.enter_context((directory / name).open("a")), fcntl.LOCK_EX)
+        yield
+
+
+def physical(devices: Sequence[Device]) -> list[str]:
+    """Names of the cores and GPUs that devices use, in order; a device free to use any core uses all."""
+    names = set()
+    for device in devices:
+        if device.kind == "cuda":
+            names.add(str(device.torch_device).replace(":", "-"))
+        else:
+            names |= {f"core-{core}" for core in device.cores or usable_cores()}
+    return sorted(names)

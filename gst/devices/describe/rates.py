@@ -1,0 +1,121 @@
+"""How fast the devices of this machine are: operations of each class, and the way from device to device."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import machine_file, this_machine
+from gst.files.untrusted import plain, read_object
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one device to another, or from an operation to the next on the same device.
+
+    Args:
+        source: name of the device that has a value.
+        destination: name of the one that wants it.
+        hand_over_us: from the end of an operation to the start of the next, which reads its value, within a memory;
+            None between memories, or without a C++ compiler.
+        copy_us: of the smallest copy, if the two had memories of their own; None within a GPU.
+        copy_gb_per_s: of large copies, likewise.
+    """
+
+    source: str
+    destination: str
+    hand_over_us: float | None
+    copy_us: float | None
+    copy_gb_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was measured of a machine.
+
+    Args:
+        machine: processor, cores, version of torch and GPUs; rates are those of no other.
+        operations: one for each number of threads that was measured, and for each GPU.
+        links: for each pair of devices.
+        load: share of the cores that others took meanwhile, 0 .. 1.
+        time: when, UTC, ISO 8601.
+    """
+
+    machine: Mapping[str, Any]
+    operations: tuple[OperationRates, ...]
+    links: tuple[Link, ...]
+    load: float
+    time: str
+
+    def of(self, device: Device) -> OperationRates | None:
+        """Of a device like this one, if one was measured."""
+        for each in self.operations:
+            if each.device == device.name or (each.kind == device.kind == "cpu" and each.threads == device.threads):
+                return each
+        return None
+
+
+def rates_path(directory: Path | None = None) -> Path:
+    """Where rates of this machine lie: `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) if no directory is given."""
+    return machine_file("rates", directory)
+
+
+def save_rates(rates: Rates, directory: Path | None = None) -> Path:
+    """Write them at once or not at all."""
+    path = rates_path(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps({"schema": SCHEMA, **asdict(rates)}, indent=1))
+    partial.replace(path)
+    return path
+
+
+def saved_rates(directory: Path | None = None) -> Rates | None:
+    """What was measured before on this machine with this version of torch; None if nothing was.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
+    path = rates_path(directory)
+    if not path.exists():
+        return None
+    try:
+        record = read_object(path)
+        if record.pop("schema") != SCHEMA or record["machine"] != this_machine():
+            return None
+        operations = tuple(OperationRates(**each) for each in record.pop("operations"))
+        return Rates(operations=operations, links=tuple(Link(**each) for each in record.pop("links")), **record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: damaged rates of devices ({plain(error)}); run gst devices --measure") from error
+
+
+@dataclass(frozen=True)
+class OperationRates:
+    """Of one device, and so of every device of its kind with as many threads; fp32.
+
+    Args:
+        device: that was measured.
+        kind: 'cpu' or 'cuda'.
+        threads: of it.
+        matrix_gflops: of matrix products.
+        convolution_gflops: of convolutions.
+        elementwise_gb_per_s: read and written by element-wise operations.
+        reduction_gb_per_s: read by sums.
+        small_us: of an operation on eight elements; the call is all there is to it.
+    """
+
+    device: str
+    kind: str
+    threads: int
+    matrix_gflops: float
+    convolution_gflops: float
+    elementwise_gb_per_s: float
+    reduction_gb_per_s: float
+    small_us: float

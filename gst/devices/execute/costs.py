@@ -1,0 +1,336 @@
+"""All that a simulation needs to know of a program on devices, and how it is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from gst.devices.describe.discover import Device, select
+from gst.devices.describe.machine import machine_file, this_machine
+from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
+from gst.devices.execute.executor import AnyExecutor
+from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.timeline import Timeline
+from gst.devices.plan import Plan
+from gst.files.untrusted import plain, read_object, shown
+from gst.programs import Program, Reference
+
+COPY_US = 20.0  # of the smallest copy from memory to memory
+COPY_BYTES_PER_US = 5_000.0  # 5 GB/s
+
+
+@dataclass(frozen=True, eq=False)
+class Storages:
+    """Pieces of memory that a run allocates; several values may lie in one (a view and its base).
+
+    Args:
+        num_bytes: of each storage.
+        made_by: node that allocates it.
+        held: pairs (storage, node): the value of the node keeps the storage alive.
+    """
+
+    num_bytes: Int64[np.ndarray, " storages"]
+    made_by: Int64[np.ndarray, " storages"]
+    held: Int64[np.ndarray, "2 holds"]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What each operation costs on each device, alone.
+
+    Args:
+        devices: where operations may run.
+        edges: producer -> consumer.
+        computed: false for inputs and constants, which take no time and no memory.
+        kept: values that are outputs, never freed.
+        times_us: of each operation alone on each device.
+        output_bytes: of the value of each node, as it would be copied to another memory.
+        own_bytes: the most that each operation takes while it runs on each device, its result included.
+        storages: who allocates what, and who keeps it.
+        latency_us: until a value is there, from a device to another; 0 within a memory.
+        bytes_per_us: of a copy from a device to another; infinite within a memory.
+    """
+
+    devices: tuple[Device, ...]
+    edges: Int64[np.ndarray, "2 edges"]
+    computed: Bool[np.ndarray, " nodes"]
+    kept: Bool[np.ndarray, " nodes"]
+    times_us: Float64[np.ndarray, "devices nodes"]
+    output_bytes: Int64[np.ndarray, " nodes"]
+    own_bytes: Int64[np.ndarray, "devices nodes"]
+    storages: Storages
+    latency_us: Float64[np.ndarray, "devices devices"]
+    bytes_per_us: Float64[np.ndarray, "devices devices"]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.computed)
+
+    @property
+    def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
+        """Bytes that each operation reads and writes: of its result, and of each value it reads."""
+        read = np.bincount(self.edges[1], self.output_bytes[self.edges[0]].astype(np.float64), self.num_nodes)
+        return (read + self.output_bytes) * self.computed
+
+
+def measure_costs(executor: NativeExecutor, repetitions: int = 5, cache: CostCache | None = None) -> Costs:
+    """Run the program on each device alone; devices with as many threads share their times.
+
+    Args:
+        executor: entered; its program and devices are measured.
+        repetitions: runs on each kind of device, of which the quicker half counts.
+        cache: of operations measured before. If it knows all of the program nothing is run, and operations that are
+            alike have the same times; otherwise the program is measured, and the cache learns of it.
+    """
+    program, devices = executor.program, executor.devices
+    by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for device in devices:
+        if device.threads not in by_threads:
+            known = cache.times(program, device.threads) if cache else None
+            by_threads[device.threads] = known or _measured(executor, device, repetitions)
+            if cache and not known:
+                cache.learn(program, device.threads, *by_threads[device.threads])
+    times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
+    return Costs(
+        devices, program.graph.edges, _computed(program), _kept(program), times, program.output_bytes, own,
+        storages(program), np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
+    )  # fmt: skip
+
+
+def profiled_costs(
+    program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]
+) -> Costs:
+    """Costs where nothing was measured but times: an operation takes no more memory than its result, and from memory
+    to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`."""
+    apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
+    own_bytes = np.tile(program.output_bytes, (len(devices), 1))
+    return Costs(
+        tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
+        own_bytes, storages(program), COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf),
+    )  # fmt: skip
+
+
+def quickest(several: Sequence[Costs]) -> Costs:
+    """Of costs that were measured at several moments, those of the moment at which each device was quickest."""
+    rows = [min((each.times_us[device] for each in several), key=np.sum) for device in range(len(several[0].devices))]
+    return replace(several[0], times_us=np.stack(rows))
+
+
+def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:
+    return np.array([each.kind == "operation" for each in program.operations])
+
+
+def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
+    kept = np.zeros(program.num_nodes, bool)
+    kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
+    return kept
+
+
+def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Medians of the quicker half of the runs: what else happens on a machine only ever makes a run slower."""
+    runs = sorted(alone(executor, device.name, repetitions), key=lambda each: each.end_us.max())
+    times = np.median([each.end_us - each.begin_us for each in runs[: (len(runs) + 1) // 2]], axis=0)
+    return times, np.min([each.own_bytes for each in runs], axis=0)
+
+
+def storages(program: Program) -> Storages:
+    """Run the program once on the calling thread, keeping every value, and see which lie in the same memory.
+
+    What operators declare of aliases is not enough: `_unsafe_view` and `contiguous` return their argument's memory.
+    """
+    fixed: list[Any] = [*program.inputs]
+    fixed += [operation.constant for operation in program.operations[len(fixed) :]]
+    values: Values = fixed.copy()
+    number: dict[int, int] = {}
+    num_bytes: list[int] = []
+    made_by: list[int] = []
+    held: list[tuple[int, int]] = []
+    given = {pointer for value in fixed for pointer, _ in _pointers(value)}
+    with torch.no_grad():
+        for node, call in enumerate(bind(program, torch.device("cpu"))):
+            if call is None:
+                continue
+            values[node] = call(values)
+            for pointer, size in _pointers(values[node]):
+                if pointer in given:
+                    continue
+                if pointer not in number:
+                    number[pointer] = len(num_bytes)
+                    num_bytes.append(size)
+                    made_by.append(node)
+                held.append((number[pointer], node))
+    pairs = np.array(held, np.int64).reshape(-1, 2).T
+    return Storages(np.array(num_bytes, np.int64), np.array(made_by, np.int64), pairs)
+
+
+def _pointers(value: Any) -> Sequence[tuple[int, int]]:
+    """Address and bytes of the memory of each tensor in a value."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        return [(storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
+    return [pair for each in value for pair in _pointers(each)] if isinstance(value, list | tuple) else []
+
+
+def profile(
+    program: Program, executor: AnyExecutor | None = None, device: str | None = None, repetitions: int = 5
+) -> Float64[np.ndarray, " nodes"]:
+    """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
+
+    The call itself is part of it, as it is in a run. One pass before warms up and is not counted.
+
+    Args:
+        program: what to run.
+        executor: whose device to use; the calling thread with all its threads if None.
+        device: name of the device, the executor's first if None; one of one thread gives one-thread times.
+        repetitions: passes to take the median of.
+
+    Raises:
+        ValueError: the executor has no such device, or there are no repetitions.
+    """
+    if repetitions < 1:
+        raise ValueError(f"want repetitions >= 1, got {repetitions}")
+    if executor is None:
+        return _profile(program, torch.device("cpu"), repetitions)
+    chosen: Device = select([device or executor.devices[0].name], executor.devices)[0]
+    if isinstance(executor, NativeExecutor):
+        return np.median([each.end_us - each.begin_us for each in alone(executor, chosen.name, repetitions)], axis=0)
+    return executor.submit(chosen.name, partial(_profile, program, chosen.torch_device, repetitions))
+
+
+def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timeline]:
+    """Runs of the whole program on one device, after one that is not counted."""
+    plan = Plan((device,), np.zeros(executor.program.num_nodes, np.int64))
+    timelines = []
+    for _ in range(repetitions + 1):
+        executor.run(plan)
+        timelines.append(executor.last_timeline)
+    return timelines[1:]
+
+
+def _profile(program: Program, device: torch.device, repetitions: int) -> Float64[np.ndarray, " nodes"]:
+    calls: Sequence[Call | None] = bind(program, device)
+    order = [node for node, call in enumerate(calls) if call is not None]
+    steps = steps_in_order(program, calls, order)
+    fixed: list[Any] = [*program.inputs]
+    fixed += [operation.constant for operation in program.operations[len(fixed) :]]
+    fixed = [None if value is None else value.to(device) for value in fixed]
+    times = np.zeros((repetitions, program.num_nodes))
+    with torch.no_grad():
+        _timed_pass(steps, fixed.copy(), np.zeros(program.num_nodes), device)
+        for row in times:
+            _timed_pass(steps, fixed.copy(), row, device)
+    return np.median(times, axis=0)
+
+
+def _timed_pass(
+    steps: Sequence[Step], values: Values, times: Float64[np.ndarray, " nodes"], device: torch.device
+) -> None:
+    """Run all operations once and write the microseconds of each into `times`."""
+    for node, call, dead in steps:
+        start = perf_counter_ns()
+        values[node] = call(values)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times[node] = (perf_counter_ns() - start) / 1e3
+        for each in dead:
+            values[each] = None
+
+
+SCHEMA = 1
+
+
+class CostCache:
+    """Median microseconds and bytes of operations, by what they compute and by the threads they had.
+
+    One JSON file for each kind of machine and version of torch: what was measured elsewhere is never found.
+
+    Args:
+        directory: where it lies; `$XDG_CACHE_HOME/gst/costs` (`~/.cache/gst/costs`) if None.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.path = machine_file("costs", directory)
+        self._machine = this_machine()
+        self._known = self._read()
+
+    def times(
+        self, program: Program, threads: int
+    ) -> tuple[Float64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"]] | None:
+        """Microseconds and bytes of each node, 0 for inputs and constants; None if an operation was never measured."""
+        keys = signatures(program)
+        rows = [self._known.get(f"{threads} {key}") if key else [0.0, 0] for key in keys]
+        if any(row is None for row in rows):
+            return None
+        found = np.array(rows, np.float64).reshape(-1, 2)
+        return found[:, 0].copy(), found[:, 1].astype(np.int64)
+
+    def learn(
+        self, program: Program, threads: int, times_us: Float64[np.ndarray, " nodes"], own: Int64[np.ndarray, " nodes"]
+    ) -> None:
+        """Take over what was measured: the median of the operations that are alike. Written at once or not at all."""
+        alike: dict[str, list[int]] = {}
+        for node, key in enumerate(signatures(program)):
+            if key:
+                alike.setdefault(f"{threads} {key}", []).append(node)
+        known = self._read()  # another process may have learned meanwhile
+        for key, nodes in alike.items():
+            known[key] = [float(np.median(times_us[nodes])), int(own[nodes].max())]
+        self._known = known
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps({"schema": SCHEMA, "machine": self._machine, "operations": known}))
+        partial.replace(self.path)
+
+    def _read(self) -> dict[str, list[Any]]:
+        if not self.path.exists():
+            return {}
+        try:
+            record = read_object(self.path)
+            fits = record["schema"] == SCHEMA and record["machine"] == self._machine
+            known = dict(record["operations"]) if fits else {}
+            for time_us, own in known.values():
+                if not (0 <= time_us < math.inf and type(own) is int and 0 <= own < 2**63):
+                    raise ValueError(f"an operation took {shown(time_us)} us and {shown(own)} bytes")
+            return known
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.path}: damaged cache of operation times ({plain(error)}); delete the file"
+            ) from error
+
+
+def signatures(program: Program) -> list[str | None]:
+    """What each operation computes: its operator, with the shapes and dtypes of what it reads; None for the others."""
+    found: list[str | None] = []
+    for operation in program.operations:
+        if operation.kind != "operation":
+            found.append(None)
+            continue
+        arguments = [_text(value, program) for value in (operation.args, sorted(operation.kwargs.items()))]
+        text = f"{operation.target} {' '.join(arguments)}"
+        found.append(hashlib.sha256(text.encode()).hexdigest()[:20])
+    return found
+
+
+def _text(value: Any, program: Program) -> str:
+    if isinstance(value, Reference):
+        read = program.operations[value.node]
+        return f"{list(map(tuple, read.shapes))}{list(map(str, read.dtypes))}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_text(each, program) for each in value)}]"
+    return repr(value)

@@ -1,0 +1,319 @@
+"""Plans run in a process of their own: what they do to it is an outcome with a reason, never the end of the caller."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.devices.describe.discover import Device, select
+from gst.devices.describe.load import LoadGate, held, read_busy
+from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.measure import Failure, Measurement, measure, timed
+from gst.devices.execute.timeline import Simulation
+from gst.devices.plan import Plan
+from gst.process.tuning import WAITING
+from gst.programs import Program
+
+START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
+
+
+class IsolatedExecutor:
+    """Runs plans of one program in a child process, which ends with this one. Use it as a context manager.
+
+    In the child OpenMP's threads wait as `gst.process.tuning` says, since they would steal the cores of other devices.
+    It is replaced by a fresh one whenever a plan crashed it, hung or raised. It ends with the thread that started it.
+
+    Args:
+        program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
+        devices: those plans may name.
+        memory_limit: bytes that intermediate values of a run may take (of all that the run allocates, where the
+            compiled interpreter does not run these devices). None = any.
+        time_limit_s: seconds for each run.
+
+    Raises:
+        ValueError: the program, or the devices, cannot be had, or the program does not run even by itself.
+    """
+
+    def __init__(
+        self, program: Path | str, devices: Sequence[Device], memory_limit: int | None = None, time_limit_s: float = 60
+    ) -> None:
+        self.devices = tuple(select([device.name for device in devices], devices))
+        self.memory_limit, self.time_limit_s = memory_limit, time_limit_s
+        self.program_key, self.num_started = "", 0
+        self.lost: ValueError | None = None  # why no further child can be had
+        self._program = {"name": program} if isinstance(program, str) else {"directory": str(program)}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def profile(self, repetitions: int = 5) -> Float64[np.ndarray, "devices nodes"]:
+        """Microseconds of each operation alone on each device, see `gst.devices.execute.costs`; no memory limit holds.
+
+        Raises:
+            ValueError: the program does not run on a device alone.
+        """
+        return np.array(self._profile(repetitions)["times_us"], np.float64)
+
+    def costs(self, program: Program, repetitions: int = 5) -> Costs:
+        """The same with all else that a simulation needs to know of `program`, which is the one that this runs.
+
+        Raises:
+            ValueError: as `profile`.
+        """
+        seen = self._profile(repetitions)
+        found = profiled_costs(program, self.devices, np.array(seen["times_us"], np.float64))
+        known = seen["own_bytes"] is not None
+        return replace(found, own_bytes=np.array(seen["own_bytes"], np.int64)) if known else found
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Simulation]:
+        """When each operation began and ended in the quickest run of each plan, of runs in turns. Empty where the
+        executor does not write that down.
+
+        Raises:
+            Failure: a plan fails.
+        """
+        request = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
+        with held(self.devices):
+            runs = self._ask({"timelines": request}, START_LIMIT_S)["runs"]
+        return [
+            Simulation(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+            for device, begin, end in runs
+        ]
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """By the first node of each group that a plan fuses: the part of its operations' time that it takes compiled
+        on its device, 1 where it is left alone. What this machine never saw is compiled and measured first, seconds for
+        each structure. Empty where the executor compiles none.
+
+        Raises:
+            Failure, ValueError: as `check`.
+        """
+        with held(self.devices):
+            return dict(self._ask({"groups": plan.to_dict()}, START_LIMIT_S)["groups"])
+
+    def _profile(self, repetitions: int) -> dict[str, Any]:
+        try:
+            with held(self.devices):
+                return self._ask({"profile": repetitions}, START_LIMIT_S)
+        except Failure as failure:
+            names = ", ".join(device.name for device in self.devices)
+            raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
+
+    def check(self, plan: Plan) -> None:
+        """Run a plan once and compare its outputs with those of the program run in order.
+
+        Raises:
+            Failure: it fails, or gives other outputs; the message is the reason.
+            ValueError: it is no plan for this program on these devices.
+        """
+        record = plan.to_dict()
+        self._ask({"compile": record}, START_LIMIT_S)  # groups of a new structure are compiled, which takes long
+        self._ask({"check": record}, self.time_limit_s)
+
+    def time(self, plan: Plan) -> tuple[float, int | None]:
+        """Milliseconds of one run, and the most bytes that intermediate values took, where that is counted.
+
+        Raises:
+            Failure, ValueError: as `check`.
+        """
+        answer = self._ask({"time": plan.to_dict()}, self.time_limit_s)
+        return answer["ms"], answer["peak_bytes"]
+
+    @property
+    def next_child(self) -> int:
+        """Number of the child that will run the next plan."""
+        return self.num_started + (self._child is None)
+
+    def read_busy(self) -> tuple[float, float]:
+        """As `gst.devices.describe.load.read_busy`, with what the children took counted as this process's own."""
+        busy, own = read_busy()
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that ended
+        return busy, own + usage.ru_utime + usage.ru_stime + self._cpu_seconds()
+
+    def _cpu_seconds(self) -> float:
+        path = Path(f"/proc/{self._child.pid}/stat") if self._child is not None else None
+        if path is None or not path.exists():
+            return 0.0
+        fields = path.read_text().rpartition(")")[2].split()  # the name before may hold spaces
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _start(self) -> None:
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        self._rest = b""
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "gst.devices.execute.child"], env={**os.environ, **WAITING},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
+        )  # fmt: skip
+        self.num_started += 1
+        try:
+            self._greet()
+        except ValueError as error:
+            self._stop()
+            self.lost = error
+            raise
+
+    def _greet(self) -> None:
+        """Tell a new child what to run, and hear that it can."""
+        settings = {
+            "parent": os.getpid(), "program": self._program, "devices": [asdict(device) for device in self.devices],
+            "memory_limit": self.memory_limit,
+        }  # fmt: skip
+        try:
+            key = self._ask(settings, START_LIMIT_S)["key"]
+        except Failure as failure:
+            raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
+        if self.program_key not in ("", key):
+            raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
+        self.program_key = key
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
+            self._words.close()
+
+    def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        if self._child is None:
+            self._start()
+        child = self._child
+        assert child is not None and child.stdin is not None
+        try:
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            answer = json.loads(self._line(limit_s))
+        except BrokenPipeError:
+            raise Failure(self._epitaph()) from None
+        except BaseException:
+            self._stop()
+            raise
+        if answer.get("ends"):
+            self._stop()
+        if "refused" in answer:
+            raise ValueError(answer["refused"])
+        if "failed" in answer:
+            raise Failure(answer["failed"])
+        return answer
+
+    def _line(self, limit_s: float) -> bytes:
+        """The child's next line.
+
+        Raises:
+            Failure: it ended before, or takes too long.
+        """
+        assert self._child is not None and self._child.stdout is not None
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise Failure(f"timed out after {limit_s:g} s")
+                got = os.read(self._child.stdout.fileno(), 1 << 20)
+                if not got:
+                    raise Failure(self._epitaph())
+                self._rest += got
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _epitaph(self) -> str:
+        """Why a child ended that was not asked to."""
+        assert self._child is not None
+        status = self._child.wait()
+        self._words.seek(0)
+        words = self._words.read().decode(errors="replace").strip().splitlines()
+        self._stop()
+        if status >= 0:
+            return f"stopped with status {status}: {words[-1] if words else 'without a word'}"
+        cause = ", as the system does when memory runs out" if -status == signal.SIGKILL else ""
+        return f"crashed: signal {-status} ({signal.strsignal(-status)}{cause})"
+
+
+def measure_plans(
+    isolated: IsolatedExecutor,
+    plans: Sequence[Plan],
+    repetitions: int = 5,
+    warmup: int = 1,
+    gate: LoadGate | None = None,
+    beside: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measurement]:
+    """Time plans in turns, as `gst.devices.measure` does, each after a run whose outputs are compared.
+
+    A plan that fails in any of its runs is 'failed', and the others go on; those that then meet a fresh child are run
+    once without the clock before they go on.
+
+    Args:
+        isolated: entered.
+        repetitions, warmup, gate, progress: see `gst.devices.measure`.
+        beside: what else takes turns with them, by label; their measurements follow those of the plans.
+
+    Raises:
+        ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
+    """
+    others = {label: partial(timed, function) for label, function in beside.items()}
+    with held(isolated.devices if beside else _in_use(isolated, plans)):
+        turns = [_Turn(isolated, plan) for plan in plans]
+        runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
+        keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
+        seen = measure(
+            {**runs, **others}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
+            read=isolated.read_busy,
+        )  # fmt: skip
+    if isolated.lost is not None:  # that is no outcome of a plan
+        raise isolated.lost
+    measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
+    return measured + [seen[label] for label in others]
+
+
+def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:
+    """The GPUs that plans use; all devices if they use a core, as cores share caches and memory."""
+    names = {plan.devices[place] for plan in plans for place in np.unique(plan.placement).tolist()}
+    used = [device for device in isolated.devices if device.name in names]
+    return used if all(device.kind == "cuda" for device in used) else list(isolated.devices)
+
+
+class _Turn:
+    """One of several plans that are timed in turns."""
+
+    def __init__(self, isolated: IsolatedExecutor, plan: Plan) -> None:
+        self.isolated, self.plan = isolated, plan
+        self.peak_bytes: int | None = None
+        self._failure: Failure | None = None
+        try:
+            isolated.check(plan)
+        except Failure as failure:
+            self._failure = failure
+        self._child = isolated.next_child
+
+    def run(self) -> float:
+        """Milliseconds of one run."""
+        if self._failure is not None:
+            raise self._failure
+        if self._child != self.isolated.next_child:
+            self.isolated.time(self.plan)
+            self._child = self.isolated.next_child
+        elapsed_ms, self.peak_bytes = self.isolated.time(self.plan)
+        return elapsed_ms

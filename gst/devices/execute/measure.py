@@ -1,0 +1,170 @@
+"""How long callables take on this machine: warmed up, in turns, on quiet cores, with an interval."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gst.devices.describe.load import LoadGate, LoadMeter, ReadBusy, read_busy
+from gst.devices.describe.machine import machine_record
+
+RESAMPLES = 1000
+
+
+class Failure(Exception):
+    """Raised by a callable that knows why it failed; the message is the reason of its measurement."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was seen of one callable. Times are milliseconds, NaN if it failed.
+
+    Args:
+        label: what it was called.
+        plan_key: key of the plan that ran, if it was a plan.
+        samples_ms: one time for each repetition, in order.
+        median_ms: of the samples.
+        low_ms: lower end of the bootstrap 95 % interval of the median.
+        high_ms: its upper end.
+        outcome: 'failed' if the callable raised; it was then not called again.
+        reason: what it raised.
+        load: share of the cores that other processes took meanwhile, 0 .. 1.
+        quiet: whether the gate found the cores free before every round.
+        machine: see `machine_record`.
+        time: when it ended, UTC, ISO 8601.
+        peak_bytes: the most that intermediate values took in a run, where that was counted.
+    """
+
+    label: str
+    plan_key: str | None
+    samples_ms: tuple[float, ...]
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    outcome: Literal["ok", "failed"] = "ok"
+    reason: str = ""
+    load: float = 0.0
+    quiet: bool = True
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    time: str = ""
+    peak_bytes: int | None = None
+
+    @property
+    def repetitions(self) -> int:
+        return len(self.samples_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a `Log`; NaN becomes None."""
+        return {key: None if value != value else value for key, value in asdict(self).items()}
+
+    @staticmethod
+    def from_dict(record: Mapping[str, Any]) -> Measurement:
+        """What `to_dict` wrote."""
+        times = {
+            key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
+        }
+        return Measurement(**{**record, **times, "samples_ms": tuple(record["samples_ms"])})
+
+
+def measure(
+    callables: Mapping[str, Callable[[], Any]],
+    repetitions: int = 20,
+    warmup: int = 3,
+    gate: LoadGate | None = None,
+    seed: int = 0,
+    plan_keys: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    time_of: Callable[[Callable[[], Any]], float] | None = None,
+    read: ReadBusy = read_busy,
+) -> dict[str, Measurement]:
+    """Time callables in turns (A B C A B C ...), so that what changes on the machine changes for all.
+
+    Args:
+        callables: by label; each is called `warmup + repetitions` times.
+        repetitions: timed calls of each.
+        warmup: calls of each before, not timed.
+        gate: asked before every round; its patience is for the whole call. No waiting if None.
+        seed: of the bootstrap.
+        plan_keys: key of the plan for some labels.
+        progress: called with rounds done and rounds in all.
+        time_of: calls one of them and returns its milliseconds; `timed` if None.
+        read: busy seconds of the cores and of what is measured, for the load.
+
+    Returns:
+        For each label what was seen. A callable that raises is 'failed', and the others go on.
+
+    Raises:
+        ValueError: fewer than one repetition.
+    """
+    if repetitions < 1 or warmup < 0:
+        raise ValueError(f"want repetitions >= 1 and warmup >= 0, got {repetitions} and {warmup}")
+    samples: dict[str, list[float]] = {label: [] for label in callables}
+    failures: dict[str, str] = {}
+    time_of, meter = time_of or timed, LoadMeter(read)
+    quiet, patience = True, gate.patience_s if gate else 0.0
+    for number in range(warmup + repetitions):
+        if gate is not None and number >= warmup and patience > 0:
+            spent, is_quiet = gate.wait(patience)
+            quiet = quiet and is_quiet
+            patience -= 0.0 if is_quiet and spent <= 2 * gate.interval_s else spent
+        if number == warmup:
+            meter.start()
+        for label, function in callables.items():
+            if label in failures:
+                continue
+            try:
+                elapsed_ms = time_of(function)
+            except Exception as error:
+                failures[label] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+                continue
+            if number >= warmup:
+                samples[label].append(elapsed_ms)
+        if progress is not None:
+            progress(number + 1, warmup + repetitions)
+    load, machine, now = (
+        round(meter.share(), 4),
+        machine_record(),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    keys, rng = plan_keys or {}, np.random.default_rng(seed)
+    result = {}
+    for label, times in samples.items():
+        failed = label in failures
+        median, low, high = (float("nan"),) * 3 if failed else median_interval(times, rng)
+        result[label] = Measurement(
+            label, keys.get(label), tuple(times), median, low, high, "failed" if failed else "ok",
+            failures.get(label, ""), load, quiet, machine, now,
+        )  # fmt: skip
+    return result
+
+
+def median_interval(samples: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
+    """The median of the samples and its bootstrap 95 % interval (percentiles), which contains it."""
+    values = np.asarray(samples, np.float64)
+    median = float(np.median(values))
+    medians = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return median, min(float(low), median), max(float(high), median)
+
+
+def timed(function: Callable[[], object]) -> float:
+    """Milliseconds of one call, until its work on accelerators is done too."""
+    _synchronise()
+    start = time.perf_counter()
+    result = function()
+    _synchronise()
+    elapsed_ms = (time.perf_counter() - start) * 1e3
+    del result  # freed outside the clock
+    return elapsed_ms
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(number)

@@ -1,0 +1,163 @@
+"""What operations cost each other on this machine, learned from timelines of plans that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import no_type_check
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from gst.devices.execute.costs import Costs
+from gst.devices.execute.native import NativeExecutor, quickest_runs
+from gst.devices.execute.timeline import Simulation, Timeline
+from gst.devices.plan import Plan
+from gst.devices.simulate.simulator import Contention, Simulator
+from partitioners.compiled import compiled
+
+TRIMMED = 0.01  # share of the operations left out, those that fit least: interrupted by something else
+UNKNOWN = Contention()
+
+
+def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan]) -> Contention:
+    """Run plans that use several devices, and learn from the quickest run of each.
+
+    Args:
+        executor: entered, with the devices of `costs`.
+        costs: measured on it.
+        plans: a dozen will do; they should keep several devices busy.
+    """
+    return fit(costs, quickest_runs(executor, plans))
+
+
+def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention = UNKNOWN) -> Contention:
+    """The contention under which the simulator gives the operations of `runs` the durations they had.
+
+    An operation loses a share of its speed for as long as another runs beside it, so what its duration exceeds its time
+    alone by is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
+    least. Times from one operation to the next are medians.
+    """
+    from scipy.optimize import nnls
+
+    simulator = Simulator(costs)
+    rows = np.concatenate([_rows(simulator, run, start.helper_spin_us) for run in runs])
+    scale = np.maximum(np.abs(rows[:, :-1]).max(0), 1e-12)
+    known, excess = rows[:, :-1] / scale, rows[:, -1]
+    weights, _ = nnls(known, excess)
+    errors = excess - known @ weights
+    usual_ones = np.abs(errors) <= np.quantile(np.abs(errors), 1 - TRIMMED)
+    weights, _ = nnls(known[usual_ones], excess[usual_ones])
+    slowdown, memory_slowdown, remote, helper_us = weights / scale
+    gaps = [_gaps(simulator, run, start.spin_us) for run in runs]
+    medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
+    usual = (start.switch_us, start.hand_over_us, start.wake_us)
+    same, awake, asleep = (
+        float(np.median(seen)) if len(seen) else default for seen, default in zip(medians, usual, strict=True)
+    )
+    return replace(
+        start, slowdown=float(slowdown), memory_slowdown=float(memory_slowdown), remote_ns_per_byte=float(remote) * 1e3,
+        helper_us=float(helper_us),
+        switch_us=same, hand_over_us=awake, wake_us=asleep,
+    )  # fmt: skip
+
+
+def _rows(
+    simulator: Simulator, run: Timeline | Simulation, helper_spin_us: float
+) -> Float64[np.ndarray, "operations 5"]:
+    """For each operation: microseconds beside others, the same times the traffic of both, bytes read from another
+    thread, whether its helpers slept, and by how much it took longer than alone."""
+    costs = simulator.costs
+    nodes = np.flatnonzero(costs.computed)
+    alone = costs.times_us[run.device[nodes], nodes]
+    intensity = np.zeros(costs.num_nodes)
+    intensity[nodes] = costs.traffic_bytes[nodes] / 1e4 / np.maximum(alone, 1e-3)
+    worker = simulator.worker[run.device]
+    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
+    crossing = worker[producers] != worker[consumers]
+    remote = np.bincount(
+        consumers[crossing], costs.output_bytes[producers[crossing]].astype(np.float64), costs.num_nodes
+    )
+    order = nodes[np.argsort(run.begin_us[nodes], kind="stable")]
+    beside, traffic = _overlaps(order, run.begin_us, run.end_us, intensity)
+    took = run.end_us[nodes] - run.begin_us[nodes]
+    asleep = _helpers_asleep(order, run, worker, simulator.threads[run.device] > 1, helper_spin_us)
+    return np.stack([beside[nodes], traffic[nodes], remote[nodes], asleep[nodes], took - alone], axis=1)
+
+
+def _helpers_asleep(
+    order: Int64[np.ndarray, " operations"],
+    run: Timeline | Simulation,
+    worker: Int64[np.ndarray, " nodes"],
+    wide: Bool[np.ndarray, " nodes"],
+    helper_spin_us: float,
+) -> Float64[np.ndarray, " nodes"]:
+    """1 for each operation of several threads whose thread has run none for `helper_spin_us`."""
+    asleep = np.zeros(len(worker))
+    until: dict[int, float] = {}
+    for node in order[wide[order]].tolist():
+        asleep[node] = run.begin_us[node] - until.get(worker[node], -np.inf) > helper_spin_us
+        until[worker[node]] = run.end_us[node]
+    return asleep
+
+
+@compiled
+@no_type_check
+def _overlaps(order, begin, end, intensity):
+    """Time each node of `order` (by begin) ran beside others, and that time weighted by the intensities of both."""
+    beside, traffic = np.zeros(len(begin)), np.zeros(len(begin))
+    for position in range(len(order)):
+        node = order[position]
+        for later in range(position + 1, len(order)):
+            other = order[later]
+            if begin[other] >= end[node]:
+                break
+            shared = min(end[node], end[other]) - begin[other]
+            weight = intensity[node] * intensity[other]
+            beside[node] += shared
+            beside[other] += shared
+            traffic[node] += shared * weight
+            traffic[other] += shared * weight
+    return beside, traffic
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Microseconds from the event that allows an operation to start until it does, by who was waiting."""
+
+    same: np.ndarray
+    awake: np.ndarray
+    asleep: np.ndarray
+
+
+def _gaps(simulator: Simulator, run: Timeline | Simulation, spin_us: float) -> _Gaps:
+    """An operation may start when its inputs are there and its cores are free; whichever came last wakes its thread."""
+    costs = simulator.costs
+    worker, cores, leader = simulator.worker[run.device], simulator.cores[run.device], simulator.leader
+    latest = np.full(costs.num_nodes, -1)
+    latest_end = np.zeros(costs.num_nodes)
+    for producer, consumer in costs.edges[:, costs.computed[costs.edges[0]]].T.tolist():
+        if run.end_us[producer] > latest_end[consumer]:
+            latest[consumer], latest_end[consumer] = producer, run.end_us[producer]
+    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    last_on_core: dict[int, int] = {}
+    bits = [int(bit) for bit in np.unique(leader)]
+    nodes = np.flatnonzero(costs.computed)
+    for node in nodes[np.argsort(run.begin_us[nodes], kind="stable")].tolist():
+        mine = [bit for bit in bits if int(cores[node]) & bit]
+        before = [last_on_core[bit] for bit in mine if bit in last_on_core]
+        awaited = [*before, int(latest[node])] if latest[node] >= 0 else before
+        trigger = max(awaited, key=lambda n: run.end_us[n], default=-1)
+        own = last_on_core.get(int(leader[worker[node]]), -1)
+        for bit in mine:
+            last_on_core[bit] = node
+        if trigger < 0:
+            continue
+        gap = run.begin_us[node] - run.end_us[trigger]
+        if worker[trigger] == worker[node]:
+            found[0].append(gap)
+        elif own >= 0 and worker[own] == worker[node] and run.end_us[trigger] - run.end_us[own] < spin_us:
+            found[1].append(gap)
+        else:
+            found[2].append(gap)
+    return _Gaps(*(np.array(each) for each in found))

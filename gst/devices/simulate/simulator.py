@@ -1,0 +1,184 @@
+"""How long a plan takes, without running it: discrete events over measured costs.
+
+The rule is the interpreter's (gst/devices/native): a core runs the ready operation of least rank among those that use
+it, and an operation on several cores starts when it is the choice of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.devices.describe.discover import MOST_CORES, core_numbers
+from gst.devices.execute.costs import Costs
+from gst.devices.execute.timeline import Simulation
+from gst.devices.plan import Plan, ranks
+from gst.devices.simulate.event_kernel import simulate
+from gst.devices.simulate.orders import neighbour_lists
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What operations cost each other, learned from runs by `gst.devices.simulate.calibration`.
+
+    Args:
+        slowdown: share of its speed that an operation loses to each other one that runs.
+        memory_slowdown: further share, times the traffic of both in units of 10 GB/s.
+        remote_ns_per_byte: to read what another device's thread has written, from its caches.
+        helper_us: that an operation of several threads takes longer where its helpers have fallen asleep.
+        switch_us: from the end of an operation to the start of the next on the same thread.
+        hand_over_us: the same when another thread waits for it, awake.
+        wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
+        spin_us: how long threads look for work before they sleep.
+        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.process.tuning`.
+    """
+
+    slowdown: float = 0.0
+    memory_slowdown: float = 0.0
+    remote_ns_per_byte: float = 0.0
+    helper_us: float = 0.0
+    switch_us: float = 0.3
+    hand_over_us: float = 1.0
+    wake_us: float = 30.0
+    spin_us: float = 500.0
+    helper_spin_us: float = 25.0
+
+    def to_dict(self) -> dict[str, float]:
+        """For JSON; `Contention(**record)` reads it."""
+        return asdict(self)
+
+
+class Simulator:
+    """Simulates plans of one program. The same plan always takes the same time.
+
+    Args:
+        costs: of the program on the devices that plans name.
+        contention: what operations cost each other.
+
+    Attributes:
+        cores: bits of the cores of each device.
+        worker: number of the thread that runs each device.
+        leader: bit of each thread's own core.
+        threads: of one operation on each device.
+    """
+
+    def __init__(self, costs: Costs, contention: Contention = Contention()) -> None:
+        self.costs = costs
+        self.contention = contention
+        self._positions = {device.name: position for position, device in enumerate(costs.devices)}
+        self._arrays = _Arrays.of(costs)
+        self.cores, self.worker, self.leader = _cores(costs)
+        self.threads = np.array([device.threads for device in costs.devices])
+
+    def run(self, plan: Plan) -> Simulation:
+        """Simulate one plan.
+
+        Raises:
+            ValueError: the plan is for another number of nodes or names an unknown device.
+        """
+        home = self._home(plan)
+        begin, end = self._simulate(home, ranks(plan))
+        return Simulation(home, begin, end)
+
+    def makespans(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        """Microseconds that each plan takes."""
+        return np.array([self.run(plan).makespan_us for plan in plans])
+
+    def _home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
+        if len(plan.placement) != self.costs.num_nodes:
+            raise ValueError(f"the plan places {len(plan.placement)} nodes, the program has {self.costs.num_nodes}")
+        unknown = [name for name in plan.devices if name not in self._positions]
+        if unknown:
+            raise ValueError(f"the plan uses device {unknown[0]!r}; costs are known of {', '.join(self._positions)}")
+        return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
+
+    def _simulate(self, home: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        each, c = self._arrays, self.contention
+        return simulate(
+            home, rank, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers,
+            self.costs.computed, self.costs.times_us, each.traffic, each.bytes, self.cores, self.worker,
+            self.leader, self.threads, self.costs.latency_us, self.costs.bytes_per_us,
+            c.slowdown, c.memory_slowdown, c.remote_ns_per_byte / 1e3, c.helper_us,
+            c.switch_us, c.hand_over_us, c.wake_us, c.spin_us, c.helper_spin_us,
+        )  # fmt: skip
+
+
+def peak_bytes(costs: Costs, simulation: Simulation) -> dict[str, int]:
+    """The most bytes of intermediate values, outputs included, that each memory holds at any moment.
+
+    An operation takes its `own_bytes` while it runs and leaves the storages it made; a storage is freed when the last
+    reader of the last value in it has ended. A value read in another memory lies there from its end until its last
+    reader there has ended.
+    """
+    begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
+    memory_names = list(dict.fromkeys(each.memory for each in costs.devices))
+    memory = np.array([memory_names.index(each.memory) for each in costs.devices])[device]
+    producers, consumers = costs.edges
+    last_read = end.copy()
+    np.maximum.at(last_read, producers, end[consumers])
+    last_read[costs.kept] = np.inf
+    held, holder = costs.storages.held
+    freed = np.zeros(len(costs.storages.num_bytes))
+    np.maximum.at(freed, held, last_read[holder])
+    made_by, size = costs.storages.made_by, costs.storages.num_bytes
+    running = np.flatnonzero(costs.computed)
+    own = costs.own_bytes[device[running], running]
+    times = [end[made_by], freed, begin[running], end[running]]
+    changes = [size, -size, own, -own]
+    places = [memory[made_by], memory[made_by], memory[running], memory[running]]
+    crossing = (memory[producers] != memory[consumers]) & costs.computed[producers]
+    if crossing.any():
+        pairs, inverse = np.unique(
+            np.stack([producers[crossing], memory[consumers[crossing]]]), axis=1, return_inverse=True
+        )
+        until = np.zeros(pairs.shape[1])
+        np.maximum.at(until, inverse.reshape(-1), end[consumers[crossing]])
+        copied = costs.output_bytes[pairs[0]]
+        times += [end[pairs[0]], until]
+        changes += [copied, -copied]
+        places += [pairs[1], pairs[1]]
+    when, change, place = np.concatenate(times), np.concatenate(changes), np.concatenate(places)
+    order = np.lexsort((change, when))  # what is freed at a moment is free for what begins then
+    peaks = {}
+    for number, name in enumerate(memory_names):
+        mine = order[place[order] == number]
+        peaks[name] = int(np.cumsum(change[mine]).max(initial=0))
+    return peaks
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrays:
+    """Costs as the kernel reads them."""
+
+    indptr: np.ndarray
+    consumers: np.ndarray
+    pending: np.ndarray
+    producer_indptr: np.ndarray
+    producers: np.ndarray
+    traffic: np.ndarray
+    bytes: np.ndarray
+
+    @staticmethod
+    def of(costs: Costs) -> _Arrays:
+        nodes = costs.num_nodes
+        edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
+        indptr, consumers = neighbour_lists(edges, nodes)
+        producer_indptr, producers = neighbour_lists(edges[::-1], nodes)
+        return _Arrays(
+            indptr, consumers, np.diff(producer_indptr), producer_indptr, producers,
+            costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
+        )  # fmt: skip
+
+
+def _cores(costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bits of each device's cores, the thread that runs it, and the bit of each thread's own core."""
+    numbers = core_numbers(costs.devices)
+    if (count := len({core for mine in numbers for core in mine})) > MOST_CORES:
+        raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
+    leaders = list(dict.fromkeys(mine[0] for mine in numbers))
+    cores = np.array([sum(1 << core for core in mine) for mine in numbers], np.uint64)
+    worker = np.array([leaders.index(mine[0]) for mine in numbers], np.int64)
+    return cores, worker, np.array([1 << core for core in leaders], np.uint64)

@@ -1,0 +1,55 @@
+"""The gate sees other processes, not this one."""
+
+import subprocess
+import sys
+import time
+
+from gst.devices import LoadGate, LoadMeter
+from gst.devices.describe.discover import usable_cores
+
+
+class Clock:
+    """A clock and counters moved by hand; `others`: share of all cores that others take while we sleep."""
+
+    def __init__(self, others: list[float]) -> None:
+        self.now, self.busy, self.own, self.others = 0.0, 0.0, 0.0, others
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.busy += seconds * len(usable_cores()) * self.others.pop(0)
+
+    def gate(self, patience_s: float) -> LoadGate:
+        return LoadGate(0.15, patience_s, 0.1, lambda: (self.busy, self.own), self.sleep, lambda: self.now)
+
+
+def test_the_gate_opens_when_others_stop() -> None:
+    clock = Clock([0.9, 0.5, 0.05, 0.9])
+    spent, quiet = clock.gate(10).wait()
+    assert quiet and abs(spent - 0.3) < 1e-9 and len(clock.others) == 1
+
+
+def test_patience_ends() -> None:
+    spent, quiet = Clock([1.0] * 9).gate(0.5).wait()
+    assert not quiet and 0.5 <= spent < 0.7
+
+
+def test_what_this_process_uses_is_not_load() -> None:
+    clock = Clock([])
+    meter = LoadMeter(lambda: (clock.busy, clock.own), lambda: clock.now)
+    clock.now, clock.busy, clock.own = 1.0, 1.5, 1.0
+    assert abs(meter.share() - 0.5 / len(usable_cores())) < 1e-9
+    clock.own = 1.5
+    assert meter.share() == 0.0
+
+
+def test_a_busy_neighbour_is_seen_on_this_machine() -> None:
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        meter = LoadMeter()
+        time.sleep(0.5)
+        seen = meter.share()
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    assert seen > 0.4 / len(usable_cores())

@@ -1,0 +1,183 @@
+"""What `gst devices` measures, remembers and prints; names of core sets and streams; sizes of memory."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gst.cli import main
+from gst.devices import Device, LoadGate, Timeline, discover, select
+from gst.devices.describe.discover import core_sets, parse_bytes
+from gst.devices.describe.rates import Rates, rates_path, save_rates, saved_rates
+from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.probes import (
+    PROBES,
+    Probe,
+    _classes,
+    _inputs,
+    copy_speed,
+    gap_us,
+    hand_over_us,
+    measure_rates,
+    ping_pong,
+)
+
+SMALL = {"cpu": Probe(96, 1, 16, 8, 1 << 14, 1 << 16)}
+CPU = [Device(f"cpu:{number}", "cpu", (number,), 1, "host", "test") for number in range(5)]
+compiles = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+
+
+@pytest.fixture(scope="module")
+def rates() -> Rates:
+    devices = discover()[:2]
+    return measure_rates([*devices, *core_sets(devices)], devices, 2, SMALL)
+
+
+@pytest.mark.parametrize("probe", [SMALL["cpu"], PROBES["cpu"]], ids=["small", "cpu"])
+def test_counted_operations_are_those_that_pytorch_counts(probe: Probe) -> None:
+    with FlopCounterMode(display=False) as counter, torch.device("meta"):
+        _classes(*(value.to("meta") for value in _inputs(probe)))
+    by_operation = {str(key): count for key, count in counter.get_flop_counts()["Global"].items()}
+    assert by_operation == {"aten.mm": probe.matrix_flops, "aten.convolution": probe.convolution_flops}
+
+
+def test_each_number_of_threads_and_each_pair_is_measured_once(rates: Rates) -> None:
+    devices = discover()[:2]
+    threads = [1, 2][: len(devices)]
+    assert [each.threads for each in rates.operations] == threads
+    for each in rates.operations:
+        assert all(0 < value < np.inf for key, value in vars(each).items() if key not in ("device", "kind"))
+    names = [device.name for device in devices]
+    pairs = {(link.source, link.destination) for link in rates.links}
+    assert pairs == {(a, b) for a in names for b in names if a <= b} and len(pairs) == len(rates.links)
+    assert all(link.copy_us > 0 and link.copy_gb_per_s > 0 for link in rates.links)  # type: ignore[operator]
+
+
+def test_rates_are_those_of_devices_with_as_many_threads(rates: Rates) -> None:
+    first = rates.operations[0]
+    assert rates.of(dataclasses.replace(CPU[4], threads=1)) == first
+    assert rates.of(dataclasses.replace(CPU[4], threads=7)) is None
+    assert rates.of(Device("cuda:0", "cuda", (), 1, "cuda:0", "test")) is None
+
+
+def test_a_gap_is_the_time_between_operations() -> None:
+    chain = ping_pong()
+    begin = np.arange(chain.num_nodes) * 10.0
+    zero = np.zeros(chain.num_nodes, np.int64)
+    assert gap_us(Timeline(zero, begin, begin + 7.5, zero, zero, 0), chain) == pytest.approx(2.5)
+
+
+@compiles
+def test_handing_over_to_another_thread_takes_time_but_not_long() -> None:
+    chain = ping_pong()
+    pair = [dataclasses.replace(device, cores=()) for device in CPU[:2]]
+    seen = hand_over_us(chain, *pair)
+    assert seen is not None and 0 < seen < 10_000
+    apart = [dataclasses.replace(device, memory=device.name) for device in pair]
+    assert hand_over_us(chain, *apart) is None
+
+
+def test_a_copy_has_a_cost_and_a_speed() -> None:
+    microseconds, speed = copy_speed(CPU[0], CPU[1], 1 << 22, 5)
+    assert microseconds is not None and speed is not None
+    assert 0 < microseconds < 10_000 and 0.01 < speed < 10_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_a_gpu_is_measured() -> None:
+    gpu = next(device for device in discover() if device.kind == "cuda")
+    seen = measure_rates([gpu], [discover()[0], gpu], 2, {**SMALL, "cuda": SMALL["cpu"]})
+    assert seen.of(gpu) is not None and [link.hand_over_us is None for link in seen.links] == [False, True, True]
+
+
+def test_rates_are_remembered_for_this_machine_and_this_torch_alone(
+    rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert saved_rates(tmp_path) is None
+    path = save_rates(rates, tmp_path)
+    assert saved_rates(tmp_path) == rates and [each.name for each in tmp_path.iterdir()] == [path.name]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9.9")
+        assert rates_path(tmp_path) != path and saved_rates(tmp_path) is None
+        path.rename(rates_path(tmp_path))  # even under the name that it would have
+        assert saved_rates(tmp_path) is None
+        rates_path(tmp_path).rename(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["gst.devices.describe.machine"], "cpu_model", lambda: "another processor")
+        assert saved_rates(tmp_path) is None
+    assert saved_rates(tmp_path) == rates
+    for damage in ("", "[]", "{}", path.read_text()[:-30], path.read_text().replace("small_us", "tiny_us")):
+        path.write_text(damage)
+        with pytest.raises(ValueError, match=r"damaged rates .* run gst devices --measure"):
+            saved_rates(tmp_path)
+
+
+def test_the_command_prints_what_is_known(
+    rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["devices", "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "cpu:0" in printed and "gst devices --measure" in printed
+    assert json.loads((tmp_path / "out.json").read_text())["rates"] is None
+    save_rates(dataclasses.replace(rates, load=0.5))
+    assert main(["devices", "--sets", "--json", str(tmp_path / "out.json")]) == 0
+    printed, found = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
+    assert f"{rates.operations[0].matrix_gflops:.3g}" in printed and "50% of the cores" in printed
+    assert found["rates"]["operations"][0]["small_us"] == rates.operations[0].small_us
+    assert all(each["name"] in printed for each in [*found["devices"], *found["sets"]])
+
+
+def test_the_command_measures(
+    rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the interpreter is loaded already, for `rates`
+    monkeypatch.setattr(LoadGate, "wait", lambda self: (0.0, True))
+    assert main(["devices", "--measure"]) == 0
+    assert "hand-over" in capsys.readouterr().out and saved_rates() is not None
+
+
+def test_core_sets_are_powers_of_two_and_all() -> None:
+    assert [each.name for each in core_sets(CPU)] == ["cpu:0-1", "cpu:2-3", "cpu:0-3", "cpu:0-4"]
+    assert [each.name for each in core_sets(CPU[:4])] == ["cpu:0-1", "cpu:2-3", "cpu:0-3"]
+    assert [each.name for each in core_sets(CPU[:2])] == ["cpu:0-1"]
+    assert core_sets(CPU[:1]) == [] == core_sets(discover(separate_memory=True)[:2])
+    assert core_sets(CPU)[2].cores == (0, 1, 2, 3) and core_sets(CPU)[2].threads == 4
+
+
+def test_streams_of_a_gpu_are_named_and_share_its_memory() -> None:
+    """Names only: that they run side by side takes a GPU."""
+    gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "test")
+    first, second = select(["cuda:0", "cuda:0/stream:1"], [gpu])
+    assert first == gpu and second == dataclasses.replace(gpu, name="cuda:0/stream:1")
+    assert second.memory == "cuda:0" and second.torch_device == torch.device("cuda:0")
+    for name in ("cuda:1/stream:1", "cuda:0/stream:x", "cpu:0/stream:1"):
+        with pytest.raises(ValueError, match=f"there is no device '{name}'"):
+            select([name], [gpu, CPU[0]])
+
+
+def test_a_device_has_no_limit_of_memory_unless_given() -> None:
+    assert all(device.memory_limit is None for device in discover())
+    assert dataclasses.replace(CPU[0], memory_limit=parse_bytes("1KiB")).memory_limit == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("3kb", 3000), ("1TiB", 1 << 40),
+     ("4096", 4096), (" 7B ", 7)],
+)  # fmt: skip
+def test_sizes_of_memory(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 gibi", "-1GiB", "0", "0.4B", "1e9", "2GiB2", "nan", "2,5GB"])
+def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size of memory; write a number and a unit") as caught:
+        parse_bytes(text)
+    assert "\n" not in str(caught.value) and repr(text) in str(caught.value)
