@@ -62,7 +62,7 @@ def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> 
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> None:
+def test_weights_are_one_on_average_however_unequal_the_chances(keep: float, unchecked: None) -> None:
     """4 standard errors, seed fixed."""
     generator = torch.Generator().manual_seed(7)
     inclusion = inclusion_probabilities(torch.tensor([0.0, 1.0, 5.0, 20.0, 3.0, 1.0]), 2)
