@@ -37,8 +37,7 @@ from tqdm import tqdm
 
 import gst.placement.commanded
 import gst.placement.measuring
-import gst.training.cli
-import gst.training.stopping  # noqa: F401 (they are loaded before the first fork)
+import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, commands, lost, rows, unreadable
 from gst.cli import main as run_command
 from gst.files.writing import atomic_write

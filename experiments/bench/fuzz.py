@@ -30,7 +30,7 @@ SAVED_EVERY_S = 10.0
 MODULES = (
     "gst/files/untrusted.py", "gst/graphs/store/__init__.py", "gst/graphs/store/checks.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
-    "gst/data/cost_graphs.py", "gst/data/published_latency.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
+    "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
     "gst/devices/execute/log.py", "gst/devices/execute/costs.py", "gst/placement/plan_files.py",
     "gst/programs/saving.py",
     "gst/programs/forms.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",

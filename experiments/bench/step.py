@@ -172,7 +172,7 @@ def measure(variant: str, setting: Setting) -> dict[str, Any]:
 
 def _stall(trainer: Trainer) -> float:
     """Share of the time that steps wait for their segments when these are read ahead."""
-    from gst.data.prefetch import Prefetched, Reader
+    from gst.data.loader import Prefetched, Reader
 
     def steps() -> Iterator[tuple[list[SegmentedGraph], Tensor, Tensor]]:
         for _ in range(trainer.setting.steps):

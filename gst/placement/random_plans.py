@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from gst.devices import Plan
 from gst.placement.baselines.list_schedules import upward_rank
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.local_search.moves import crossover, mutate
+from gst.placement.local_search.population import crossover, mutate
 from gst.placement.task import Task
 
 TRIES = 50  # in a row that give nothing new, until there is nothing new

@@ -18,7 +18,7 @@ from gst.devices.describe.machine import this_machine
 from gst.graphs.graph import Graph
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.moves import crossover, mutate
+from gst.placement.local_search.population import crossover, mutate
 from gst.placement.objective import Budgeted, Measures, Objective
 from gst.placement.planning import Planned, restrict
 from gst.placement.screening import ScreenedRuntime, Surrogate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 Verbosity = Literal["quiet", "normal", "verbose"]
+EVERY = 30.0  # seconds between lines of a log
 VARIABLE = "GST_VERBOSITY"  # so that child processes say as much
 
 
@@ -48,12 +50,31 @@ def notice(words: str) -> None:
         print(f"gst: {words}", file=sys.stderr)
 
 
+class LogLines:
+    """Standard error that is no terminal: of what progress bars write, one line every `EVERY` seconds, and the last of
+    a bar that stays."""
+
+    _printed = time.monotonic()  # by any bar of the process, since each may be short
+    _line = ""
+
+    def write(self, text: str) -> None:
+        self._line = text.strip() or self._line
+        if text == "\n" or (text.strip() and time.monotonic() - LogLines._printed >= EVERY):
+            LogLines._printed = time.monotonic()
+            print(self._line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
+
+
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """A progress bar with the time left, which goes when it is done."""
+    """A progress bar with the time left, which goes when it is done; in a log a line every `EVERY` seconds."""
     from tqdm import tqdm
 
     level = verbosity()
     shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
+    if not sys.stderr.isatty():
+        shown |= {"file": LogLines(), "dynamic_ncols": False}
     return tqdm(*arguments, **(shown | options))
 
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from embedding_cache import EmbeddingTable
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
-from gst.data.loader import Step, StepLoader
-from gst.data.prefetch import Prefetched, Reader
+from gst.data.loader import Prefetched, Reader, Step, StepLoader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch

@@ -13,8 +13,7 @@ from random_tasks import random_task
 from gst.devices import Device, Plan
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.neighbourhoods import Neighbourhood
-from gst.placement.local_search.timelines import BUSY, CROSSING, Timelines
+from gst.placement.local_search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
 from gst.placement.machines import machine
 from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.task import Task

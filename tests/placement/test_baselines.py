@@ -14,11 +14,10 @@ from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, r
 from gst.data.cost_graphs import read_cost_graph
 from gst.devices import Device
 from gst.devices.simulate.simulator import Simulator
-from gst.placement.baselines.layers import layers
 from gst.placement.baselines.list_schedules import heft
-from gst.placement.baselines.portfolio import chunks, expert, metis, portfolio, single, topo
+from gst.placement.baselines.portfolio import chunks, expert, layers, metis, portfolio, single, topo
 from gst.placement.baselines.units import colocated, held_bytes, smallest_units
-from gst.placement.local_search.moves import crossover, mutate
+from gst.placement.local_search.population import crossover, mutate
 from gst.placement.machines import CORE, GPU, Machine, machine
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task

@@ -10,8 +10,7 @@ import pytest
 from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, random_edges, random_task
 
 from gst.placement.baselines import list_schedules
-from gst.placement.baselines.favourite_child import favourite_children, sct
-from gst.placement.baselines.list_schedules import etf, heft, moldable, upward_rank
+from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, sct, upward_rank
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 
@@ -97,9 +96,9 @@ def test_a_device_waits_for_the_favourite_child_unless_something_else_can_start_
 
 def test_a_task_of_too_many_edges_is_coarsened_or_else_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     task = random_task(3, nodes=200)
-    monkeypatch.setattr("gst.placement.baselines.favourite_child.MOST_EDGES", task.costs.edges.shape[1] - 1)
+    monkeypatch.setattr("gst.placement.baselines.list_schedules.MOST_EDGES", task.costs.edges.shape[1] - 1)
     assert sct(task) is not None
-    monkeypatch.setattr("gst.placement.baselines.favourite_child.MOST_EDGES", 0)
+    monkeypatch.setattr("gst.placement.baselines.list_schedules.MOST_EDGES", 0)
     assert sct(task) is None
 
 

@@ -6,7 +6,7 @@ its best, and the tuned policy until it is as good: with the plans that list sch
 
     python -m experiments.reproductions.go.generalize
 
-Simulated. It learns by imitation of what annealing finds (`gst.placement.policies.imitation`). Policies are kept in
+Simulated. It learns by imitation of what annealing finds (`gst.placement.policies.pretraining`). Policies are kept in
 `--policies`, so that the command goes on where it was stopped.
 """
 
@@ -31,8 +31,15 @@ from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, go
 from gst.placement.policies.hdp import hdp
-from gst.placement.policies.imitation import Example, imitate
-from gst.placement.policies.pretraining import examples, fine_tune, load_policy, save_policy, zero_shot
+from gst.placement.policies.pretraining import (
+    Example,
+    examples,
+    fine_tune,
+    imitate,
+    load_policy,
+    save_policy,
+    zero_shot,
+)
 from gst.placement.task import Task
 from gst.programs import traced
 

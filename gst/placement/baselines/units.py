@@ -1,13 +1,15 @@
-"""What a constructive method places as one, where that can run, and what it takes of a memory."""
+"""Units that a constructive method places as one, and how their plans are made to fit the limits of memories."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.data.measured_plans import core_use
+from gst.devices import Plan
 from gst.placement.task import Task
 
 MUCH_SLOWER = 2.0  # times the fastest device's time
@@ -105,3 +107,148 @@ def peers(task: Task) -> Int64[np.ndarray, " peers"]:
     times = task.times_us[chosen]
     total = times[:, np.isfinite(times).all(0)].sum(1)
     return chosen[total <= MUCH_SLOWER * total.min()]
+
+
+MOST_ATTEMPTS = 4  # to make a plan that fits
+MOST_SIMULATED = 400_000  # operations, to make one plan fit by moving a few at a time
+MOST_STEPS = 60
+NEAR = 8  # moves that are tried in a step
+
+Rooms = Float64[np.ndarray, " memories"]
+Assignment = Int64[np.ndarray, " units"]
+
+
+def limits_bytes(task: Task) -> Rooms:
+    """Limit of each of `task.memories`; infinite where there is none."""
+    return np.array([np.inf if limit is None else limit for limit in task.memories.values()], np.float64)
+
+
+def use_bytes(task: Task, plan: Plan) -> Rooms:
+    """What each of `task.memories` holds at most when a plan is simulated."""
+    return np.array(list(task.memory_use(task.simulator.run(plan)).values()), np.float64)
+
+
+def quickest(task: Task, plans: Iterable[Plan | None]) -> Plan | None:
+    """The plan of least simulated makespan, the first of equal ones; None if there is none. Every plan must be one
+    that its devices can run."""
+    found = [plan for plan in plans if plan is not None]
+    return min(found, key=lambda plan: task.simulator.run(plan).makespan_us, default=None)
+
+
+def kept(task: Task, plan: Plan) -> Plan | None:
+    """The plan if it keeps every limit when it is simulated."""
+    limits = limits_bytes(task)
+    return plan if np.isinf(limits).all() or (use_bytes(task, plan) <= limits).all() else None
+
+
+def fitted(task: Task, parts: Units, make: Callable[[Rooms], Plan | None]) -> Plan | None:
+    """A plan of `make` that keeps every limit when it is simulated, if need be after some units have moved; None if
+    none is found.
+
+    Args:
+        parts: what may move.
+        make: a plan whose units' `load_bytes` add up to at most this in each memory, or None. Loads are those of
+            program order; a plan that needs more itself is `relieved`, and made again with less room: the faster one
+            that fits is returned.
+    """
+    limits, memory = limits_bytes(task), memory_of(task)
+    plan = make(limits)
+    if plan is None or kept(task, plan):
+        return plan
+    found, room = [relieved(task, parts, plan)], limits.copy()
+    for _ in range(MOST_ATTEMPTS):
+        use, placed = use_bytes(task, plan), np.bincount(memory[plan.placement], held_bytes(task), len(limits))
+        over = use > limits
+        room[over] = np.minimum(room, placed)[over] * limits[over] / use[over]
+        plan = make(room)
+        if plan is None or kept(task, plan):
+            found.append(plan)
+            break
+    return quickest(task, found)
+
+
+def relieved(task: Task, parts: Units, plan: Plan) -> Plan | None:
+    """A plan that keeps the limits, of one that does not: step by step some units leave the memory that is worst off
+    for another; of the moves that help at least half as much as the best, in simulation, the one after which the plan
+    is fastest. None if nothing helps any more."""
+    limits = limits_bytes(task)
+    assignment = np.zeros(parts.count, np.int64)
+    assignment[parts.of] = plan.placement
+    use, share = use_bytes(task, plan), 1.0
+    for _ in range(min(MOST_STEPS, MOST_SIMULATED // (NEAR * task.num_nodes) + 1)):
+        worst = int((use / limits).argmax())
+        if use[worst] <= limits[worst]:
+            return plan
+        moves = list(_moves(task, parts, assignment, use, worst, share))
+        plans = [task.plan(moved[parts.of], plan.priority) for moved in moves]
+        runs = [task.simulator.run(candidate) for candidate in plans]
+        uses = [np.array(list(task.memory_use(run).values()), np.float64) for run in runs]
+        gains = [_excess(use, limits) - _excess(each, limits) for each in uses]
+        if max(gains, default=0.0) > 0:
+            good = [number for number, gain in enumerate(gains) if gain >= max(gains) / 2]
+            best = min(good, key=lambda number: runs[number].makespan_us)
+            plan, use, assignment = plans[best], uses[best], moves[best]
+        elif share < 0.1:
+            return None
+        else:
+            share /= 2
+    return kept(task, plan)
+
+
+def _excess(use: Rooms, limits: Rooms) -> float:
+    return float(np.maximum(use / limits - 1, 0).sum())
+
+
+def _moves(
+    task: Task, parts: Units, assignment: Assignment, use: Rooms, worst: int, share: float
+) -> Iterator[Assignment]:
+    """Assignments in which some units of the worst memory, of about its excess (times `share`) in load, are on the
+    fastest device of the memory that has most room left, as its limit goes, or of the next: units that follow each
+    other, or those that take least longer there for their load."""
+    limits, memory = limits_bytes(task), memory_of(task)
+    here = np.flatnonzero(memory[assignment] == worst)
+    load, wanted = parts.load_bytes[here], share * (use[worst] - limits[worst])
+    others = [each for each in np.argsort(use / limits, kind="stable") if each != worst][:2]
+    if not load.any():
+        return
+    before = np.concatenate([[0.0], np.cumsum(load)])
+    latest = np.searchsorted(before, max(before[-1] - wanted, 0.0))
+    starts = np.minimum(np.unique(np.linspace(0, latest, NEAR // 2 - 1).astype(int)), len(here) - 1)
+    stretches = [here[start : max(np.searchsorted(before, before[start] + wanted), start + 1)] for start in starts]
+    for other in others:
+        devices = np.flatnonzero(memory == other)
+        times = parts.times_us[np.ix_(devices, here)].min(0) - parts.times_us[assignment[here], here]
+        cheap = np.argsort(np.where(load > 0, times / np.maximum(load, 1), np.inf), kind="stable")
+        enough = np.searchsorted(np.cumsum(load[cheap]), wanted) + 1
+        for moving in [*stretches, here[cheap[:enough]]]:
+            times = parts.times_us[np.ix_(devices, moving)].sum(1)
+            if np.isfinite(times).any():
+                moved = assignment.copy()
+                moved[moving] = devices[times.argmin()]
+                yield moved
+
+
+def repaired(task: Task, parts: Units, assignment: Assignment, room: Rooms) -> Assignment | None:
+    """`assignment`, but units that their device cannot run, and where a memory is too full those that take least longer
+    elsewhere for their load (of equal ones those of greatest load), go to the fastest device that has room (the one of
+    most room among equals). None if there is no room for them."""
+    assignment, memory = assignment.copy(), memory_of(task)
+    left = room - np.bincount(memory[assignment], parts.load_bytes, len(room))
+    times = parts.times_us[assignment, np.arange(parts.count)]
+    elsewhere = np.where(memory[:, None] == memory[assignment], np.inf, parts.times_us).min(0)
+    unable = np.isinf(times)
+    lost = np.where(unable, 0.0, elsewhere - np.where(unable, 0.0, times)) / np.maximum(parts.load_bytes, 1)
+    suspects = np.flatnonzero(unable | (left[memory[assignment]] < 0))
+    for unit in suspects[np.lexsort((-parts.load_bytes[suspects], lost[suspects], ~unable[suspects]))]:
+        source, load = memory[assignment[unit]], parts.load_bytes[unit]
+        if not unable[unit] and (left[source] >= 0 or load == 0):
+            continue
+        left[source] += load
+        choice = np.flatnonzero(np.isfinite(parts.times_us[:, unit]) & (left[memory] >= load))
+        if len(choice):
+            best = np.lexsort((-left[memory[choice]], parts.times_us[choice, unit]))[0]
+            assignment[unit] = choice[best]
+        elif unable[unit]:
+            return None
+        left[memory[assignment[unit]]] -= load
+    return assignment if (left >= 0).all() else None

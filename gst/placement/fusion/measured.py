@@ -18,8 +18,7 @@ from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion.contraction import Contraction, contract
-from gst.placement.fusion.costs import numbered
+from gst.placement.fusion.costs import Contraction, contract, numbered
 from gst.placement.machines import VIEW_US
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress

@@ -1,9 +1,10 @@
-"""From log probabilities to decisions, and from decisions to plans and back."""
+"""Decisions of a policy: drawn from its log probabilities, turned into plans, and read back from plans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gst.devices import Plan, legalise
 from gst.devices.plan import ranks
+from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
 
@@ -100,3 +102,37 @@ def _fusion(
     while (root != root[root]).any():
         root = root[root]
     return legalise(task.program, root, placement)
+
+
+STRENGTHS = (0.03, 0.1, 0.3, 1.0)
+"""By how much of its time an operation seems longer for each nat that a device is less likely than the likeliest."""
+
+NUM_NOISY = 4  # plans of each strength and schedule that noise is added for
+
+
+def list_decoded(
+    task: Task, inputs: PolicyInputs, placement: Float[Tensor, "groups devices"], generator: torch.Generator
+) -> Iterator[Plan]:
+    """Plans that HEFT and ETF make of times that the policy has changed.
+
+    A policy that decides all groups at once cannot see which device is free when; a list schedule can, but sees no
+    further than the operation at hand. So times are longer on devices that the policy finds unlikely, by each of
+    `STRENGTHS`, for its log probabilities as they are and with Gumbel noise, which draws from them (Maddison, Tarlow
+    and Minka, A* Sampling, NeurIPS 2014).
+
+    Args:
+        placement: log probabilities of devices.
+        generator: of the noise.
+
+    Yields:
+        Up to 40 plans, those without noise first; where the limits of memories leave no plan, none.
+    """
+    exponential = placement.new_empty((NUM_NOISY, *placement.shape)).exponential_(generator=generator)
+    for noise, strength in product((torch.zeros_like(placement), *-exponential.log()), STRENGTHS):
+        scores = (placement + noise).clamp(min=-20.0)
+        longer = 1 + strength * (scores.max(1, keepdim=True).values - scores)
+        times = task.times_us * longer[inputs.group].T.double().numpy()
+        changed = replace(task, costs=replace(task.costs, times_us=times))
+        for plan in (heft(changed), etf(changed)):
+            if plan is not None:
+                yield plan

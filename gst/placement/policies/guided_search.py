@@ -20,10 +20,9 @@ from gst.placement.local_search.neighbourhoods import Neighbourhood, State
 from gst.placement.objective import Budgeted
 from gst.placement.policies.decisions import decisions_of
 from gst.placement.policies.go import GO
-from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
-from gst.placement.policies.pretraining import load_policy, zero_shot
+from gst.placement.policies.pretraining import Example, imitate, load_policy, zero_shot
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 

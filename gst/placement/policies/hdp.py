@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from gst.devices import Plan
 from gst.placement.objective import Budgeted
-from gst.placement.policies.colocrl import SCALE, UnitEmbedding
+from gst.placement.policies.colocrl import SCALE, SequencePlacer, UnitEmbedding, of_drawn
 from gst.placement.policies.reinforce import reinforce
-from gst.placement.policies.sequence import SequencePlacer, of_drawn
 from gst.placement.policies.units import Units
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress

@@ -10,8 +10,7 @@ import numpy as np
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
 from gst.devices.simulate.orders import neighbour_lists
-from gst.placement.published.cuts import orders
-from gst.placement.published.latency import PublishedRuntime, latency_arrays, published_latency
+from gst.placement.published.latency import PublishedRuntime, latency_arrays, orders, published_latency
 from partitioners.compiled import compiled
 
 HOT, COLD = 0.003, 0.00002

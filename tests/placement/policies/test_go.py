@@ -16,9 +16,8 @@ from gst.devices import Plan, legalise
 from gst.placement.objective import Budgeted, SimulatedRuntime
 from gst.placement.policies.decisions import canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.policies.go import GO, go
+from gst.placement.policies.go import GO, RecurrentAttention, go
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
-from gst.placement.policies.recurrent_attention import RecurrentAttention
 from gst.placement.task import Task
 
 

@@ -10,13 +10,20 @@ import torch
 
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objective import Budgeted, SimulatedRuntime
-from gst.placement.policies.decisions import canonical, decisions_of, most_likely, plans_of
+from gst.placement.policies.decisions import canonical, decisions_of, list_decoded, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
-from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.list_decoding import list_decoded
-from gst.placement.policies.pretraining import MAX_STEPS, fine_tune, load_policy, pretrain, save_policy, zero_shot
+from gst.placement.policies.pretraining import (
+    MAX_STEPS,
+    Example,
+    fine_tune,
+    imitate,
+    load_policy,
+    pretrain,
+    save_policy,
+    zero_shot,
+)
 from gst.placement.task import Task
 
 
