@@ -29,7 +29,7 @@ from gst.files.packing import PackedArray
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare, verify
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from partitioners import partition_cached
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]

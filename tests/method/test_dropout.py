@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
-from gst.method.dropout import segment_weights
-from gst.method.sampling import choose_fresh, choose_kept
+from gst.method.draws import choose_fresh, choose_kept, segment_weights
 
 DRAWS = 1500
 

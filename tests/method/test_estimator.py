@@ -27,9 +27,8 @@ from gst.cost.metrics import kendall_tau
 from gst.data.loader import Prefetched, Reader, Step, StepLoader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.batch import SegmentBatch
+from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.states import NodeStates
 from gst.nn import SAGE, Head
 from partitioners import METHODS, partition
 

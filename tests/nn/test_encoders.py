@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method.assembly import assemble
-from gst.method.batch import SegmentBatch
-from gst.method.states import NodeStates
+from gst.method.batch import NodeStates, SegmentBatch, assemble
 from gst.nn import GAT, GPS, SAGE
 
 PRECISE = {torch.float64: 1e-10, torch.float32: 1e-5}
