@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gst.data.source import group_of
 from gst.graphs.segments import SegmentedGraph
+from gst.method.draws import generator_for
 from gst.method.exchange import Peers
-from gst.method.sampling import generator_for
 
 Selection = tuple[SegmentedGraph, Int64[Tensor, " _"]]
 """A graph and some of its configurations."""

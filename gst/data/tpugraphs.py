@@ -15,8 +15,7 @@ from gst.data.reduction import check_reduction, reduce
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.files.untrusted import read_arrays
 from gst.files.writing import atomic_path, chunks
-from gst.graphs.graph import Graph
-from gst.graphs.repeats import groups_of_equals
+from gst.graphs.graph import Graph, groups_of_equals
 
 VERSION = 1  # of what is read
 DERIVATION_VERSION = 1

@@ -12,15 +12,12 @@ from torch import Tensor, nn
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
-from gst.method.assembly import assemble
-from gst.method.batch import SegmentBatch
+from gst.method.batch import SegmentBatch, assemble
 from gst.method.catalogue import Catalogue, KeyAllocator
-from gst.method.draws import Draw, PrefetchedStep, draw_segments
-from gst.method.dropout import segment_weights
-from gst.method.encoding import contract, embed_segments
+from gst.method.draws import Draw, PrefetchedStep, draw_segments, segment_weights
+from gst.method.encoding import contract, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, Remembered, Traffic
 from gst.method.pooling import GraphPool, Pooling
-from gst.method.readiness import pooling_name, warn_about
 from gst.method.references import with_references
 
 Known = Bool[Tensor, "segments configs"]

@@ -19,7 +19,6 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -112,13 +111,10 @@ def waits_explained() -> Iterator[None]:
 
 
 @contextmanager
-def ended_by_signals(trainer: Callable[[], L.Trainer | None] = lambda: None) -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Within it SIGINT and SIGTERM end a process that waits for others. Python runs handlers of signals between two
     calls of compiled code, and a collective is one call, which returns when all processes have come: where the main
     thread is in the same one `GRACE` seconds after a signal, or a second after another signal, this process ends.
-
-    Args:
-        trainer: whose child processes get the signal too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -126,7 +122,7 @@ def ended_by_signals(trainer: Callable[[], L.Trainer | None] = lambda: None) -> 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_watch, args=(reading, trainer), name="signals", daemon=True)
+    thread = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
     thread.start()
     try:
         yield
@@ -137,7 +133,7 @@ def ended_by_signals(trainer: Callable[[], L.Trainer | None] = lambda: None) -> 
         os.close(reading)
 
 
-def _watch(signals: int, trainer: Callable[[], L.Trainer | None]) -> None:
+def _watch(signals: int) -> None:
     """Read the numbers of signals until the pipe is closed."""
     main, patience = threading.main_thread().ident or 0, GRACE
     while number := os.read(signals, 1):
@@ -146,9 +142,6 @@ def _watch(signals: int, trainer: Callable[[], L.Trainer | None]) -> None:
             name = signal.Signals(number[0]).name
             where = _place([each for each, _ in traceback.walk_stack(frame)][::-1])
             print(f"gst: stopped by {name}: {_process()} waited for the others in {where}", file=sys.stderr, flush=True)
-            launcher = getattr(getattr(trainer(), "strategy", None), "launcher", None)
-            if isinstance(launcher, _SubprocessScriptLauncher):
-                launcher.kill(signal.Signals(number[0]))
             os._exit(128 + number[0])
         patience = 1.0
 

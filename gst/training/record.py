@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -22,11 +24,11 @@ from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
 from gst.devices import machine_record
 from gst.files.writing import atomic_write
+from gst.process.progress import Bars, notice
 from gst.reporting.report import render_training
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
-from gst.training.wandb_runs import code_version
 
 MOST_POINTS = 1_000  # of a plot
 COLUMNS: list[str | int] = ["graph", "measured", "predicted"]
@@ -129,6 +131,7 @@ def _predicted(scores: Tensor, loss: str) -> Tensor:
 NAME = "report.html"
 KINDS = {"log_runtime": "runtime", "squared_error": "value", "cross_entropy": "class"}
 PARTS = ("training", "validation", "test")
+PACKAGE = Path(__file__).parents[1]
 
 
 class ReportPage(L.Callback):
@@ -282,3 +285,65 @@ def _parts(trainer: L.Trainer) -> list[dict[str, Any]]:
 def _checkpoints(trainer: L.Trainer) -> list[str]:
     kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
     return list(dict.fromkeys(path for each in kept for path in (each.best_model_path, each.last_model_path) if path))
+
+
+class LogProgress(ProgressBar):
+    """Progress of a command whose output is no terminal: lines of a log, as `gst.process.progress.bar` writes them, and
+    one with the last metrics when a training ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled, self._bars = True, Bars()
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        """On all processes but the first."""
+        self._enabled = False
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._show(trainer, f"epoch {trainer.current_epoch}", batch_idx, trainer.num_training_batches)
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """A validation within a training is part of its epoch."""
+        totals = {"validate": trainer.num_val_batches, "test": trainer.num_test_batches}
+        if (name := str(trainer.state.fn.value if trainer.state.fn else "")) != "fit":
+            self._show(trainer, name, batch_idx, sum(totals.get(name, trainer.num_predict_batches)))
+
+    on_validation_batch_end = on_predict_batch_end = on_test_batch_end
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._enabled:
+            notice(f"after epoch {trainer.current_epoch - 1}: {self._metrics(trainer)}")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._bars.__exit__()
+
+    def _show(self, trainer: L.Trainer, what: str, batch: int, total: float) -> None:
+        if self._enabled:
+            self._bars.show(f"{what} {self._metrics(trainer)}", batch + 1, int(total))
+
+    def _metrics(self, trainer: L.Trainer) -> str:
+        return " ".join(f"{name}={float(value):.4g}" for name, value in trainer.progress_bar_metrics.items())
+
+
+def code_version(package: Path = PACKAGE) -> str:
+    """The commit of the repository that tracks this program, with `-dirty` where its files differ from it; without such
+    a repository, or without git, the version of the package."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        # An installed package may lie within the repository of somebody else's project, which does not track it.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return metadata.version("graph-segment-training")

@@ -15,7 +15,7 @@ from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from gst.method.encoding import contract, embed_segments
 from gst.nn import GAT, GCN, GIN, SAGE
 

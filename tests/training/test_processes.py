@@ -128,6 +128,7 @@ def test_the_documented_command_of_two_processes_ends(name: str, terminal: bool,
     else:
         done = gst(tmp_path, *arguments)
         status, said = done.returncode, done.stdout + done.stderr
+        assert "gst: after epoch 0: train/loss=" in said and "Epoch 0" not in said and said.count("\r") == 0
     assert status == 0, said[-3000:]
     metrics = json.loads((tmp_path / "fit.json").read_text())["metrics"]
     assert {"speed/graphs_per_s", "data/stall", "memory/host_peak_bytes"} <= metrics.keys()

@@ -32,7 +32,7 @@ from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.nn.message_passing import BOTH

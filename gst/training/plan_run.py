@@ -1,4 +1,4 @@
-"""Runs of W&B: whether they are sent, the version of the code behind them, and the plan of `gst place` as one."""
+"""`gst place --wandb`: the plan as a run of W&B, which is sent only for who is logged in."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import argparse
 import netrc
 import os
 import re
-import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -28,6 +26,8 @@ def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
         result: see `gst.placement.outcome.placed_result`.
     """
     import wandb
+
+    from gst.training.record import code_version
 
     out: Path = options.out
     known = ("program", "devices", "runtime", "num_nodes", "command", "machine")
@@ -63,23 +63,3 @@ def usual_mode() -> Literal["online", "offline"] | None:
 
 def _milliseconds(plan: dict[str, Any]) -> float | None:
     return plan.get("median_ms", plan.get("latency")) if plan["feasible"] else None
-
-
-PACKAGE = Path(__file__).parents[1]
-DISTRIBUTION = "graph-segment-training"
-
-
-def code_version(package: Path = PACKAGE) -> str:
-    """The commit of the repository that tracks this program, with `-dirty` where its files differ from it; without such
-    a repository, or without git, the version of the package."""
-    git = ["git", "-C", str(package)]
-    try:
-        # An installed package may lie within the repository of somebody else's project, which does not track it.
-        _output([*git, "ls-files", "--error-unmatch", "__init__.py"])
-        return _output([*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
-    except (OSError, subprocess.CalledProcessError):
-        return metadata.version(DISTRIBUTION)
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
