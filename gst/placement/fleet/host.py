@@ -18,7 +18,7 @@ from gst.devices.describe.machine import this_machine
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import Failure
 from gst.devices.execute.plain import steps_beside
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.placement.fleet.program_files import cache_program, cached_program
 from gst.placement.workers import WorkerLost
 from gst.programs import Program
@@ -149,11 +149,11 @@ class RemoteWorker:
         seen = self._ask({"costs": wanted}, lambda: START_LIMIT_S)
         return np.array(seen["times_us"], np.float64), np.array(seen["own_bytes"], np.int64)
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Simulation]:
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`."""
         wanted = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
         return [
-            Simulation(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+            Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
             for device, begin, end in self._ask({"timelines": wanted}, lambda: START_LIMIT_S)["runs"]
         ]
 
