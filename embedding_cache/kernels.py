@@ -1,4 +1,4 @@
-"""Rows of host memory copied by number, at the rate of a plain copy of as many bytes.
+"""Compiled loops: rows of host memory copied by number, at the rate of a plain copy of as many bytes.
 
 A row is an array of whole words (integers of the widest size that divides it), whatever its dtype. Random rows of a
 large table miss every cache, and the processor cannot guess which comes next; so each kernel asks for the row `AHEAD`
@@ -7,14 +7,29 @@ turns later before it copies the present one. `slots` may repeat in a gather, no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, no_type_check
 
+import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from embedding_cache.compiled import compiled
+
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `kernel` on its first call and keep the machine code for later processes, disk permitting.
+
+    Write `@no_type_check` under this decorator: numba must see the bare function, not one wrapped by the
+    shape checker that the tests install. numba raises RuntimeError when neither the package's folder nor
+    the user's cache folder can be written (a read-only container); the kernel is then compiled once per
+    process.
+    """
+    try:
+        return numba.njit(cache=True, nogil=True)(kernel)
+    except RuntimeError:
+        return numba.njit(nogil=True)(kernel)
+
 
 LINE = 64  # bytes of a cache line
 AHEAD = 16  # rows; fewer and memory is not ready, many more and the first are pushed out again

@@ -1,7 +1,8 @@
-"""A table of embedding rows, each remembered with the step it was written at."""
+"""Historical embedding table: key -> row, with the step it was written at."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
-from embedding_cache.arguments import (
-    check_keys,
-    check_now,
-    check_out,
-    check_push,
-    check_resize,
-    check_state,
-    check_table,
-)
 from embedding_cache.background import Background, Job, Prefetched
-from embedding_cache.contents import Contents
 from embedding_cache.index import KeyIndex
 from embedding_cache.refresh import DriftEstimate
-from embedding_cache.storage import Tier, rows_for
+from embedding_cache.storage import Rows, Tier, rows_for
 
 
 class EmbeddingTable(nn.Module):
@@ -251,3 +242,164 @@ def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTabl
     table = EmbeddingTable(**settings)
     table.set_extra_state(state)
     return table
+
+
+class Contents:
+    """Public: `index`, `rows` and `drift` (None if it is not tracked), to be read; written here alone."""
+
+    def __init__(self, index: KeyIndex, rows: Rows, drift: DriftEstimate | None) -> None:
+        self.index, self.rows, self.drift = index, rows, drift
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + self.rows.nbytes + (0 if self.drift is None else self.drift.nbytes)
+
+    def place(
+        self, keys: Int64[np.ndarray, " keys"], rows: Tensor, step: int, settle: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Give `keys` their slots; what is returned writes the rows there.
+
+        Args:
+            settle: called before rows are moved to a larger place; nothing may then be under way.
+
+        Raises:
+            ValueError: a key is out of range or repeated; nothing was changed.
+            OSError: there is no room; nothing was changed.
+        """
+        beyond = len(keys) - self.index.most_rows
+        if beyond > 0:
+            self.index.find(keys)  # refuses what is wrong with those not kept
+            keys, rows = keys[beyond:], rows[beyond:]
+        ages = None if self.drift is None else self.index.look_up(keys, step)[1]
+        slots, before = self._reserve(keys, step, settle)
+        return partial(self._write, slots, rows, before, ages)
+
+    def state(self) -> dict[str, Any]:
+        """Of the rows in use alone, those written last at the end."""
+        keys, slots, written = self.index.by_write()
+        state: dict[str, Any] = {"num_keys": self.index.num_keys, "step": self.index.step}
+        state |= {"keys": torch.from_numpy(keys), "rows": self.rows.copied(slots), "written": torch.from_numpy(written)}
+        return state if self.drift is None else state | {"drift": self.drift.state(slots)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """`state` into what is still empty; without room for all rows, those written last."""
+        kept = slice(max(0, len(state["keys"]) - self.index.most_rows), None)
+        keys, written = (state[name].cpu().numpy()[kept] for name in ("keys", "written"))
+        slots, _ = self._reserve(keys, state["step"])
+        self.index.stamp(slots, written)
+        self.rows.scatter(slots, state["rows"][kept])
+        if self.drift is not None and "drift" in state:
+            drift = state["drift"]
+            self.drift.load(drift | {"factors": drift["factors"][kept]}, slots)
+
+    def _reserve(
+        self, keys: Int64[np.ndarray, " keys"], step: int, settle: Callable[[], None] = lambda: None
+    ) -> tuple[Int32[np.ndarray, " keys"], Int32[np.ndarray, " keys"]]:
+        """The slots that `keys` are written to at `step`, and those they had before (0 for none). Storage grows by
+        doubling, so that n pushes copy O(n) rows in all."""
+        before, num_new = self.index.find(keys)
+        needed = 1 + min(self.index.rows_in_use + num_new, self.index.most_rows)
+        if needed > self.rows.num_rows:
+            settle()
+            num_rows = min(max(needed, 2 * self.rows.num_rows), 1 + self.index.most_rows)
+            self.rows.grow(num_rows)
+            self.index.grow(num_rows)
+            if self.drift is not None:
+                self.drift.grow(num_rows)
+        return self.index.assign(keys, before, step), before
+
+    def _write(
+        self,
+        slots: Int32[np.ndarray, " keys"],
+        rows: Float[Tensor, "keys channels"],
+        before: Int32[np.ndarray, " keys"],
+        ages: Int64[np.ndarray, " keys"] | None,
+    ) -> None:
+        if self.drift is not None and ages is not None:
+            self.drift.observe(slots, before, ages, rows, self.rows.gather(before))
+        self.rows.scatter(slots, rows)
+
+
+MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
+
+
+def check_table(num_keys: int, channels: int, dtype: torch.dtype, tier: str, path: Any, capacity: int | None) -> None:
+    if not 1 <= num_keys <= MAX_KEYS:
+        raise ValueError(f"num_keys is {num_keys}; wanted 1..{MAX_KEYS}: split the keys over tables")
+    if channels < 1:
+        raise ValueError(f"channels is {channels}; wanted at least 1: pass the length of a row")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype}; wanted a floating one: pass torch.float32")
+    if tier not in ("device", "pinned", "disk"):
+        raise ValueError(f"tier is {tier!r}; wanted 'device', 'pinned' or 'disk'")
+    if (tier == "disk") != (path is not None):
+        raise ValueError(f"tier is {tier!r} and path is {path!r}; wanted path= with the tier 'disk' and with no other")
+    if capacity is not None and capacity < 1:
+        raise ValueError(f"capacity is {capacity}; wanted at least 1 row, or None for one per key")
+
+
+def check_resize(now: int, wanted: int) -> None:
+    if not now <= wanted <= MAX_KEYS:
+        raise ValueError(f"num_keys is {wanted}; wanted {now}..{MAX_KEYS}: tables only grow")
+
+
+def check_now(step: int, last: int) -> None:
+    if step < last:
+        raise ValueError(f"step is {step}; wanted at least {last}, the last pushed: pass a later one")
+
+
+def check_keys(keys: Tensor) -> None:
+    if keys.ndim != 1 or keys.dtype != torch.int64:
+        raise ValueError(
+            f"keys have shape {tuple(keys.shape)} and dtype {keys.dtype}; wanted one axis of int64: "
+            "flatten and convert them"
+        )
+
+
+def check_push(keys: Tensor, rows: Tensor, step: int, channels: int) -> None:
+    check_keys(keys)
+    if step < 0:
+        raise ValueError(f"step is {step}; wanted at least 0: count steps from 0")
+    if rows.shape != (len(keys), channels):
+        raise ValueError(
+            f"rows have shape {tuple(rows.shape)}; wanted ({len(keys)}, {channels}): "
+            "pass one row per key, expanded if they are meant to be equal"
+        )
+    if not rows.is_floating_point():
+        raise ValueError(f"rows are {rows.dtype}; wanted floating numbers: convert with .float()")
+
+
+def check_out(out: Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    if (out.shape, out.dtype, out.device.type) != (shape, dtype, device.type):
+        raise ValueError(
+            f"out is {tuple(out.shape)} of {out.dtype} on {out.device}; wanted {shape} of {dtype} on {device}: "
+            "pass a tensor like the rows that are pulled"
+        )
+
+
+def check_state(state: Any, channels: int, dtype: torch.dtype, dataset: str) -> None:
+    """Of another table, or of something else."""
+    wanted = {"num_keys", "step", "keys", "rows", "written"}
+    if not isinstance(state, dict) or not wanted <= state.keys():
+        raise ValueError(
+            f"saved state has {sorted(state) if isinstance(state, dict) else type(state).__name__}; "
+            f"wanted {sorted(wanted)}: it is not of an EmbeddingTable"
+        )
+    keys, rows, written = state["keys"], state["rows"], state["written"]
+    saved = (rows.shape[-1], rows.dtype)
+    if saved != (channels, dtype):
+        raise ValueError(
+            "saved table has channels, dtype = {}, {}; ".format(*saved)
+            + f"wanted {channels}, {dtype}: make the table like the saved one"
+        )
+    if not len(keys) == len(rows) == len(written):
+        raise ValueError(
+            f"saved table has {len(keys)} keys, {len(rows)} rows and {len(written)} steps; wanted as many of each: "
+            "the file is damaged, take an earlier checkpoint"
+        )
+    other = state.get("dataset", "")
+    if dataset and other and dataset != other:
+        raise ValueError(
+            f"saved table is of the dataset {other!r}; wanted {dataset!r}: its keys number other things; "
+            "resume with the data it was made from, or start with a new table"
+        )

@@ -89,7 +89,7 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     with _alone(options):
         result = run(options)
         if getattr(options, "wandb", False):
-            from gst.training.plan_log import log_plan
+            from gst.training.plan_run import log_plan
 
             log_plan(options, result)
     if options.json:

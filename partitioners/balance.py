@@ -9,9 +9,8 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from partitioners.arguments import check_num_parts, check_tolerance, checked_weights
 from partitioners.compiled import compiled
-from partitioners.csr import Csr
+from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights
 from partitioners.packing import heaviest_first, place_on_lightest, unplaceable
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 import numpy as np
 from jaxtyping import Int64
 
-from partitioners.arguments import checked_edges, checked_weights
+from partitioners.csr import checked_edges, checked_weights
 from partitioners.methods import partition
 
 VERSION = 1  # of the methods: raise it when one of them gives other parts than before

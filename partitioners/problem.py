@@ -1,15 +1,16 @@
-"""What every method is given, and what all of them share: the undirected graph is built once."""
+"""One call of `partition`, its arguments checked, and the refinement that methods share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
 from partitioners.balance import largest_part, part_weights, repair
-from partitioners.coarsening import move_locally
+from partitioners.compiled import compiled
 from partitioners.csr import Csr, symmetric_csr
 
 ROUNDS = 4  # of local moving after a repair
@@ -70,3 +71,63 @@ class Problem:
             sizes = part_weights(balanced, self.num_parts, self.node_weights)
             move_locally(self.csr, self.weights, balanced, sizes, self.smallest, self.largest, ROUNDS)
         return balanced
+
+
+def move_locally(
+    csr: Csr,
+    node_weights: Int64[np.ndarray, " nodes"],
+    labels: Int[np.ndarray, " nodes"],
+    sizes: Int64[np.ndarray, " labels"],
+    smallest: int,
+    largest: int,
+    rounds: int,
+) -> None:
+    """Give nodes, by ascending id, the label among their neighbours that they share most edges with. In place.
+
+    A label is taken only while its size, the weight of its nodes, stays at most `largest`, and left only while it
+    stays at least `smallest`; among equals a node keeps its own, then takes the smallest, then the one met first.
+    A round looks at the nodes next to what has moved since they were looked at last; the rounds end early once
+    fewer than 1 % of all nodes move.
+    int32 labels are quicker: what limits the speed is how many of them the processor's cache holds.
+    """
+    _move_locally(csr.starts, csr.neighbours, csr.weights, node_weights, labels, sizes, smallest, largest, rounds)
+
+
+@compiled
+@no_type_check
+def _move_locally(starts, neighbours, weights, node_weights, labels, sizes, smallest, largest, rounds):
+    num_nodes = len(starts) - 1
+    shared = np.zeros(len(sizes), np.int64)  # weight of edges from the node at hand to each label, else zeros
+    waiting = np.ones(num_nodes, np.bool_)
+    for _ in range(rounds):
+        num_moved = 0
+        for node in range(num_nodes):
+            if not waiting[node]:
+                continue
+            waiting[node] = False
+            first, last, home = starts[node], starts[node + 1], labels[node]
+            if sizes[home] - node_weights[node] < smallest:
+                continue
+            for index in range(first, last):
+                shared[labels[neighbours[index]]] += weights[index]
+            best, most = home, shared[home]
+            shared[home] = 0
+            for index in range(first, last):
+                label = labels[neighbours[index]]
+                if shared[label] == 0:
+                    continue
+                better = shared[label] > most or (shared[label] == most and best != home and sizes[label] < sizes[best])
+                if better and sizes[label] + node_weights[node] <= largest:
+                    best, most = label, shared[label]
+                shared[label] = 0
+            if best == home:
+                continue
+            labels[node] = best
+            sizes[home] -= node_weights[node]
+            sizes[best] += node_weights[node]
+            num_moved += 1
+            for index in range(first, last):
+                if labels[neighbours[index]] != best:
+                    waiting[neighbours[index]] = True
+        if num_moved * 100 < num_nodes:
+            break

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from partitioners.arguments import checked_edges, checked_weights
 from partitioners.balance import part_weights
+from partitioners.csr import checked_edges, checked_weights
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from partitioners.compiled import compiled
-from partitioners.heap import sift_down
+from partitioners.packing import sift_down
 from partitioners.problem import Problem
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
-from gst.method.assembly import assemble
-from gst.method.batch import SegmentBatch
-from gst.method.sampling import choose_fresh, generator_for
+from gst.method.batch import SegmentBatch, assemble
+from gst.method.draws import choose_fresh, generator_for
 from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE, Head
 
 # Small graphs --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How fast are sparse products and maxima by each backend? What `gst.nn.sparse_kernels.FASTER` goes by."""
+"""How fast are sparse products and maxima by each backend? What `gst.nn.sparse.FASTER` goes by."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from gst.devices import machine_record, measure
-from gst.nn.maximum import neighbour_max
-from gst.nn.sparse import CsrMatrix, product
-from gst.nn.sparse_kernels import Backend, has_torch_sparse, set_backend
+from gst.nn.edges import neighbour_max
+from gst.nn.sparse import Backend, CsrMatrix, has_torch_sparse, product, set_backend
 from gst.process.progress import Progress, no_progress
 
 SHAPES = ((4_000, 8_192), (40_000, 256), (1_000_000, 32))  # rows, numbers in a row

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.memory import ordinary
+from embedding_cache.storage import ordinary
 from gst.devices import Measurement, machine_record, measure
 from gst.process.progress import Progress, no_progress
 

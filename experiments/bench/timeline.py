@@ -1,7 +1,7 @@
 """One plan of a workload, run for real and simulated: where do they differ?
 
-    python -m experiments.bench.timeline --program rnnlm
-    python -m experiments.bench.timeline --program rnnlm --devices cpu:0,cpu:1 --plan runs/demo/plan.json
+    python -m experiments.bench timeline --program rnnlm
+    python -m experiments.bench timeline --program rnnlm --devices cpu:0,cpu:1 --plan runs/demo/plan.json
 
 The plan is that of `--plan`, or the list schedule HEFT. Costs are measured and contention is learned from other plans
 first. Of the runs the one of median makespan is drawn. Writes a Chrome trace (for ui.perfetto.dev) and a picture.
@@ -13,6 +13,7 @@ import argparse
 import os
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from gst.placement.task import Task
 from gst.process.tuning import WAITING
@@ -102,15 +103,8 @@ def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline | 
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="rnnlm", help="as for gst trace (default: %(default)s)")
-    parser.add_argument("--devices", default="cpu:0,cpu:1,cpu:0-1", help="CPU devices (default: %(default)s)")
-    parser.add_argument("--plan", type=Path, help="a plan that was saved for this program")
-    parser.add_argument("--repetitions", type=int, default=15, help="runs of the plan (default: %(default)s)")
-    parser.add_argument("--trace", type=Path, default=Path("runs/timeline.trace.json"))
-    parser.add_argument("--out", type=Path, default=Path("docs/timeline.png"))
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run and simulate the plan, write the trace and the picture."""
     program = traced(options.program)
     devices = select(options.devices.split(","), discover())
     plan = Plan.load(options.plan) if options.plan else None
@@ -121,7 +115,4 @@ def main() -> None:
         print(f"{label:<9} {float(run.end_us.max()) / 1e3:.2f} ms")
     print(f"others took {load:.0%} of the cores")
     print(f"Wrote {options.trace} (open it at ui.perfetto.dev) and {options.out}")
-
-
-if __name__ == "__main__":
-    main()
+    return {"others": load} | {f"{label}_ms": float(run.end_us.max()) / 1e3 for label, run in runs.items()}

@@ -261,7 +261,7 @@ def _room() -> Iterator[Finding]:
 
 def _wandb() -> Finding:
     """Told without loading the client, which only trainings do."""
-    from gst.training.plan_log import usual_mode
+    from gst.training.plan_run import usual_mode
 
     if mode := os.environ.get("WANDB_MODE"):
         sent = "nothing is sent" if mode in ("offline", "disabled", "dryrun") else "runs are sent"

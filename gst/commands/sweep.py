@@ -13,8 +13,7 @@ from gst.files.writing import directory_lock
 from gst.process.progress import Bars
 
 if TYPE_CHECKING:
-    from gst.training.sweep_files import Sweep
-    from gst.training.sweeps import Trial
+    from gst.training.sweeps import Sweep, Trial
 
 USUAL_NUMBER = 20
 SHOWN = 10  # trials of the table
@@ -49,8 +48,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
             f"W&B's own sweeps need its service and an account: `wandb sweep {options.file}`, then `wandb agent "
             f"ENTITY/PROJECT/SWEEP` as that prints it; without them: `gst sweep --local {options.file}`"
         )
-    from gst.training.sweep_files import read_sweep
-    from gst.training.sweeps import best_of, run_sweep
+    from gst.training.sweeps import best_of, read_sweep, run_sweep
 
     sweep = read_sweep(options.file)
     out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.cost.metrics import are_placeholders, kendall_tau
-from gst.graphs.graph import Graph
-from gst.graphs.repeats import groups_of_equals
+from gst.graphs.graph import Graph, groups_of_equals
 from gst.graphs.segments import SegmentedGraph
 
 BINS = 6  # of the grid of true runtimes, to the least standard deviation of a measurement

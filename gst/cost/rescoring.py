@@ -25,7 +25,7 @@ from gst.cost.member import CONFIGS_AT_ONCE
 from gst.cost.model import CostModel, Runtimes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from gst.method.encoding import embed_segments
 
 PAIRS_AT_ONCE = 1 << 12  # (segment, configuration) pairs whose features are held in memory

@@ -1,4 +1,4 @@
-"""The five collections of TpuGraphs as published, with their splits (Phothilimthana et al. 2023, arXiv 2308.13490)."""
+"""The five collections of TpuGraphs in their published parts (Phothilimthana et al. 2023, arXiv 2308.13490)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from gst.data.derivation import derivation, derived
-from gst.data.fingerprint import of_files
-from gst.data.source import GraphSource
-from gst.data.tpugraphs import VERSION, read
+from gst.data.source import GraphSource, fingerprint_of_files
+from gst.data.tpugraphs import VERSION, derivation_fingerprint, derived, read
 from gst.files.untrusted import parse_json, plain
 from gst.graphs.graph import Graph
 
@@ -28,14 +26,17 @@ class TpuGraphsCollection(GraphSource):
 
     Targets of the part test are placeholders, 0 for every configuration: models can rank them, nobody can score them.
 
+    >>> TpuGraphsCollection("~/data/tpugraphs", "layout/xla/fast")
+    Traceback (most recent call last):
+    ValueError: there is no collection 'layout/xla/fast'; there are layout/xla/random, layout/xla/default, ...
+
     Args:
-        root: the folder the archives were unpacked in, which holds `npz/layout/...`, or one that holds `layout/...`.
+        root: the folder that the archives were unpacked in, which holds `npz/layout/...` or `layout/...`.
         collection: one of `COLLECTIONS`.
         part: `train`, `valid` or `test`, as published.
         eval_indices: a JSON file with the configurations to take of each graph, as published for the validation parts
             of the layouts (`eval_indices/xla_random.json`: 1000 of each graph). See `rows` of `read`.
-        merge: as in `read`. The published score is that of the listed rows as they stand, repeats included: it takes
-            False.
+        merge: as in `read`. The published score counts the listed rows with their repeats: it needs False.
         features, reduction: as of `TpuGraphs`.
 
     Raises:
@@ -53,7 +54,7 @@ class TpuGraphsCollection(GraphSource):
 
     def __post_init__(self) -> None:
         _check_names(self.collection, self.part)
-        derivation(self.features, self.reduction)
+        derivation_fingerprint(self.features, self.reduction)
 
     def __iter__(self) -> Iterator[Graph]:
         widths: dict[str, tuple[int, Path]] = {}
@@ -76,20 +77,24 @@ class TpuGraphsCollection(GraphSource):
         """Equal for equal files and settings, so that a prepared dataset is found without reading them all.
 
         Raises:
-            ValueError: the part, or the list of configurations, is not there.
+            ValueError: the part, or the list of configurations, is missing.
         """
         listing = [] if self.eval_indices is None else [Path(self.eval_indices)]
         if listing and not listing[0].is_file():
             raise ValueError(f"{self.eval_indices}: there is no such file; give the list of this collection")
-        settings = f"merge={self.merge} {bool(listing)}{derivation(self.features, self.reduction)}"
-        return of_files([*self.files, *listing], f"TpuGraphs {VERSION} {settings}")
+        settings = f"merge={self.merge} {bool(listing)}{derivation_fingerprint(self.features, self.reduction)}"
+        return fingerprint_of_files([*self.files, *listing], f"TpuGraphs {VERSION} {settings}")
+
+    def derivation(self) -> dict[str, Any]:
+        """The features and the reduction."""
+        return {"features": list(self.features), "reduction": self.reduction}
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
         """The files of the part, by name.
 
         Raises:
-            ValueError: there are none; the message holds the command that gets them.
+            ValueError: there are none; the message holds the command that downloads them.
         """
         if paths := _files(self.root, self.collection, self.part):
             return paths
@@ -118,12 +123,12 @@ def parts_below(
     features: Sequence[str] = (),
     reduction: str = "none",
 ) -> list[TpuGraphsCollection]:
-    """The parts that are asked for: all that are below `root` where `collection` or `part` is not given. Repeats are
-    merged, but not those that `eval_indices` lists, as the published score counts them.
+    """The named parts of the dataset: all below `root` where `collection` or `part` is None. Repeats are merged, but
+    not those that `eval_indices` lists, because the published score counts them.
 
     Raises:
         ValueError: there are none, there is no such feature or reduction, or `eval_indices`, which belongs to one part,
-            is given for several.
+            comes with several.
     """
     if eval_indices is not None and (collection is None or part is None):
         raise ValueError(f"{eval_indices} lists configurations of one part; name it by its collection and part")
@@ -132,17 +137,21 @@ def parts_below(
         for name in ([collection] if collection else COLLECTIONS)
         for split in ([part] if part else PARTS)
     ]
-    found = [source for source in wanted if _files(root, source.collection, source.part)]
-    return found or [source for source in wanted[:1] if source.files]  # that it has none is refused, with advice
+    present = [source for source in wanted if _files(root, source.collection, source.part)]
+    return present or [source for source in wanted[:1] if source.files]  # `files` raises, with advice
 
 
 def inventory(root: str) -> dict[str, int]:
-    """How many files of each part of each collection are below `root`, 0 where it is absent."""
+    """Number of files of each part of each collection below `root`, 0 where it is absent."""
     return {f"{name}/{part}": len(_files(root, name, part)) for name in COLLECTIONS for part in PARTS}
 
 
 def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
-    """A line for the shell that downloads and unpacks one part; it stops where the download does."""
+    """A shell command that downloads and unpacks one part, and stops where the download fails.
+
+    >>> download_command("tile/xla", "valid", "tpu").partition(" && curl ")[0]
+    'mkdir -p tpu && cd tpu'
+    """
     _check_names(collection, part)
     archive = f"npz_{collection.replace('/', '_')}_{part}.tar"
     place = _quoted(root)
@@ -155,7 +164,7 @@ def download_commands(root: str = USUAL_ROOT) -> list[str]:
 
 
 def _files(root: str, collection: str, part: str) -> tuple[Path, ...]:
-    """Those of one part, by name; none if it is absent."""
+    """The npz files of one part, by name; none if it is absent."""
     top = Path(root).expanduser()
     for folder in (top / "npz" / collection / part, top / collection / part):
         if paths := tuple(sorted(folder.glob("*.npz"))):
@@ -164,7 +173,7 @@ def _files(root: str, collection: str, part: str) -> tuple[Path, ...]:
 
 
 def _quoted(root: str) -> str:
-    """For the shell, which still finds the home directory."""
+    """`root` quoted for the shell, which still expands `~/`."""
     home, rest = ("~/", root[2:]) if root.startswith("~/") else ("", root)
     return home + shlex.quote(rest)
 
@@ -177,7 +186,7 @@ def _check_names(collection: str, part: str) -> None:
 
 
 def _read_indices(path: Path) -> dict[str, list[int]]:
-    """The listed configurations by graph."""
+    """Places of the listed configurations by graph."""
     advice = "want a JSON object with a list of configurations for each graph"
     try:
         lists = parse_json(path.read_bytes())

@@ -87,7 +87,7 @@ class CostGraph:
 
         A value goes from accelerator to accelerator by way of the CPU's memory, at twice the published time. Bytes of
         values follow from their published times of transfer at `BYTES_PER_MS`. The published sizes are not in here:
-        they count for a whole plan (see `gst.data.published_latency.refusal`), while a simulation tells which values
+        they count for a whole plan (see `refusal`), while a simulation tells which values
         live at which moment. Where an operation cannot run its time is infinite; a simulation of such a plan fails.
         """
         devices = self.devices
@@ -183,6 +183,38 @@ def read_split(path: Path, graph: CostGraph) -> Plan:
     if (placement < 0).any():
         raise ValueError(f"{path}: node {graph.ids[placement.argmin()]} of {graph.name} is not placed")
     return Plan(names, placement)
+
+
+def refusal(graph: CostGraph, plan: Plan) -> str | None:
+    """Reason in one line why a plan violates the paper's constraints, None if it does not: memory of each accelerator,
+    colocation, operations that accelerators cannot run (latency-ip/lip.py of the published code)."""
+    if len(plan.placement) != graph.num_nodes:
+        return f"the plan places {len(plan.placement)} nodes, {graph.name} has {graph.num_nodes}"
+    names = {device.name for device in graph.devices}
+    used = [plan.devices[place] for place in np.unique(plan.placement)]
+    if unknown := [name for name in used if name not in names]:
+        return f"the plan uses {unknown[0]}; {graph.name} has cpu:0..{graph.num_cores - 1} and " + (
+            f"accelerator:0..{graph.num_accelerators - 1}"
+        )
+    home = accelerators(plan)
+    if (impossible := (home >= 0) & np.isinf(graph.accelerator_ms)).any():
+        return f"node {graph.ids[impossible][0]} cannot run on an accelerator"
+    for colour in np.unique(graph.colocation):
+        together = np.flatnonzero(graph.colocation == colour)
+        if (home[together] != home[together[0]]).any():
+            other = together[home[together] != home[together[0]]][0]
+            return f"nodes {graph.ids[together[0]]} and {graph.ids[other]} belong on the same device"
+    for accelerator in np.unique(home[home >= 0]):
+        taken = graph.sizes[home == accelerator].sum()
+        if taken > graph.memory_limit:
+            return f"out of memory: accelerator:{accelerator} needs {taken:.0f} bytes of {graph.memory_limit:.0f}"
+    return None
+
+
+def accelerators(plan: Plan) -> Int64[np.ndarray, " nodes"]:
+    """Number of the accelerator that runs each node, -1 for the CPU."""
+    numbers = [-1 if name.startswith("cpu:") else int(name.partition(":")[2]) for name in plan.devices]
+    return np.array(numbers, np.int64)[plan.placement]
 
 
 def _topological(path: Path, ids: Sequence[int], readers: dict[int, list[int]]) -> list[int]:

@@ -1,35 +1,40 @@
-"""Which configurations of which graphs go into each step, and which are held out."""
+"""Steps of training: configurations of graphs, split into parts, dealt out in seeded order and read one step ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from gst.data.prefetch import Prefetched, Reader
 from gst.data.source import group_of
 from gst.graphs.segments import SegmentedGraph
+from gst.method.draws import generator_for
 from gst.method.exchange import Peers
-from gst.method.sampling import generator_for
 
 Selection = tuple[SegmentedGraph, Int64[Tensor, " _"]]
 """A graph and some of its configurations."""
 
+Item = TypeVar("Item")
+Draw = TypeVar("Draw")
+Read = TypeVar("Read")
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The work of one step.
+    """The graphs, configurations and targets of one step.
 
     Args:
-        graphs: the graphs; one may stand here twice, then with different configurations.
-        configs: configurations of each, -1 where a graph has fewer than another.
+        graphs: the graphs; a graph may occur twice, with different configurations.
+        configs: configurations of each graph, padded with -1.
         targets: of these configurations, NaN at -1.
-        prefetched: what a `Reader` read for it.
-        peers: what this and other processes do together, of which the step is the part of this one.
+        prefetched: what a `Reader` read for the step.
+        peers: the step over all processes, of which this is the part of one process.
     """
 
     graphs: tuple[SegmentedGraph, ...]
@@ -39,24 +44,84 @@ class Step:
     peers: Peers | None = None
 
 
-class StepLoader:
-    """Iterates over steps. Every epoch shuffles the configurations of each graph, deals them out in lists of
-    `configs_per_graph`, shuffles the lists and puts `graphs_per_step` of them in a step. The order depends on the seed
-    and the epoch alone, and the position can be saved, so that a resumed training sees the very steps it would have.
+@dataclass(frozen=True)
+class Reader(Generic[Item, Draw, Read]):
+    """Two functions that read a step: `draw(step, ahead)` decides what to read, in the caller's thread and therefore in
+    a fixed order; `load` reads it in a thread of its own. `ahead` is 1 while the previous step is still to be computed.
+    If `draw` cannot decide before that, it returns None and is called again, with 0, after that computation."""
 
-    Where `world_size` processes iterate together, each with its `rank`, a step of one process with `world_size` times
-    as many graphs is dealt out among them, so no list is drawn twice, and all take as many steps. In a last step that
-    is too short for all, some processes go through the first graph once more; `Step.peers` tells.
+    draw: Callable[[Item, int], Draw | None]
+    load: Callable[[Draw], Read]
+
+
+class Prefetched(Generic[Item, Draw, Read]):
+    """Iterable of `(step, load(draw(step)))` that loads one step ahead wherever `draw` can decide ahead.
+
+    >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
+    [(1, 11), (2, 21), (3, 31)]
+
+    Attributes:
+        waited: seconds that the consumer waited for loads, except the first.
+        passed: seconds since the first step was yielded.
+    """
+
+    def __init__(self, steps: Iterable[Item], reader: Reader[Item, Draw, Read]) -> None:
+        self.steps, self.reader = steps, reader
+        self.waited = self.passed = 0.0
+
+    def __iter__(self) -> Iterator[tuple[Item, Read]]:
+        steps = iter(self.steps)
+        began: float | None = None
+        pending: Future[Read] | None = None
+        with ThreadPoolExecutor(1, "prefetch") as thread:
+            step = next(steps, None)
+            while step is not None:
+                asked = time.perf_counter()
+                pending = pending or self._begin(thread, step, 0)
+                assert pending is not None, "draw decides when no step before is still to be computed"
+                read = pending.result()
+                handed = time.perf_counter()
+                if began is not None:
+                    self.waited += handed - asked
+                began = began or handed
+                self.passed = handed - began
+                following = next(steps, None)
+                pending = None if following is None else self._begin(thread, following, 1)
+                yield step, read
+                self.passed = time.perf_counter() - began
+                step = following
+
+    def _begin(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
+        drawn = self.reader.draw(step, ahead)
+        return None if drawn is None else thread.submit(self.reader.load, drawn)
+
+
+class StepLoader:
+    """Iterable of the steps of an epoch. Every epoch shuffles the configurations of each graph, deals them out in lists
+    of `configs_per_graph`, shuffles the lists and puts `graphs_per_step` of them in a step. The order depends on seed
+    and epoch alone, and `state_dict` holds the position, so that a resumed training continues with the same steps.
+
+    Where `world_size` processes iterate together, a step of `world_size` times as many graphs is divided among them: no
+    list is drawn twice, and all take as many steps. In a last step that is too short for all, some processes repeat the
+    first graph; `Step.peers` tells.
+
+    >>> from gst.data.synthetic import synthetic_program
+    >>> from gst.graphs.segments import segment
+    >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
+    >>> loader = StepLoader([(graph, torch.arange(10))], configs_per_graph=4, seed=0)
+    >>> [step.configs.shape[1] for step in loader]
+    [4, 4, 2]
 
     Args:
         selections: graphs and the configurations to use of each.
         graphs_per_step: in a step of each process.
-        lists_per_graph: at most so many lists of each graph in an epoch; all if None.
+        lists_per_graph: most lists of each graph in an epoch; all if None.
         shuffle: False deals everything in order.
+        rank, world_size: number of this process, and how many there are.
 
     Attributes:
-        reader: reads each step while the one before it is computed, if given.
-        stall: share of the time of the last epoch that was spent waiting for it.
+        reader: if set, reads each step while the previous one is computed.
+        stall: share of the time of the last epoch that was spent waiting for `reader`.
     """
 
     def __init__(
@@ -98,22 +163,22 @@ class StepLoader:
         if self.reader is None:
             yield from steps
             return
-        ahead = Prefetched(steps, self.reader)
-        for step, prefetched in ahead:
-            self.stall = ahead.waited / max(ahead.passed, 1e-9)  # nobody asks for the step after the last
-            yield replace(step, prefetched=prefetched)
+        prefetched = Prefetched(steps, self.reader)
+        for step, content in prefetched:
+            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)  # nobody asks for the step after the last
+            yield replace(step, prefetched=content)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch number `epoch`, from its first step unless it is the one being resumed."""
+        """Make `epoch` the epoch of the next iteration, from its first step unless it is the epoch being resumed."""
         if epoch != self.epoch:
             self.epoch, self._position, self._resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the epoch, the steps taken in it, and the graphs of a step over all processes."""
+        """State for a checkpoint: the epoch, the steps taken in it, and the graphs of a step over all processes."""
         return {"epoch": self.epoch, "position": self._position, "graphs_together": self.graphs_together}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the last step that was taken; after the last step of an epoch comes the next epoch.
+        """Continue after the last step taken; the last step of an epoch is followed by the next epoch.
 
         Raises:
             ValueError: the position counts steps of another size.
@@ -159,7 +224,7 @@ def _step(lists: Sequence[Selection]) -> Step:
 
 
 def _part(step: Step, rank: int, world_size: int) -> Step:
-    """Of a step of all processes, what one of them does."""
+    """The part of one process in a step of all processes."""
     peers = Peers(rank, world_size, step.graphs, step.configs, step.targets)
     mine = peers.mine
     return Step(tuple(step.graphs[i] for i in mine), step.configs[mine], step.targets[mine], peers=peers)
@@ -168,19 +233,26 @@ def _part(step: Step, rank: int, world_size: int) -> Step:
 def split(
     graphs: Sequence[SegmentedGraph], by: Literal["configs", "graphs", "groups"], valid: int, test: int, seed: int
 ) -> tuple[list[Selection], list[Selection], list[Selection]]:
-    """Train, validation and test part of a dataset.
+    """Split a dataset into training, validation and test part.
+
+    >>> from gst.data.synthetic import synthetic_program
+    >>> from gst.graphs.segments import segment
+    >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
+    >>> parts = split([graph], by="configs", valid=2, test=3, seed=0)
+    >>> [len(configs) for part in parts for graph, configs in part]
+    [5, 2, 3]
 
     Args:
         by: `configs` holds out configurations of every graph, `graphs` whole graphs, `groups` whole groups of graphs
             that belong together (`group_of` their names: all binaries of a package).
-        valid, test: how many of them.
-        seed: of the draw of what is held out.
+        valid, test: numbers of configurations, graphs or groups held out.
+        seed: of the draw of the held-out parts.
 
     Returns:
-        Graphs with the configurations of theirs that belong to the part, ascending.
+        Graphs with those of their configurations that belong to the part, ascending.
 
     Raises:
-        ValueError: there is no such way to split, or nothing would be left to train on.
+        ValueError: `by` is unknown, or nothing would be left to train on.
     """
     if by not in ("configs", "graphs", "groups"):
         raise ValueError(f"split by {by!r}? hold out 'configs', 'graphs' or 'groups'")

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from gst.data.fingerprint import of_files
-from gst.data.source import GraphSource
+from gst.data.source import GraphSource, fingerprint_of_files
 from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.plan import ranks
 from gst.files.untrusted import plain, read_arrays, shown
@@ -232,7 +231,7 @@ class MeasuredPlans(GraphSource):
     def fingerprint(self) -> str:
         """Another one when a file changed."""
         files = [path / name for path in self.paths() for name in (GRAPH, LOG)]
-        return of_files(files, f"measured plans {VERSION}")
+        return fingerprint_of_files(files, f"measured plans {VERSION}")
 
     def __iter__(self) -> Iterator[Graph]:
         first: MeasuredSet | None = None

@@ -1,67 +1,139 @@
-"""Genuine TpuGraphs npz files (Phothilimthana et al. 2023), layout and tile, as `Graph`s."""
+"""TpuGraphs npz files (Phothilimthana et al. 2023, arXiv 2308.13490), layout and tile: read, derived and written."""
 
 from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gst.data.derivation import derivation, derived
-from gst.data.fingerprint import of_files
-from gst.data.merging import merge_repeats
-from gst.data.source import GraphSource
+from gst.data.features import check_features, enrich
+from gst.data.reduction import check_reduction, reduce
+from gst.data.source import GraphSource, fingerprint_of_files
 from gst.files.untrusted import read_arrays
-from gst.files.writing import chunks
-from gst.graphs.graph import Graph
+from gst.files.writing import atomic_path, chunks
+from gst.graphs.graph import Graph, groups_of_equals
 
 VERSION = 1  # of what is read
+DERIVATION_VERSION = 1
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
 ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
 
 
-def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
-    """Read a layout or a tile file; which of the two is seen from its arrays.
+# Derivation ----------------------------------------------------------------------------------------------------------
 
-    Edges are stored as (consumer, producer) and come out producer -> consumer. Layout targets are runtimes in ns; tile
-    targets are runtime / normaliser, the ratio that ranks them. A tile configuration belongs to the whole kernel and is
-    given to its root. Layout configurations come out as int8, -1 being padding; those of tiles as int8 where that
-    loses nothing, else as float32.
+
+def derived(graph: Graph, features: Sequence[str] = (), reduction: str = "none") -> Graph:
+    """`graph` with the derived node features `features`, computed on the whole graph, and then reduced.
 
     Args:
-        merge: repeated configurations become one, with the mean, the count and the spread (standard deviation) of their
-            runtimes. If False there is one configuration for each row of the file, in its order.
-        rows: the configurations to take, by their place in the file; all if not given. They are taken before any are
-            merged, in this order and each as often as it is named, except that with `merge` a row named twice counts
-            once: it was measured once.
+        features: names of `gst.data.features.FEATURES`.
+        reduction: see `gst.data.reduction.reduce`.
 
     Raises:
-        ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names it.
+        ValueError: see `enrich` and `reduce`.
+    """
+    return reduce(enrich(graph, features), reduction)
+
+
+def derivation_fingerprint(features: Sequence[str], reduction: str) -> str:
+    """The part of a fingerprint that names the derivation; empty without one, as in stores of before derivations.
+
+    Raises:
+        ValueError: there is no such feature or reduction.
+    """
+    check_features(features)
+    check_reduction(reduction)
+    if not features and reduction == "none":
+        return ""
+    return f" derived {DERIVATION_VERSION} features={','.join(sorted(set(features)))} reduction={reduction}"
+
+
+def merge_repeats(graph: Graph) -> Graph:
+    """One configuration for each distinct one, in order of first appearance, with the mean, the count and the spread
+    (standard deviation) of the targets of its repeats.
+
+    >>> edges, node = np.array([[0], [1]]), np.array([1])
+    >>> graph = Graph(np.ones((2, 1), np.float32), edges, np.zeros(2, np.int64), node,
+    ...               np.array([[[3]], [[4]], [[3]]], np.int8), np.array([10.0, 7.0, 14.0]))
+    >>> merged = merge_repeats(graph)
+    >>> merged.targets.tolist(), merged.counts.tolist(), merged.spreads.tolist()
+    ([12.0, 7.0], [2, 1], [2.0, 0.0])
+    """
+    first, group = groups_of_equals(graph.config_features)
+    counts = np.bincount(group, graph.counts).astype(np.int64)
+    means = np.bincount(group, graph.counts * graph.targets) / counts
+    squares = graph.spreads**2 + (graph.targets - means[group]) ** 2
+    spreads = np.sqrt(np.bincount(group, graph.counts * squares) / counts)
+    return replace(graph, config_features=graph.config_features[first], targets=means, counts=counts, spreads=spreads)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
+    """Read a layout or a tile file; the arrays in it tell which of the two it is.
+
+    Edges are stored as (consumer, producer) and returned as producer -> consumer. Layout targets are runtimes in ns;
+    tile targets are runtime / normaliser, the ratio that ranks them. A tile configuration belongs to the whole kernel
+    and is attached to its root. Layout configurations are int8, -1 being padding; those of tiles int8 where that loses
+    nothing, else float32.
+
+    Args:
+        merge: merge repeated configurations, see `merge_repeats`. If False there is one configuration for each row of
+            the file, in its order.
+        rows: places in the file of the configurations to take, all if None. They are taken before any are merged, in
+            this order and each as often as it is named, except that with `merge` a row named twice counts once: it was
+            measured once.
+
+    Raises:
+        ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names the file.
     """
     path = Path(path)
     arrays = read_arrays(path)
     try:
         _take_rows(arrays, rows, merge)
-        graph = (
-            _layout(path, arrays) if {"node_config_ids", "node_config_feat"} & arrays.keys() else _tile(path, arrays)
-        )
+        is_layout = bool({"node_config_ids", "node_config_feat"} & arrays.keys())
+        graph = (_layout if is_layout else _tile)(path.stem, arrays)
         return merge_repeats(graph) if merge else graph
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def write_npz(graph: Graph, path: Path | str) -> None:
+    """Write a graph as a layout file, which `read` and the published readers read: whole, or not at all.
+
+    Runtimes are rounded to whole nanoseconds, one row for each configuration; an unknown runtime is 0. `node_splits`,
+    the first node of each computation, is not written: no reader needs it.
+    """
+    with atomic_path(Path(path)) as partial, partial.open("wb") as file:
+        np.savez_compressed(
+            file,
+            node_feat=graph.node_features,
+            node_opcode=graph.opcodes.astype(np.uint8 if graph.opcodes.max() < 256 else np.int64),
+            edge_index=np.ascontiguousarray(graph.edges[::-1].T),
+            node_config_ids=graph.config_nodes,
+            node_config_feat=graph.config_features.astype(np.float32),
+            config_runtime=np.rint(np.nan_to_num(graph.targets)).astype(np.int64),
+        )
 
 
 @dataclass(frozen=True)
 class TpuGraphs(GraphSource):
     """A dataset of TpuGraphs files.
 
+    >>> TpuGraphs(["data/layout/xla/random/train/*.npz"], features=("costs",), reduction="hops:6").derivation()
+    {'features': ['costs'], 'reduction': 'hops:6'}
+
     Args:
         files: paths or glob patterns of npz files.
         features: names of derived node features, see `gst.data.features.FEATURES`.
-        reduction: what is left of each graph, see `gst.data.reduction.reduce`.
+        reduction: `none` or `hops:K`, see `gst.data.reduction.reduce`.
 
     Raises:
         ValueError: there is no such feature or reduction.
@@ -72,28 +144,33 @@ class TpuGraphs(GraphSource):
     reduction: str = "none"
 
     def __post_init__(self) -> None:
-        derivation(self.features, self.reduction)
+        derivation_fingerprint(self.features, self.reduction)
 
     def paths(self) -> list[Path]:
-        """The files found, in the order of their patterns.
+        """The files that match, in the order of their patterns.
 
         Raises:
-            ValueError: nothing matches a pattern.
+            ValueError: no file matches a pattern.
         """
-        found: list[Path] = []
+        paths: list[Path] = []
         for pattern in self.files:
             matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns too)
             if not matches:
                 raise ValueError(f"no file matches {pattern!r}; give paths or patterns of TpuGraphs npz files")
-            found += map(Path, matches)
-        return found
+            paths += map(Path, matches)
+        return paths
 
     def __iter__(self) -> Iterator[Graph]:
         return (derived(read(path), self.features, self.reduction) for path in self.paths())
 
+    def derivation(self) -> dict[str, Any]:
+        """The features and the reduction."""
+        return {"features": list(self.features), "reduction": self.reduction}
+
     def fingerprint(self) -> str:
-        """Equal for equal files and settings, so that a prepared dataset is found without reading them all."""
-        return of_files(self.paths(), f"TpuGraphs {VERSION}{derivation(self.features, self.reduction)}")
+        """Equal for equal files and settings, so that a segment store is found without reading the files."""
+        settings = derivation_fingerprint(self.features, self.reduction)
+        return fingerprint_of_files(self.paths(), f"TpuGraphs {VERSION}{settings}")
 
 
 def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge: bool) -> None:
@@ -108,7 +185,7 @@ def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge:
         arrays[key] = arrays[key][chosen]
 
 
-def _need(arrays: dict[str, np.ndarray], key: str, kinds: str, dims: int) -> np.ndarray:
+def _array(arrays: dict[str, np.ndarray], key: str, dims: int, kinds: str = "fiu") -> np.ndarray:
     if key not in arrays:
         raise ValueError(f"array {key!r} is missing; the file holds {', '.join(sorted(arrays)) or 'nothing'}")
     array = arrays[key]
@@ -119,7 +196,7 @@ def _need(arrays: dict[str, np.ndarray], key: str, kinds: str, dims: int) -> np.
 
 
 def _integers(arrays: dict[str, np.ndarray], key: str, dims: int) -> np.ndarray:
-    array = _need(arrays, key, "iu", dims)
+    array = _array(arrays, key, dims, "iu")
     if array.size and int(array.max()) > LARGEST_EXACT:
         raise ValueError(f"{key} holds {int(array.max())}, beyond 2**53: an overflow upstream, or not a runtime")
     return array.astype(np.int64)
@@ -135,52 +212,37 @@ def _runtimes(arrays: dict[str, np.ndarray], key: str, configs: int) -> np.ndarr
 
 
 def _nodes(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    features = _need(arrays, "node_feat", "fiu", 2).astype(np.float32)
+    """Node features, edges (producer, consumer), opcodes."""
+    features = _array(arrays, "node_feat", 2).astype(np.float32)
     opcodes = _integers(arrays, "node_opcode", 1)
     edges = _integers(arrays, "edge_index", 2)
     if edges.shape[1] != 2:
         raise ValueError(f"edge_index has shape {edges.shape}, want (edges, 2)")
-    return features, opcodes, np.ascontiguousarray(edges[:, ::-1].T)
+    return features, np.ascontiguousarray(edges[:, ::-1].T), opcodes
 
 
-def _layout(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
-    features, opcodes, edges = _nodes(arrays)
-    config_features = _need(arrays, "node_config_feat", "fiu", 3)
+def _layout(name: str, arrays: dict[str, np.ndarray]) -> Graph:
+    nodes = _nodes(arrays)
+    config_features = _array(arrays, "node_config_feat", 3)
     runtimes = _runtimes(arrays, "config_runtime", len(config_features))
     config_nodes = _integers(arrays, "node_config_ids", 1)
-    return Graph(
-        features,
-        edges,
-        opcodes,
-        config_nodes,
-        _compact(config_features),
-        runtimes.astype(np.float64),
-        name=path.stem,
-    )
+    return Graph(*nodes, config_nodes, _compact(config_features), runtimes.astype(np.float64), name=name)
 
 
-def _tile(path: Path, arrays: dict[str, np.ndarray]) -> Graph:
-    features, opcodes, edges = _nodes(arrays)
-    config_features = _need(arrays, "config_feat", "fiu", 2)
+def _tile(name: str, arrays: dict[str, np.ndarray]) -> Graph:
+    features, edges, opcodes = _nodes(arrays)
+    config_features = _array(arrays, "config_feat", 2)
     runtimes = _runtimes(arrays, "config_runtime", len(config_features))
     normalizers = _runtimes(arrays, "config_runtime_normalizers", len(config_features))
     if normalizers.size and int(normalizers.min()) < 1:
         raise ValueError("config_runtime_normalizers holds zeros; a normaliser is at least 1")
     roots = np.flatnonzero(features[:, IS_ROOT]) if features.shape[1] == 140 else np.zeros(0, np.int64)
     root = roots[-1:] if len(roots) else np.array([len(features) - 1])
-    return Graph(
-        features,
-        edges,
-        opcodes,
-        root,
-        _compact(config_features[:, None]),
-        runtimes / normalizers,
-        name=path.stem,
-    )
+    return Graph(features, edges, opcodes, root, _compact(config_features[:, None]), runtimes / normalizers, name=name)
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
-    """int8 where that loses nothing (layouts always), else float32. Bit by bit: files hold up to gigabytes of them."""
+    """int8 where that loses nothing (layouts always), else float32. In chunks: files hold up to gigabytes of them."""
     small = np.empty(values.shape, np.int8)
     whole = True
     for part in chunks(len(values), ROWS_AT_ONCE):

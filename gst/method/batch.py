@@ -1,13 +1,17 @@
-"""What an encoder sees: some segments of some graphs, under some configurations, side by side."""
+"""What an encoder gets and returns: segments side by side as one graph, and the states of their nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+from gst.graphs.segments import SegmentedGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,3 +84,64 @@ class SegmentBatch:
         shift = torch.arange(configs, device=self.edge_index.device) * nodes
         edge_index = self.edge_index[:, None, :] + shift[None, :, None]
         return x.flatten(0, 1), edge_index.flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeStates:
+    """Embeddings of the nodes of a batch under every configuration, without the repetitions.
+
+    Args:
+        rows: the embeddings.
+        row_of: which of the rows is that of each node under each configuration. No row belongs to two nodes.
+    """
+
+    rows: Float[Tensor, "rows channels"]
+    row_of: Int64[Tensor, "nodes configs"]
+
+    def dense(self) -> Float[Tensor, "nodes configs channels"]:
+        """With the repetitions."""
+        return self.rows[self.row_of]
+
+
+def assemble(
+    graphs: Sequence[SegmentedGraph],
+    picks: Sequence[tuple[int, int]],
+    configs: Int64[Tensor, "graphs configs"],
+) -> SegmentBatch:
+    """Put segments side by side.
+
+    Args:
+        picks: (position in `graphs`, segment of that graph) of each segment of the batch.
+        configs: configurations of each graph; -1 (padding) repeats the graph's first one.
+    """
+    chosen = configs.clamp(min=0).numpy()
+    parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows", "config")}
+    row_counts, owned_counts = [], []
+    start = 0
+    for g, j in picks:
+        graph = graphs[g]
+        rows = slice(graph.row_ptr[j], graph.row_ptr[j + 1])
+        uses = slice(graph.config_ptr[j], graph.config_ptr[j + 1])
+        columns = graph.config_columns[uses]
+        parts["x"].append(graph.node_features[rows])
+        parts["op"].append(graph.opcodes[rows])
+        parts["edges"].append(graph.edges[:, graph.edge_ptr[j] : graph.edge_ptr[j + 1]].astype(np.int64) + start)
+        parts["rows"].append(graph.config_rows[uses].astype(np.int64) + start)
+        parts["config"].append(graph.config_features[chosen[g][None, :], columns[:, None]].astype(np.float32))
+        row_counts.append(rows.stop - rows.start)
+        owned_counts.append(graph.owned_counts[j])
+        start += row_counts[-1]
+    lengths, owned = np.array(row_counts), np.array(owned_counts)
+    within = np.arange(start) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    segment_of_node = np.repeat(np.arange(len(picks)), lengths)
+    tensor = torch.from_numpy
+    return SegmentBatch(
+        node_features=tensor(np.concatenate(parts["x"])),
+        opcodes=tensor(np.concatenate(parts["op"]).astype(np.int64)),
+        edge_index=tensor(np.concatenate(parts["edges"], axis=1)),
+        segment_of_node=tensor(segment_of_node),
+        owned=tensor(within < owned[segment_of_node]),
+        node_counts=tensor(owned.astype(np.int64)),
+        config_nodes=tensor(np.concatenate(parts["rows"])),
+        config_features=tensor(np.concatenate(parts["config"])),
+    )

@@ -1,4 +1,4 @@
-"""What one training step does, drawn before anything of it is read."""
+"""What one training step does, drawn before any of it is read: fresh segments, dropout and the weights of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,56 @@ from embedding_cache import inclusion_probabilities, sample_by_probability
 from gst.method.batch import SegmentBatch
 from gst.method.catalogue import Catalogue
 from gst.method.exchange import Peers, Traffic
-from gst.method.sampling import choose_fresh, choose_kept, generator_for
+
+
+def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) -> Bool[Tensor, " segments"]:
+    """min(num_fresh, num_segments) segments, uniformly without replacement, marked True."""
+    fresh = torch.zeros(num_segments, dtype=torch.bool)
+    if num_fresh >= num_segments:
+        return ~fresh
+    fresh[torch.randperm(num_segments, generator=generator)[:num_fresh]] = True
+    return fresh
+
+
+def choose_kept(num_segments: int, keep_probability: float, generator: torch.Generator) -> Bool[Tensor, " segments"]:
+    """Each segment with `keep_probability`, independently, marked True."""
+    return torch.rand(num_segments, generator=generator) < keep_probability
+
+
+def generator_for(*numbers: int) -> torch.Generator:
+    """A generator that depends on `numbers` (a seed, an epoch, a graph ...) and on nothing else."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = ((state ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return torch.Generator().manual_seed(state % 2**63)
+
+
+def segment_weights(
+    fresh: Bool[Tensor, " segments"],
+    inclusion: Float[Tensor, " segments"],
+    is_known: Bool[Tensor, "segments configs"],
+    kept: Bool[Tensor, " segments"],
+    keep_probability: float,
+) -> Float[Tensor, "segments configs"]:
+    """Weights of the J segments of one graph, S of them fresh (Cao et al. 2023, section 3.3, equation 1).
+
+    A known stale segment is kept with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q is
+    the probability with which it was chosen (S / J where all are equally likely). An unknown segment (nothing was ever
+    computed for it under this configuration) counts only while it is fresh, and then weighs 1 / q. So the expected
+    weight of every segment is 1.
+
+    Args:
+        fresh: the segments encoded with gradient in this step.
+        inclusion: q of each segment, > 0.
+        is_known: whether something can stand in for the segment when it is stale.
+        kept: which segments Stale Embedding Dropout keeps if they are stale: `gst.method.draws.choose_kept`.
+        keep_probability: p, in [0, 1].
+    """
+    scale = inclusion.reciprocal()[:, None]
+    when_fresh = torch.where(is_known, keep_probability + (1 - keep_probability) * scale, scale)
+    when_stale = (is_known & kept[:, None]).to(when_fresh.dtype)
+    return torch.where(fresh[:, None], when_fresh, when_stale)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,14 +8,11 @@ from dataclasses import replace
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from gst.method.batch import SegmentBatch
-from gst.method.states import NodeStates
-from gst.nn.inputs import InputProjection
-from gst.nn.message_passing import BOTH, planned
-from gst.nn.padding import by_rows
+from gst.method.batch import NodeStates, SegmentBatch
+from gst.nn.message_passing import BOTH, InputProjection, planned
 from gst.nn.sage import SAGELayer
 from gst.nn.sharing import Direction, Sharing
-from gst.nn.sparse import product
+from gst.nn.sparse import by_rows, product
 
 
 class Fusion(nn.Module):

@@ -8,10 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.nn.attention import neighbour_attention
-from gst.nn.inputs import InputProjection
-from gst.nn.message_passing import BOTH, After, Before, Encoder
-from gst.nn.residual import ResidualLayer
+from gst.nn.edges import neighbour_attention
+from gst.nn.message_passing import BOTH, After, Before, Encoder, InputProjection, ResidualLayer
 from gst.nn.sharing import Direction, Part, Sharing
 from gst.nn.sparse import product
 

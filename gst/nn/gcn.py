@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gst.nn.inputs import InputProjection
-from gst.nn.message_passing import BOTH, After, Before, Encoder
-from gst.nn.residual import ResidualLayer
+from gst.nn.message_passing import BOTH, After, Before, Encoder, InputProjection, ResidualLayer
 from gst.nn.sharing import Direction, Part, Sharing
 from gst.nn.sparse import product
 

@@ -11,8 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.nn.gat import check_heads
-from gst.nn.inputs import InputProjection
-from gst.nn.message_passing import BOTH, After, Before, Encoder
+from gst.nn.message_passing import BOTH, After, Before, Encoder, InputProjection
 from gst.nn.sage import SAGELayer
 from gst.nn.sharing import Direction, Sharing
 from gst.nn.sparse import product

@@ -9,10 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.nn.inputs import InputProjection
-from gst.nn.maximum import neighbour_max
-from gst.nn.message_passing import BOTH, After, Before, Encoder
-from gst.nn.node_norm import NodeNorm
+from gst.nn.edges import neighbour_max
+from gst.nn.message_passing import BOTH, After, Before, Encoder, InputProjection, NodeNorm
 from gst.nn.sharing import Direction, Part, Sharing
 from gst.nn.sparse import product
 

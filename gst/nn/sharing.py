@@ -19,8 +19,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from gst.method.batch import SegmentBatch
-from gst.nn.padding import rounded
-from gst.nn.sparse import CsrMatrix, transposed
+from gst.nn.sparse import CsrMatrix, rounded, transposed
 from partitioners.compiled import compiled
 
 Part = Literal["own", "forward", "backward"]
@@ -49,7 +48,7 @@ class Level:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a tensor that holds them, the last ones unused: see `gst.nn.padding`."""
+        """Rows of a tensor that holds them, the last ones unused: see `gst.nn.sparse`."""
         return rounded(len(self.config_of_row))
 
     def node_of_row(self) -> Int64[np.ndarray, " rows"]:

@@ -51,6 +51,7 @@ class Request:
     patience_s: float
     workers: int | str
     cost_model: str
+    compile_step: bool
     out: Path
     resume: bool
     anew: bool
@@ -70,7 +71,7 @@ def place_as_asked(request: Request, progress: Progress) -> dict[str, Any]:
     settings = Settings(
         request.budget, request.evaluations, request.methods, request.tasks, seed=request.seed,
         patience_s=request.patience_s, workers=request.workers if isinstance(request.workers, int) else 1,
-        cost_model=request.cost_model,
+        cost_model=request.cost_model, compile_step=request.compile_step,
     )  # fmt: skip
     found = _found(request, settings, progress)
     request.out.mkdir(parents=True, exist_ok=True)

@@ -73,12 +73,12 @@ def measure_program(
         if isolated.program_key != program.key:
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
         header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
-        gate = LoadGate(patience_s=patience_s)
+        gate = LoadGate(patience_s=patience_s, progress=progress)
 
         def profile() -> Float64[np.ndarray, "devices nodes"]:
-            progress("profiling", 0, 1)
             if patience_s > 0:
                 gate.wait()
+            progress("profiling", 0, 1)
             return isolated.profile()
 
         measured = begun(out, header, program, devices, profile)

@@ -29,6 +29,7 @@ class Settings:
         patience_s: how long to wait for quiet cores.
         workers: processes that measure for the search.
         cost_model: one of `COST_MODELS`, which learns from what the search measures how wrong the simulator is.
+        compile_step: whether `torch.compile` of the step, which takes a minute, is among what is measured at the end.
     """
 
     budget: int = 50
@@ -40,6 +41,7 @@ class Settings:
     patience_s: float = 20.0
     workers: int = 1
     cost_model: str = "sums"
+    compile_step: bool = True
 
     def __post_init__(self) -> None:
         check_names(self.methods, self.tasks)
@@ -107,7 +109,8 @@ def placed_result(
     task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """What all results say: `program`, `num_nodes`, `devices`, `runtime`, `objective` and `lower_bound` (ms), `best`,
-    `plans`, `machine`. Measured ones add `pytorch_ms` and `cost_model`.
+    `plans`, `machine`. Measured ones add `cost_model` and what `gst.placement.finals.Finals.figures` says: above all
+    the `winner`, which need not be a plan.
 
     Args:
         runtime: 'measured', 'simulated' or 'published'.
@@ -115,7 +118,8 @@ def placed_result(
         objective: its runtime.
         bound_ms: what no plan is faster than.
         plans: what is known of each, by name: `feasible`, `reason`, `seconds_to_plan`, `measurements`, and where it was
-            measured `median_ms`, `low_ms`, `high_ms`, `runs` and `simulated_ms`, else `latency` (ms) and `evaluations`.
+            measured `median_ms`, `low_ms`, `high_ms`, `runs` and `simulated_ms`, and of the fastest the same three of a
+            second set of runs, `again_median_ms` and so on; else `latency` (ms) and `evaluations`.
     """
     return {
         "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,

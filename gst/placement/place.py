@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from gst.devices import Device, LoadGate, Log, Measurement, PlainPyTorch, Plan
+from gst.devices import Device, LoadGate, Log, Measurement, Plan
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import Failure
 from gst.devices.execute.native import supports
+from gst.devices.execute.plain import PYTORCH, steps_beside
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object
@@ -25,6 +26,7 @@ from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
+from gst.placement.finals import NUM_AGAIN, Finals, by_name, fastest, finalists
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
@@ -53,9 +55,10 @@ def place_measured(
     settings: Settings = AS_USUAL,
     progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
+    written: Callable[[], object] | None = None,
 ) -> PlacementResult:
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
-    with real measurements, and measure all finalists afresh beside plain PyTorch.
+    with real measurements, and measure the finalists afresh beside the step as written and as compiled.
 
     Writes to `out` what it measured of the devices, and `searches.jsonl` and `measurements.jsonl` as they grow, from
     which the same call goes on.
@@ -65,6 +68,7 @@ def place_measured(
         source: its name (`traced`), or a directory where it is saved: processes that run plans read it.
         devices: where its operations may go; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
+        written: the step as written, which runs in this process; see `gst.devices.execute.plain.steps_beside` for None.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
@@ -73,45 +77,44 @@ def place_measured(
     limit = min((each.memory_limit for each in devices if each.memory_limit is not None), default=None)
 
     def profiled() -> Task:
+        if fleet is None and settings.patience_s > 0:
+            LoadGate(patience_s=settings.patience_s, progress=progress).wait()
         progress("profiling", 0, 1)
-        if fleet is None:
-            LoadGate(patience_s=settings.patience_s).wait()
         return measured_task(program, isolated, settings.seed)
 
     with fleet or IsolatedExecutor(source, devices, limit) as isolated:
         task = kept_task(program, isolated.devices, out, profiled)
         planned = _planned(task, out / "searches.jsonl", settings, progress)
         check_fits(task, planned)
-        finalists = dict(planned)
+        final_plans = finalists(planned)
         fused = fused_task(task, isolated, progress, out / GROUPS) if "fusion" in settings.tasks else None
         starts = planned
         if fused is not None:
             starts = _planned(fused.task, out / "searches_fused.jsonl", settings, progress)
             best = min(starts, key=lambda name: np.nan_to_num(starts[name].expected_ms, nan=np.inf))
-            finalists[f"{best}:fused"] = _unfolded(starts[best], fused)
+            final_plans[f"{best}:fused"] = _unfolded(starts[best], fused)
         if "fusion" in settings.tasks and supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
-            finalists["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
+            final_plans["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
         if settings.budget > 0 and "guided_search" in settings.methods:
-            with _measuring(source, isolated, settings) as runtime:
+            with _measuring(source, isolated, settings, progress) as runtime:
                 search = _search(task, fused, runtime, starts, out, settings, progress)
-                finalists["guided_search"] = _unfolded(search.found(), fused)
-        plans = plans_found(finalists)
-        final = _measure_finally(source, isolated, plans, settings, progress)
-    ran = {name: final[name].median_ms for name in plans if final[name].outcome == "ok"}
-    if not ran:
-        reasons = sorted({final[name].reason for name in plans})
-        raise ValueError(f"no plan of {program.name} ran on {', '.join(task.names)}: {'; '.join(reasons)}")
-    best = min(ran, key=lambda name: ran[name])
+                final_plans["guided_search"] = _unfolded(search.found(), fused)
+        plans = plans_found(final_plans)
+        finals = _measure_finally(source, isolated, plans, program, settings, progress, written)
+    best = finals.best
     entries = {
-        name: _measured_entry(seen, finalists.get(name), search if name == "guided_search" else None)
-        for name, seen in final.items()
+        name: _measured_entry(
+            seen, finals.second.get(name), final_plans.get(name), search if name == "guided_search" else None
+        )
+        for name, seen in finals.first.items()
     }
-    result = placed_result(task, "measured", best, ran[best], lower_bound_us(task) / 1e3, entries)
+    figures = finals.figures()
+    result = placed_result(task, "measured", best, figures["objective"], lower_bound_us(task) / 1e3, entries)
     known = {"name": settings.cost_model, **_cost_model(search)}
-    result |= {"pytorch_ms": final["pytorch"].median_ms, "cost_model": known}
+    result |= {**figures, "cost_model": known}
     if fleet is not None:
-        result |= {"machine": dict(final["pytorch"].machine), "hosts": fleet.kind.num_hosts}
+        result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512)
     shown = {"measurements": [] if search is None else search.shown(), "curves": curves(planned)}
@@ -178,13 +181,13 @@ def kept_task(program: Program, devices: Sequence[Device], out: Path, make: Call
 
 @contextmanager
 def _measuring(
-    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, settings: Settings
+    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
 ) -> Iterator[MeasuredRuntime | Workers | FleetWorkers]:
     """What a search measures by: the process that profiled, several others, or the hosts of a fleet."""
     if isinstance(isolated, FleetWorkers):
         yield isolated
         return
-    gate = LoadGate(patience_s=settings.patience_s)
+    gate = LoadGate(patience_s=settings.patience_s, progress=progress)
     if settings.workers == 1:
         yield MeasuredRuntime(isolated, SEARCH_RUNS, gate=gate)
         return
@@ -211,30 +214,50 @@ def _unfolded(found: Planned, fused: FusedTask | None) -> Planned:
 
 
 def _measure_finally(
-    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], settings: Settings,
-    progress: Progress,
-) -> dict[str, Measurement]:  # fmt: skip
-    """Fresh, interleaved runs of every plan and of plain PyTorch (`pytorch`); a plan under several names runs once."""
-    distinct = {plan.key: plan for plan in plans.values()}
-    if isinstance(isolated, FleetWorkers):
-        progress("measuring the finalists afresh", 0, 1)
-        *measured, pytorch = isolated.measure_beside_pytorch(list(distinct.values()), settings.repetitions, 2)
-    else:
-        with PlainPyTorch(source) as plain:
-            *measured, pytorch = measure_plans(
-                isolated, list(distinct.values()), settings.repetitions, 2, LoadGate(patience_s=settings.patience_s),
-                {"pytorch": plain}, lambda done, total: progress("measuring the finalists afresh", done, total),
-            )  # fmt: skip
-    seen = dict(zip(distinct, measured, strict=True))
-    return {**{name: seen[plan.key] for name, plan in plans.items()}, "pytorch": pytorch}
+    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program,
+    settings: Settings, progress: Progress, written: Callable[[], object] | None,
+) -> Finals:  # fmt: skip
+    """Two sets of fresh runs in turns, of all plans and of the fastest of them; a plan under several names runs once.
+
+    Raises:
+        ValueError: no plan ran.
+    """
+    progress("compiling the step", 0, 1)
+    left_out = "" if settings.compile_step else "left out, as asked"
+    if program.num_nodes > LARGEST_WHOLE:
+        left_out = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
+    with ExitStack() as stack:
+        if not isinstance(isolated, FleetWorkers):
+            steps = stack.enter_context(steps_beside(source, left_out, written))
+
+        def measured(few: dict[str, Plan], what: str) -> dict[str, Measurement]:
+            distinct = list({plan.key: plan for plan in few.values()}.values())
+            progress(what, 0, 1)
+            if isinstance(isolated, FleetWorkers):
+                return by_name(few, isolated.measure_beside_steps(distinct, settings.repetitions, 2, left_out))
+            gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+            told = lambda done, total: progress(what, done, total)  # noqa: E731
+            return by_name(few, measure_plans(isolated, distinct, settings.repetitions, 2, gate, steps, told))
+
+        first = measured(plans, "measuring the finalists afresh")
+        again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
+        if not again:
+            reasons = sorted({first[name].reason for name in plans})
+            names = ", ".join(device.name for device in isolated.devices)
+            raise ValueError(f"no plan of {program.name} ran on {names}: {'; '.join(reasons)}")
+        return Finals(first, measured(again, "measuring the fastest once more"))
 
 
-def _measured_entry(seen: Measurement, planned: Planned | None, search: Search | None) -> dict[str, Any]:
-    record = seen.to_dict()
+def _measured_entry(
+    seen: Measurement, again: Measurement | None, planned: Planned | None, search: Search | None
+) -> dict[str, Any]:
+    record, second = seen.to_dict(), {} if again is None else again.to_dict()
     simulated_ms = float("nan") if planned is None else planned.expected_ms
     return {
-        **{key: record[key] for key in ("median_ms", "low_ms", "high_ms")}, "feasible": seen.outcome == "ok",
-        "reason": seen.reason, "seconds_to_plan": None if planned is None else planned.seconds,
+        **{key: record[key] for key in ("median_ms", "low_ms", "high_ms")},
+        **{f"again_{key}": second.get(key) for key in ("median_ms", "low_ms", "high_ms")},
+        "feasible": seen.outcome == "ok", "reason": seen.reason,
+        "seconds_to_plan": None if planned is None else planned.seconds,
         "measurements": 0 if search is None else len(search.trials), "runs": seen.repetitions,
         "simulated_ms": None if np.isnan(simulated_ms) else simulated_ms,
     }  # fmt: skip

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
+from gst.devices.execute.calls import laid_out
 from gst.devices.execute.executor import usable_devices
+from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
 from gst.placement.drawn import explanation
 from gst.placement.outcome import Settings
 from gst.placement.place import place_measured
@@ -27,10 +30,11 @@ from gst.programs import Program, Step, capture, inference_step
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """The fastest plan found for a model or a step.
+    """The fastest plan found for a model or a step, and whether the model itself, or compiled, is faster still.
 
     Args:
-        program: what was captured.
+        model: the model or step as it was given.
+        program: what was captured of it.
         devices: where it was placed.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
@@ -39,6 +43,7 @@ class Placed:
         input_spec: structure of what `module()` is called with.
     """
 
+    model: nn.Module | Step
     program: Program
     devices: tuple[Device, ...]
     plan: Plan
@@ -47,9 +52,21 @@ class Placed:
     parameters: Mapping[str, Tensor]
     input_spec: pytree.TreeSpec
 
-    def module(self) -> PlacedModule:
-        """A module that is called as the model was, or with what the step takes, and runs as planned."""
-        return PlacedModule(self)
+    @property
+    def winner(self) -> Literal["pytorch", "compiled", "plan"]:
+        """What was measured to be the fastest: the model as it is, as `torch.compile` makes it, or the plan. The
+        simplest of them where the difference is noise."""
+        winner = self.result["winner"]
+        return winner if winner in (PYTORCH, COMPILED) else "plan"
+
+    def module(self, run: Literal["pytorch", "compiled", "plan"] | None = None) -> PlacedModule:
+        """A module that is called as the model was, or with what the step takes, and computes the same without
+        gradients.
+
+        Args:
+            run: what it runs; the `winner` if None.
+        """
+        return PlacedModule(self, run or self.winner)
 
     def explain(self) -> str:
         """Where the time goes under the plan, and why it is no faster, in a few lines."""
@@ -79,13 +96,15 @@ class Placed:
 
 
 class PlacedModule(nn.Module):
-    """Runs a placed model, for one caller at a time. Its threads start with the first call, and end with `close` or
-    with this object."""
+    """Runs a placed model, for one caller at a time: as it is (`pytorch`), `compiled` by the first call, or by its
+    `plan`. Threads of a plan start with the first call, and end with `close` or with this object."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: Placed, run: Literal["pytorch", "compiled", "plan"]) -> None:
         super().__init__()
+        self.run = run
         self._placed = placed
         self._executor: AnyExecutor | None = None
+        self._compiled = compiled_step(placed.program) if run == COMPILED else None
         self._turn = threading.Lock()
 
     def forward(self, *inputs: Any) -> Any:
@@ -96,12 +115,19 @@ class PlacedModule(nn.Module):
         """
         placed = self._placed
         state = {name: value.detach() for name, value in placed.parameters.items()}
-        given = [*state.values(), *placed.input_spec.flatten_up_to(inputs)]
+        tensors = placed.program.check_inputs([*state.values(), *placed.input_spec.flatten_up_to(inputs)])
         with self._turn:
+            if self.run == PYTORCH:
+                return as_written(placed.model, inputs)
+            if self._compiled is not None:
+                tensors = [
+                    laid_out(got.detach(), like) for got, like in zip(tensors, placed.program.inputs, strict=True)
+                ]
+                return placed.program.unflatten(self._compiled(tensors))
             if self._executor is None:
                 with _threads_kept():
                     self._executor = executor(placed.program, placed.devices).__enter__()
-            return placed.program.unflatten(self._executor.run(placed.plan, given))
+            return placed.program.unflatten(self._executor.run(placed.plan, tensors))
 
     def close(self) -> None:
         """End its threads; the next call starts others."""
@@ -111,7 +137,16 @@ class PlacedModule(nn.Module):
                 running.__exit__(None, None, None)
 
     def __del__(self) -> None:
-        self.close()
+        if "_turn" in self.__dict__:
+            self.close()
+
+
+def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
+    """What a model or a step returns for inputs, without gradients of a model."""
+    if isinstance(model, Step):
+        return model.function(*inputs)
+    with torch.no_grad():
+        return model(*inputs)
 
 
 @contextmanager
@@ -167,9 +202,11 @@ def place(
             program.save(saved)
         elif Program.load(saved).key != program.key:
             raise ValueError(f"{saved} holds another program; give another out")
-        found = place_measured(program, saved, chosen, directory, settings, progress or bars.show)
-    spec = pytree.tree_structure(tuple(step.inputs if isinstance(model, Step) else step.inputs[1:]))
-    return Placed(program, tuple(chosen), found.plan, found.task, found.result, parameters, spec)
+        inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
+        written = partial(as_written, model, inputs)
+        found = place_measured(program, saved, chosen, directory, settings, progress or bars.show, written=written)
+    spec = pytree.tree_structure(inputs)
+    return Placed(model, program, tuple(chosen), found.plan, found.task, found.result, parameters, spec)
 
 
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:

@@ -20,8 +20,7 @@ from gst.cost.rescoring import Change, Rescorer
 from gst.data.measured_plans import Profiled, core_use, plans_graph
 from gst.devices import Plan
 from gst.devices.plan import ranks
-from gst.graphs.cutting import BLOCK_NODES
-from gst.graphs.neighbours import neighbours
+from gst.graphs.cutting import BLOCK_NODES, neighbours
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.task import Task
 

@@ -7,7 +7,10 @@ import math
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import tiles
 from gst.reporting.record import (
+    PYTORCH,
+    STEPS,
     Record,
+    again,
     best_baseline,
     best_of,
     gap_percent,
@@ -19,6 +22,7 @@ from gst.reporting.record import (
     pytorch_of,
     runtime_of,
     time_of,
+    winner_of,
 )
 
 BY = {"measured": "measured", "simulated": "simulated", "published": "by the published latency"}
@@ -30,12 +34,16 @@ def headline(record: Record) -> str:
 
 
 def _measured(record: Record) -> str:
-    best, base = best_of(record), pytorch_of(record)
-    found, plain = time_of(best), time_of(base)
+    best, base = again(best_of(record)), again(pytorch_of(record))
+    found, plain, winner = time_of(best), time_of(base), winner_of(record)
     if math.isnan(found):
         return "No plan was measured to the end" + ("" if math.isnan(plain) else f"; plain PyTorch {brief(plain)} ms")
-    if record.get("best") == "pytorch":
-        return f"No plan beat plain PyTorch: {brief(plain)} ms{_bracket(base)}"
+    if winner in STEPS:
+        fastest = again(plans_of(record).get(winner) or base)
+        name = "plain PyTorch" if winner == PYTORCH else "torch.compile"
+        words = f"No plan beat {name}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
+        words += "" if winner == PYTORCH else f"; plain PyTorch {brief(plain)} ms{_bracket(base)}"
+        return words if record.get("best") in STEPS else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
     used = len(set(graph_arrays(record)[2].tolist()))
     where = f" on {used} device{'s' * (used != 1)}" if used else ""
     words = f"Best plan {brief(found)} ms{_bracket(best)}{where}"
@@ -65,7 +73,7 @@ def lead(record: Record) -> str:
     """A paragraph that says what the search was worth over the best baseline."""
     best, (name, baseline) = best_of(record), best_baseline(record)
     found, least = time_of(best), time_of(baseline)
-    if math.isnan(found) or not name or record.get("best") == "pytorch":
+    if math.isnan(found) or not name or record.get("best") in STEPS:
         return ""
     best_name, measured = str(record.get("best")), runtime_of(record) == "measured"
     if kind_of(best_name) == "baseline":
@@ -78,8 +86,7 @@ def lead(record: Record) -> str:
         if overlaps(best, baseline):
             words += " The two intervals overlap: these runs do not settle that the search gained anything."
     if measured:
-        words += " The best plan is the one with the least median of all that were measured at the end, which flatters"
-        words += " it a little."
+        words += " The best plan is the one with the least median of all that were measured at the end."
     else:
         words += " No plan ran: these times are worth as much as the costs that they are computed from."
     return f'<p class="lead">{escape(words, 1000)}</p>'
@@ -91,8 +98,8 @@ def facts(record: Record) -> str:
 
 
 def _measured_facts(record: Record) -> list[tuple[str, str, str]]:
-    model, best, (name, baseline) = mapping(record.get("cost_model")), best_of(record), best_baseline(record)
-    base = pytorch_of(record)
+    model, best, (name, baseline) = mapping(record.get("cost_model")), again(best_of(record)), best_baseline(record)
+    base = again(pytorch_of(record))
     ratio = time_of(base) / (time_of(best) or math.nan)
     settled = not math.isnan(ratio) and not overlaps(best, base)
     tone = "" if not settled else "good" if ratio > 1 else "bad"

@@ -15,10 +15,12 @@ from gst.reporting.charts import number
 Record = Mapping[str, Any]
 
 METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "guided_search", "ours", "contiguous")
-"""Plans by these names were searched for; all others but `pytorch` are baselines. Earlier versions wrote `ours` for
+"""Plans by these names were searched for; all others but `STEPS` are baselines. Earlier versions wrote `ours` for
 `guided_search`."""
 
-PYTORCH = "pytorch"
+PYTORCH, COMPILED = "pytorch", "compiled"
+STEPS = {PYTORCH: "as written", COMPILED: "compiled"}
+"""What runs without a plan, by name, and its kind."""
 RUNTIMES = ("measured", "simulated", "published")
 
 
@@ -55,9 +57,20 @@ def best_of(record: Record) -> Record:
     return plans_of(record).get(str(record.get("best")), {})
 
 
+def again(plan: Record) -> Record:
+    """A plan with the times of the second set of runs, where it was measured again: those that did not choose it."""
+    times = {key: plan.get(f"again_{key}") for key in ("median_ms", "low_ms", "high_ms")}
+    return plan if math.isnan(number(times["median_ms"])) else {**plan, **times}
+
+
 def pytorch_of(record: Record) -> Record:
     """Plain PyTorch, as far as it was measured."""
     return plans_of(record).get(PYTORCH) or {"median_ms": record.get("pytorch_ms")}
+
+
+def winner_of(record: Record) -> str:
+    """Name of what is to run: a plan, or the step as written or compiled where no plan was faster beyond noise."""
+    return str(record.get("winner") or record.get("best"))
 
 
 def best_baseline(record: Record) -> tuple[str, Record]:
@@ -65,7 +78,7 @@ def best_baseline(record: Record) -> tuple[str, Record]:
     ran = [
         (time_of(plan), name, plan)
         for name, plan in plans_of(record).items()
-        if kind_of(name) == "baseline" and name != PYTORCH and not math.isnan(time_of(plan))
+        if kind_of(name) == "baseline" and name not in STEPS and not math.isnan(time_of(plan))
     ]
     _, name, plan = min(ran, key=lambda entry: entry[0], default=(math.nan, "", {}))
     return name, plan

@@ -40,9 +40,9 @@ def render(record: Record) -> str:
 
 
 def render_training(record: Record) -> str:
-    """The page of a training. `record` is what `gst.training.report` kept of it; all its parts may be missing or empty.
+    """The page of a training. `record` is what `gst.training.record` kept of it; all its parts may be missing or empty.
 
-    See `gst.training.report.ReportPage` for what it holds.
+    See `gst.training.record.ReportPage` for what it holds.
     """
     title, command = summary(record), command_of(record)
     model = mapping(record.get("model"))

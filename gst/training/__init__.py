@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gst.training.datamodule import SegmentDataModule
-    from gst.training.finetuning import HeadFinetuning
-    from gst.training.module import SegmentTrainingModule
-    from gst.training.sharding import FullySharded
+    from gst.training.module import HeadFinetuning, SegmentTrainingModule
+    from gst.training.processes import FullySharded
 
 _HOMES = {
-    "FullySharded": "sharding", "HeadFinetuning": "finetuning", "SegmentDataModule": "datamodule",
+    "FullySharded": "processes", "HeadFinetuning": "module", "SegmentDataModule": "datamodule",
     "SegmentTrainingModule": "module",
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ import lightning as L
 from jsonargparse import DefaultHelpFormatter
 from jsonargparse.typing import PositiveFloat
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import BasePredictionWriter, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
@@ -27,14 +27,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gst.files.untrusted import check_yaml
 from gst.files.writing import atomic_write
-from gst.training.checkpoints import BackgroundCheckpointIO
+from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
+from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
-from gst.training.recorder import Recorder
-from gst.training.report import ReportPage
-from gst.training.sharding import FullySharded as FullySharded  # --trainer.strategy fsdp2
-from gst.training.stopping import Stoppable
+from gst.training.record import LogProgress, Recorder, ReportPage
 
 AN_EXAMPLE = "experiments/configs/giant_synthetic.yaml"
 LAST = "runs/giant_synthetic/checkpoints/last.ckpt"
@@ -122,6 +120,9 @@ class GstCLI(LightningCLI):
             trainer.callbacks.insert(0, Stoppable())  # type: ignore[attr-defined]
         page = ReportPage(shlex.join(["gst", *sys.argv[1:]]))  # for all commands: checkpoints name it
         trainer.callbacks.insert(0, page)  # type: ignore[attr-defined]
+        if type(bar := trainer.progress_bar_callback) is RichProgressBar and not sys.stdout.isatty():
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            callbacks[callbacks.index(bar)] = LogProgress()
         if trainer.num_nodes == 1 and sys.platform == "linux":  # nobody else is to be reached
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         for logger in trainer.loggers:

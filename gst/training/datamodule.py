@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from gst.cost.metrics import are_placeholders
-from gst.data.collections import TpuGraphsCollection
 from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
-from gst.data.tpugraphs import TpuGraphs
 from gst.graphs.segments import SegmentedGraph
 from gst.graphs.store import open_store, prepare
 from gst.process.progress import bar
@@ -110,9 +108,7 @@ class SegmentDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Goes into checkpoints: what was made of the files, which `gst rank` makes of its own."""
-        if not isinstance(self.source, TpuGraphs | TpuGraphsCollection):
-            return {}
-        return {"features": list(self.source.features), "reduction": self.source.reduction}
+        return self.source.derivation()
 
     def _read(self, part: int) -> None:
         """This part or, if it has no source of its own, all parts that `source` is divided into."""

@@ -1,4 +1,4 @@
-"""Graph Segment Training as a LightningModule: steps, metrics, finetuning, checkpoints."""
+"""Graph Segment Training as a LightningModule: steps, metrics, finetuning of the head, the fields of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
-from gst.data.loader import Step, StepLoader
-from gst.data.prefetch import Reader
+from gst.data.loader import Reader, Step, StepLoader
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
@@ -148,6 +148,11 @@ class SegmentTrainingModule(L.LightningModule):
             draw = lambda step, ahead: self.estimator.draw(step.graphs, step.configs, ahead, step.peers)  # noqa: E731
             loader.reader = Reader(draw, self.estimator.load)
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """`max_steps` ends a training with a validation, which early stopping and the best checkpoint look at."""
+        if 0 < self.trainer.max_steps <= self.trainer.global_step:
+            self.trainer.should_stop = True
+
     def on_train_epoch_end(self) -> None:
         if isinstance(self.trainer.train_dataloader, StepLoader):
             self.log_dict(reduced({"data/stall": (self.trainer.train_dataloader.stall, fmean)}))
@@ -247,3 +252,37 @@ def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def _mean_of_known(values: list[float]) -> float:
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
+
+
+class HeadFinetuning(L.Callback):
+    """For the last epochs: forget the embeddings of younger encoders, freeze the encoder, tune the head (Cao et al.
+    2023, section 3.4). Each segment is then encoded once, when it is first needed.
+
+    Args:
+        epochs: how many of `max_epochs`.
+    """
+
+    def __init__(self, epochs: int = 1) -> None:
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}; finetuning takes at least one")
+        self.epochs = epochs
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, SegmentTrainingModule)
+        last = trainer.max_epochs
+        if not last or last <= self.epochs:
+            raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
+        if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
+            pl_module.estimator.freeze_encoder()
+            _reduce_what_learns(trainer.strategy, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A training resumed between two epochs begins the next one without `on_train_epoch_start`."""
+        self.on_train_epoch_start(trainer, pl_module)
+
+
+def _reduce_what_learns(strategy: Strategy, module: SegmentTrainingModule) -> None:
+    """DistributedDataParallel waits for gradients of all parameters that learned when it was made: make it anew."""
+    if isinstance(strategy, DDPStrategy) and strategy.model is not module:
+        strategy.model = module
+        strategy.configure_ddp()

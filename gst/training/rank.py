@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gst.data.derivation import derived
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import derived, read
 from gst.files.untrusted import DAMAGE, check_classes, plain, read_tensors
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment

@@ -9,10 +9,8 @@ import pytest
 
 from gst.cost import noise_ceiling
 from gst.cost.metrics import kendall_tau
-from gst.data.merging import merge_repeats
-from gst.data.tpugraphs import read
-from gst.graphs.graph import Graph
-from gst.graphs.repeats import groups_of_equals
+from gst.data.tpugraphs import merge_repeats, read
+from gst.graphs.graph import Graph, groups_of_equals
 from gst.graphs.segments import segment
 
 NOISE = 3e4

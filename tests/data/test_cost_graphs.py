@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from published_latency import latency
 
-from gst.data.cost_graphs import NO_OVERHEAD, CostGraph, read_cost_graph, read_split
-from gst.data.published_latency import latency, refusal
+from gst.data.cost_graphs import NO_OVERHEAD, CostGraph, read_cost_graph, read_split, refusal
 from gst.devices.plan import Plan
 from gst.devices.simulate.simulator import Simulator, peak_bytes
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from gst.data.elf import NODE_FEATURES, Binary, CallGraph, arm64, call_graph, node_features, open_binary
 from gst.data.elf.binary import Section
+from gst.data.elf.calls import call_depth, language
 from gst.data.elf.functions import function_bounds
 from gst.data.elf.instructions import BRANCH, CALL, INDIRECT_CALL, JUMP, KINDS, PADDING, RETURN
-from gst.data.elf.labels import call_depth, language
 
 ELF = FIXTURES / "elf"
 LIBRARIES = [ELF / "calls_x86_64.so", ELF / "calls_aarch64.so"]

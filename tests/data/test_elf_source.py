@@ -14,7 +14,7 @@ from conftest import FIXTURES
 
 from gst.data import group_of
 from gst.data.elf import NODE_FEATURES, ElfBinaries
-from gst.data.elf.packages import Package, groups, owners
+from gst.data.elf.files import Package, groups, owners
 from gst.graphs.graph import Graph
 
 LIBRARIES = [FIXTURES / "elf" / "calls_x86_64.so", FIXTURES / "elf" / "calls_aarch64.so"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gst.data.fingerprint import of_files
+from gst.data.source import fingerprint_of_files
 
 
 def test_a_change_of_any_file_or_of_the_reader_is_told(tmp_path: Path) -> None:
@@ -11,12 +11,13 @@ def test_a_change_of_any_file_or_of_the_reader_is_told(tmp_path: Path) -> None:
     for file in files:
         file.write_text("graph")
         os.utime(file, ns=(0, 0))
-    prints = [of_files(files, "reader 1")]
-    assert of_files(files, "reader 1") == prints[0]
-    prints += [of_files(files, "reader 2"), of_files(files[:1], "reader 1"), of_files(files[::-1], "reader 1")]
+    prints = [fingerprint_of_files(files, "reader 1")]
+    assert fingerprint_of_files(files, "reader 1") == prints[0]
+    prints.append(fingerprint_of_files(files, "reader 2"))
+    prints += [fingerprint_of_files(some, "reader 1") for some in (files[:1], files[::-1])]
     os.utime(files[1], ns=(0, 1))
-    prints.append(of_files(files, "reader 1"))
+    prints.append(fingerprint_of_files(files, "reader 1"))
     files[1].write_text("longer graph")
     os.utime(files[1], ns=(0, 1))
-    prints.append(of_files(files, "reader 1"))
+    prints.append(fingerprint_of_files(files, "reader 1"))
     assert len(set(prints)) == len(prints)

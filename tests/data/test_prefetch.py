@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gst.data.prefetch import Prefetched, Reader
+from gst.data.loader import Prefetched, Reader
 
 
 def test_steps_come_in_order_with_what_was_read_for_them() -> None:

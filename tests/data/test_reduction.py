@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.data.reduction import node_updates, reduce
+from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from gst.method.encoding import contract, embed_segments
 from gst.nn import GAT, GCN, GIN, SAGE
 
@@ -149,22 +149,6 @@ def test_a_mean_keeps_their_proportions() -> None:
     assert small.num_nodes < graph.num_nodes
     whole, pruned = (differences(scores(encoder, each, "mean")) for each in (graph, small))
     torch.testing.assert_close(whole * graph.num_nodes, pruned * small.num_nodes, rtol=0, atol=1e-10)
-
-
-# What it costs -------------------------------------------------------------------------------------
-
-
-def test_updates_of_a_chain_counted_by_hand() -> None:
-    """Node 0 of 10 under 4 configurations: after one layer 2 nodes have 4 states, after two layers 3."""
-    graph, configs = chain(10, [0]), torch.arange(4)
-    assert node_updates(graph, 2, configs, share=False) == 10 * 4 * 2
-    assert node_updates(graph, 2, configs) == (2 * 4 + 8) + (3 * 4 + 7)
-    assert node_updates(reduce(graph, "hops:1"), 2, configs) == 2 * 4 * 2
-    assert node_updates(reduce(graph, "hops:4"), 2, configs) == (2 * 4 + 3) + (3 * 4 + 2)
-    assert node_updates(graph, 2, configs, directions=("backward",)) == 2 * (4 + 9)
-    cut = segment(graph, parts=np.arange(10) // 5)
-    assert node_updates(cut, 2, configs) == (2 * 4 + 3 + 5) + (3 * 4 + 2 + 5)
-    assert node_updates(graph, 2, torch.tensor([1, 1, 1])) == 20, "equal configurations share everything"
 
 
 # Bad input -----------------------------------------------------------------------------------------

@@ -35,9 +35,14 @@ NOT_EXECUTED = {
 QUICKER = {
     "docs/how-to/place_my_model.md": {
         "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.outcome import Settings\nmodel",
-        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), patience_s=0)',
+        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), '
+        "patience_s=0, compile_step=False)",
     },
-    "docs/tutorial.md": {"epochs=40": "epochs=8", "for _ in range(200):": "for _ in range(40):"},
+    "docs/tutorial.md": {
+        "--budget 6": "--budget 6 --no-compile",
+        "epochs=40": "epochs=8",
+        "for _ in range(200):": "for _ in range(40):",
+    },
     "docs/sweeps.md": {"--trials 2": "--trials 1", "--trials 3": "--trials 2"},
     "docs/how-to/my_gnn.md": {"for _ in range(40):": "for _ in range(4):", "max_epochs 3": "max_epochs 1"},
     "docs/how-to/my_cost_model.md": {"epochs=60": "epochs=12"},

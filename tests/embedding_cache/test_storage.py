@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable, kernels, storage
-from embedding_cache.memory import HUGE_PAGE, MappedFile, ordinary
-from embedding_cache.storage import AcceleratorRows, HostRows, Rows
+from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, Rows, ordinary
 
 HOST, DIRECTORY = torch.device("cpu"), Path(tempfile.gettempdir())
 KINDS = ["accelerator", "ordinary", "mapped"]

@@ -14,9 +14,8 @@ from experiments.reproductions.tpugraphs import across
 from experiments.reproductions.tpugraphs import common_columns as common
 from experiments.reproductions.tpugraphs.alexnet_columns import KEPT, broken_laws, with_all_columns
 from experiments.reproductions.tpugraphs.layout_features import MEANINGS, NAMES, layout_features
+from gst.data.columns import NODE_FEATURES, opcode_number
 from gst.data.features import FEATURES, enrich
-from gst.data.hlo.features import NODE_FEATURES
-from gst.data.hlo.opcodes import opcode_number
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.store import prepare

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from published_latency import latency
 
 from gst.cli import main
 from gst.cost import CostModel
 from gst.data import MalNet, MeasuredPlans, TpuGraphsCollection, read_hlo
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.data.elf import call_graph, node_features, open_binary
-from gst.data.elf.labels import call_depth, language
-from gst.data.elf.packages import owners
+from gst.data.elf.calls import call_depth, language
+from gst.data.elf.files import owners
 from gst.data.malnet import read_edge_list
-from gst.data.published_latency import latency
 from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import this_machine

@@ -18,7 +18,7 @@ from gst.data.synthetic import synthetic_program
 from gst.graphs.cutting import Cutting
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, collect, segment
-from gst.method.assembly import assemble
+from gst.method.batch import assemble
 from partitioners import METHODS, partition
 
 

@@ -18,7 +18,7 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.storage import Tier
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.nn.sparse_kernels import Backend, has_torch_sparse, set_backend
+from gst.nn.sparse import Backend, has_torch_sparse, set_backend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BACKENDS = [

@@ -9,11 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gst.method.batch import SegmentBatch
+from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.encoding import embed_segments
-from gst.method.pooling import GraphPool, Pooling, _pool_with_torch, check_pooling, pool_nodes
-from gst.method.pooling_kernels import SegmentMaxima, SegmentSums
-from gst.method.states import NodeStates
+from gst.method.pooling import (
+    GraphPool,
+    Pooling,
+    SegmentMaxima,
+    SegmentSums,
+    _pool_with_torch,
+    check_pooling,
+    pool_nodes,
+)
 
 POOLINGS = get_args(Pooling)
 

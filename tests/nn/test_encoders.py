@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method.assembly import assemble
-from gst.method.batch import SegmentBatch
-from gst.method.states import NodeStates
+from gst.method.batch import NodeStates, SegmentBatch, assemble
 from gst.nn import GAT, GPS, SAGE
 
 PRECISE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -193,6 +191,7 @@ def test_names_of_nodes_and_order_of_edges_do_not_matter(case: str) -> None:
     assert_equal(outcome(encoder, ours[name]), outcome(encoder, theirs), 1e-9)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", LOCAL)
 @settings(max_examples=8)
 @given(given_graph=graphs_and_parts())

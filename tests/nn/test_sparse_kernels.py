@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import as_batch, random_graph
 
-from gst.nn import GAT, GCN, GIN, GPS, SAGE, sparse_kernels
-from gst.nn.sparse_kernels import Backend, backend_for, has_torch_sparse, row_maxima, row_sums, set_backend
+from gst.nn import GAT, GCN, GIN, GPS, SAGE, sparse
+from gst.nn.sparse import Backend, backend_for, has_torch_sparse, row_maxima, row_sums, set_backend
 
 needs_torch_sparse = pytest.mark.skipif(
     not has_torch_sparse(), reason="torch-sparse and torch-scatter are not installed (`make sparse`)"
@@ -77,7 +77,7 @@ def test_encoders_are_the_same_by_either_backend(make) -> None:
 def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 1)
     assert backend_for(x) == "native"
-    monkeypatch.setitem(sparse_kernels.FASTER, ("cpu", torch.float32), "torch_sparse")
+    monkeypatch.setitem(sparse.FASTER, ("cpu", torch.float32), "torch_sparse")
     assert backend_for(x) == ("torch_sparse" if has_torch_sparse() else "native")
     assert backend_for(x.double()) == "native"
     set_backend("native")
@@ -90,7 +90,7 @@ def test_a_backend_that_does_not_exist_is_refused(unchecked: None) -> None:
 
 
 def test_a_backend_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.nn.sparse_kernels.has_torch_sparse", lambda: False)
+    monkeypatch.setattr("gst.nn.sparse.has_torch_sparse", lambda: False)
     with pytest.raises(ModuleNotFoundError, match=r"not installed.*make sparse"):
         set_backend("torch_sparse")
     assert backend_for(torch.zeros(1, 1)) == "native"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import METHODS, largest_part, partition, quality
-from partitioners.contiguous import ranges
+from partitioners.orders import ranges
 
 DRAWING = ("auto", "metis", "random")  # methods that depend on the seed
 HEEDING_DIRECTION = ("auto", "topological")

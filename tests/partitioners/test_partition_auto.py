@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import METHODS, partition, quality
-from partitioners.auto import CANDIDATES, HOPELESS
+from partitioners.methods import CANDIDATES, HOPELESS
 from partitioners.problem import Problem
 
 

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, neighbours_of, unhurried, weights
 
 from partitioners import partition, quality, symmetric_csr
-from partitioners.coarsening import contract, move_locally
+from partitioners.communities import contract, grow, move_locally
 from partitioners.csr import Csr
-from partitioners.growing import grow
 from partitioners.problem import Problem
 
 

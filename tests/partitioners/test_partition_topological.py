@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, unhurried, weights
 
 from partitioners import partition
-from partitioners.topological import _reverse_postorder
+from partitioners.orders import _reverse_postorder
 
 
 def reverse_postorder(edges: np.ndarray, num_nodes: int) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, neighbours_of, unhurried, weights
 
 from partitioners import symmetric_csr
-from partitioners.arguments import checked_edges
+from partitioners.csr import checked_edges
 
 
 @pytest.mark.parametrize("weighted", [False, True])

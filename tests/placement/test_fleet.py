@@ -171,6 +171,7 @@ def test_hosts_are_kept_apart_and_nothing_is_lost_with_a_worker_or_the_controlle
 def test_gst_place_searches_on_hosts_of_one_kind(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["place", PROGRAM, "--workers", "ray", "--devices", "cpu:0,cpu:1", "--budget", "5", "--patience", "0"]
+    arguments += ["--no-compile"]
     arguments += ["--evaluations", "30", "--methods", "guided_search", "--out", "out", "--json", "result.json"]
     assert main(arguments) == 0
     result = json.loads(Path("result.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import torch
 from torch import nn
 
 import gst
+from gst.devices import eager
 from gst.devices.execute.interpreter import compiler
 from gst.placement.outcome import Settings
 from gst.programs import training_step
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-QUICK = Settings(evaluations=100, methods=("annealing", "guided_search"), repetitions=5, patience_s=0.0)
+QUICK = Settings(
+    evaluations=100, methods=("annealing", "guided_search"), repetitions=5, patience_s=0.0, compile_step=False
+)
 
 
 class Branches(nn.Module):
@@ -42,7 +46,7 @@ def model() -> Branches:
 def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Path) -> None:
     example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
     placed = gst.place(model, example, devices=["cpu:0"], budget=4, out=tmp_path, settings=QUICK)
-    module = placed.module()
+    module = placed.module("plan")
     torch.testing.assert_close(module(other), model(other))
     with torch.no_grad():
         model.towers[0][0].weight.mul_(2)  # trained on meanwhile
@@ -54,6 +58,26 @@ def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Pat
     words = placed.explain()
     assert "cpu:0" in words and "ms" in words and "relu" in words
     assert placed.result["plans"]["pytorch"]["median_ms"] > 0
+
+
+@needs_compiler
+def test_what_was_measured_to_be_fastest_is_what_runs(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
+    placed = gst.place(model, example, devices=["cpu:0"], budget=0, settings=QUICK)
+    assert placed.result["plans"]["compiled"]["reason"] == "left out, as asked"
+    assert placed.result["winner_ms"] <= placed.result["pytorch_ms"], "never slower than what the user had"
+    monkeypatch.setattr("gst.placement.placed.compiled_step", lambda program: lambda inputs: eager(program, inputs))
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    for winner, run in (("pytorch", "pytorch"), ("compiled", "compiled"), (placed.result["best"], "plan")):
+        chosen = replace(placed, result=placed.result | {"winner": winner})
+        module = chosen.module()
+        calls.clear()
+        torch.testing.assert_close(module(other), model(other))
+        assert chosen.winner == module.run == run and not module(other).requires_grad
+        assert len(calls) == 1 + 2 * (run == "pytorch")
+        with pytest.raises(ValueError, match="captured with"):
+            module(torch.zeros(5, 16))
 
 
 @needs_compiler
@@ -96,7 +120,9 @@ def test_inputs_are_known_by_name_and_laid_out_as_captured() -> None:
 def test_another_program_in_the_same_directory_is_refused(
     model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gst.placement.placed.Settings", partial(Settings, methods=(), patience_s=0.0))
+    monkeypatch.setattr(
+        "gst.placement.placed.Settings", partial(Settings, methods=(), patience_s=0.0, compile_step=False)
+    )
     gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], budget=0, out=tmp_path)
     with pytest.raises(ValueError, match="another program"):
         gst.place(model, torch.zeros(2, 16), devices=["cpu:0"], budget=0, out=tmp_path)

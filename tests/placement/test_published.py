@@ -9,9 +9,9 @@ from itertools import product
 import numpy as np
 import pytest
 from placement_graphs import FIXTURE, SHARED, cost_graph
+from published_latency import latency
 
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
-from gst.data.published_latency import latency
 from gst.devices import Plan
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted

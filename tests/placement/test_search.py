@@ -153,7 +153,17 @@ def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing,guided_search", "--patience", "0"]
+    arguments = [
+        "--budget",
+        "14",
+        "--evaluations",
+        "40",
+        "--methods",
+        "annealing,guided_search",
+        "--patience",
+        "0",
+        "--no-compile",
+    ]
     arguments += ["--json", "demo.json"]
     assert main(["demo", "--program", "test_search:small", *arguments]) == 0
     result = json.loads(Path("demo.json").read_text())

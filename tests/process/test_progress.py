@@ -1,11 +1,32 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from gst.process.progress import Bars
+from gst.process import progress
+from gst.process.progress import Bars, LogLines
 
 
-def test_one_bar_counts_through_changing_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever bars there are."""
+    now = 1000.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(LogLines, "_printed", now)
+    for epoch in range(27):
+        with Bars() as bars:
+            now += 1.0
+            for step in range(1, 11):
+                now += 0.2
+                bars.show(f"epoch {epoch}", step, 10)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and not any("| 0/10" in line for line in lines)
+
+
+def test_one_bar_counts_through_changing_descriptions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Bars() as bars:
         bars.show("first", 0, 3)
         bar = bars._bar

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from gst.cli import main
 from gst.process.progress import Bars, notice, saying, verbosity
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def said(capsys: pytest.CaptureFixture[str], terminal: bool = True) -> str:
+    sys.stderr.isatty = lambda: terminal  # type: ignore[method-assign]
     with Bars() as bars:
         bars.show("work", 1, 2)
     notice("something")
@@ -27,6 +29,8 @@ def test_bars_go_stay_or_never_come(capsys: pytest.CaptureFixture[str]) -> None:
         assert said(capsys) == "" and os.environ["GST_VERBOSITY"] == "quiet"
     with saying("verbose"):
         assert re.search(r"work: .*\n", said(capsys))
+        assert re.match(r"work: .* 1/2 .*\ngst: something\n", said(capsys, terminal=False))
+    assert said(capsys, terminal=False) == "gst: something\n"
     assert verbosity() == "normal"
 
 

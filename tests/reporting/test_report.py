@@ -109,6 +109,24 @@ def test_a_search_that_ends_at_plain_pytorch_says_so(record: dict[str, Any]) -> 
     assert headline(record) == "No plan beat plain PyTorch: 61.8 ms (60.8\u201363.0)"
 
 
+def test_the_headline_names_what_is_to_run(record: dict[str, Any]) -> None:
+    record["plans"]["compiled"] = record["plans"]["pytorch"] | {"median_ms": 39.0, "low_ms": 38.0, "high_ms": 40.0}
+    record["winner"] = "compiled"
+    assert headline(record) == (
+        "No plan beat torch.compile: 39.0 ms (38.0\u201340.0); plain PyTorch 61.8 ms (60.8\u201363.0); best plan "
+        "41.2 ms (40.2\u201342.4)"
+    )
+    record["winner"] = "pytorch"
+    assert headline(record).startswith("No plan beat plain PyTorch: 61.8 ms (60.8\u201363.0); best plan 41.2 ms")
+    assert "as written" in Page(render(record)).text and "compiled" in Page(render(record)).text
+
+
+def test_the_headline_is_of_the_runs_that_did_not_choose_the_plan(record: dict[str, Any]) -> None:
+    record["winner"] = "guided_search"
+    record["plans"]["guided_search"] |= {"again_median_ms": 43.0, "again_low_ms": 42.0, "again_high_ms": 44.0}
+    assert headline(record).startswith("Best plan 43.0 ms (42.0\u201344.0) on 2 devices; plain PyTorch 61.8 ms")
+
+
 def hostile(value: Any) -> Any:
     if isinstance(value, str):
         return value if value in KEPT else value + HOSTILE

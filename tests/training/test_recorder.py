@@ -16,8 +16,8 @@ from offline_runs import OfflineRun, read_runs
 from gst.cli import main
 from gst.data.synthetic import synthetic_program
 from gst.graphs.store import open_store
-from gst.training.plan_log import usual_mode
-from gst.training.versions import code_version
+from gst.training.plan_run import usual_mode
+from gst.training.record import code_version
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"

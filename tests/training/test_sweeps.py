@@ -18,7 +18,7 @@ from offline_runs import read_runs
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
 from gst.cli import _parser, main
-from gst.training.sweep_files import Sweep, metric_of, read_sweep
+from gst.training.sweeps import Sweep, metric_of, read_sweep
 from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]

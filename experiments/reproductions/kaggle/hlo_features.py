@@ -35,9 +35,8 @@ from experiments.reproductions.tpugraphs.common_gnn import gnn
 from experiments.reproductions.tpugraphs.late_fusion import Settings
 from experiments.reproductions.tpugraphs.tile import Kernel, expected_slowdown, network
 from gst.cost import kendall_tau, noise_ceiling
-from gst.data.derivation import derived
 from gst.data.features import FEATURES, enrich
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import derived, read
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment

@@ -27,13 +27,16 @@ from tqdm import tqdm
 from gst.cost.losses import Loss, pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
-from gst.data.reduction import node_updates, reduce
+from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.nn.message_passing import BOTH
+from gst.nn.sharing import Direction, Sharing
 from gst.process.tuning import keep_freed_memory
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
@@ -84,6 +87,29 @@ def train(
     model.eval()
     scores = model.scores(graph, configs, 250)
     return kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()]), statistics.median(times)
+
+
+def node_updates(
+    graph: Graph | SegmentedGraph,
+    num_layers: int,
+    configs: Int64[Tensor, " configs"],
+    share: bool = True,
+    directions: Sequence[Direction] = BOTH,
+) -> int:
+    """Number of node states that the layers of an encoder compute in one pass over `configs` of the whole of `graph`.
+
+    A segmented graph counts all of its segments, context included; a step with S of J fresh segments and no others
+    computes S / J of that on average.
+
+    Args:
+        share: count a state that is equal under several configurations once, as encoders compute it. False counts every
+            node under every configuration: nodes times configurations times layers.
+        directions: of the encoder's messages.
+    """
+    whole = graph if isinstance(graph, SegmentedGraph) else segment(graph, parts=np.zeros(graph.num_nodes, np.int64))
+    batch = assemble([whole], [(0, number) for number in range(whole.num_segments)], configs[None])
+    levels = Sharing.of(batch, num_layers, tuple(directions), share).levels[1:]
+    return sum(len(level.config_of_row) for level in levels)
 
 
 def updates(graph: SegmentedGraph, share: bool = True) -> float:

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gst.data.hlo.features import NODE_FEATURES
-from gst.data.list_lengths import LAYOUT, OF_WINDOWS, entries, is_opcode
+from gst.data.columns import LAYOUT, NODE_FEATURES, OF_WINDOWS, entries, is_opcode
 from gst.graphs.graph import Graph
 
 TYPE, NUMBERS = "shape_element_type_is_", "convolution_dim_numbers"

@@ -20,8 +20,8 @@ from jaxtyping import Float32, Float64
 from experiments.reproductions.tpugraphs.alexnet_columns import with_all_columns
 from experiments.reproductions.tpugraphs.layout_features import NAMES, layout_features
 from experiments.reproductions.tpugraphs.tile_features import tile_features
+from gst.data.columns import NODE_FEATURES
 from gst.data.features import enrich
-from gst.data.hlo.features import NODE_FEATURES
 from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from gst.cost.losses import list_mle
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method.assembly import assemble
-from gst.method.batch import SegmentBatch
+from gst.method.batch import SegmentBatch, assemble
 from gst.method.encoding import embed_segments
 from gst.nn import SAGE
 

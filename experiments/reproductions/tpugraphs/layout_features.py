@@ -10,10 +10,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from gst.data.columns import NODE_FEATURES, SHAPE, Columns, entries, opcode_number, operands
 from gst.data.features import LANES, SUBLANES
-from gst.data.hlo.features import NODE_FEATURES
-from gst.data.hlo.opcodes import opcode_number
-from gst.data.list_lengths import SHAPE, Columns, entries, operands
 from gst.graphs.graph import Graph
 
 TENSORS, DIMENSIONS = ("output", "input", "kernel"), 6

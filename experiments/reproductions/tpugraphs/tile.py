@@ -26,11 +26,9 @@ from jaxtyping import Float64, Int64
 
 from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
 from experiments.reproductions.tpugraphs.tile_features import tile_features
-from gst.data.merging import merge_repeats
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import merge_repeats, read
 from gst.devices import machine_record
-from gst.graphs.graph import Graph
-from gst.graphs.repeats import groups_of_equals
+from gst.graphs.graph import Graph, groups_of_equals
 
 FOLDER = Path("../shared/data/tpugraphs/tile/xla/train")
 KS = (1, 5)

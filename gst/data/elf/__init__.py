@@ -1,8 +1,7 @@
 """Function-call graphs of the programs and libraries of a Debian machine."""
 
 from gst.data.elf.binary import Binary, open_binary
-from gst.data.elf.calls import CallGraph, call_graph
-from gst.data.elf.features import NODE_FEATURES, node_features
+from gst.data.elf.calls import NODE_FEATURES, CallGraph, call_graph, node_features
 from gst.data.elf.source import ElfBinaries
 
 __all__ = [

@@ -14,11 +14,8 @@ from typing import Literal
 import numpy as np
 
 from gst.data.elf.binary import open_binary
-from gst.data.elf.calls import call_graph
-from gst.data.elf.features import node_features
-from gst.data.elf.labels import call_depth, language
-from gst.data.elf.packages import Package, groups, owners
-from gst.data.elf.search import binaries, large_files, reason
+from gst.data.elf.calls import call_depth, call_graph, language, node_features
+from gst.data.elf.files import Package, binaries, groups, large_files, owners, reason
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 

@@ -1,8 +1,8 @@
-"""The protobuf messages that an XLA module consists of, cut down to the fields that are read.
+"""Protobuf messages of XLA modules and their tuning data, with the fields that `gst.data.hlo.reader` needs.
 
 Names, numbers and types of the fields are those of `xla/service/hlo.proto` and `xla/xla_data.proto` of openxla/xla and
-of `tpu_graphs/proto/tuning.proto` of google-research-datasets/tpu_graphs. Protobuf passes over fields that a reader
-does not name, so files of older and newer versions of XLA are read alike.
+of `tpu_graphs/proto/tuning.proto` of google-research-datasets/tpu_graphs. Protobuf skips fields that a message does not
+declare, so files of older and newer versions of XLA are read alike.
 """
 
 from __future__ import annotations
@@ -122,5 +122,5 @@ HloInstruction, HloComputation, HloModule = (
     _CLASSES[f"Hlo{name}"] for name in ("Instruction", "Computation", "Module")
 )
 ModuleTuningData = _CLASSES["ModuleTuningData"]
-"""An `HloModule` with measured configurations. The message `HloProto` of an XLA dump, which has the module in the same
-field, is read as one without any."""
+"""An `HloModule` with measured configurations. The `HloProto` of an XLA dump has its module in the same field and reads
+as tuning data without configurations."""

@@ -1,4 +1,4 @@
-"""HLO text, cut into tokens."""
+"""Tokens of HLO text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ END = ""
 
 
 class Tokens:
-    """The tokens of a text, one after the other: `token` is the next one, `END` behind the last. Comments and spaces
-    are left out; the end of a line is a token, as it ends an instruction.
+    """A stream of the tokens of a text: `token` is the next one, `END` after the last. Comments and spaces are left
+    out; the end of a line is a token, because it ends an instruction.
+
+    >>> tokens = Tokens("%add = f32[3] // three")
+    >>> tokens.word(), tokens.take(), tokens.word(), tokens.group(), tokens.token == END
+    ('add', '=', 'f32', ['3'], True)
 
     Raises:
-        ValueError: a string or a comment does not end; as every message from here, it names the line.
+        ValueError: a string or a comment does not end; all messages name the line.
     """
 
     def __init__(self, text: str) -> None:
@@ -63,38 +67,38 @@ class Tokens:
             last = self.take()
         return last
 
-    def found(self) -> str:
+    def shown(self) -> str:
         """The next token, for a message."""
         return {END: "the end of the text", "\n": "the end of the line"}.get(self.token, repr(self.token[:40]))
 
     def expect(self, token: str) -> None:
         if self.token != token:
-            raise self.error(f"got {self.found()}, want {token!r}")
+            raise self.error(f"got {self.shown()}, want {token!r}")
         self.take()
 
     def word(self) -> str:
         """A name or a number, without the % that may stand before a name."""
         if self.token in (*_OPEN, *_CLOSE, ",", "=", "\n", END):
-            raise self.error(f"got {self.found()}, want a name")
+            raise self.error(f"got {self.shown()}, want a name")
         return self.take().removeprefix("%")
 
     def group(self, keep: bool = True) -> list[str]:
-        """The tokens within the pair of brackets that is opened here, none if they are not kept; go behind the pair."""
-        opened = self.take()
+        """Go past the pair of brackets that opens here; returns the tokens within, none unless `keep`."""
+        bracket = self.take()
         tokens: list[str] = []
         depth = 1
         while depth:
             token = self.take()
             if token == END:
-                raise self.error(f"the text ends within {opened}")
+                raise self.error(f"the text ends within {bracket}")
             depth += (token in _OPEN) - (token in _CLOSE)
             if keep and depth and token != "\n":
                 tokens.append(token)
         return tokens
 
     def value(self, keep: bool) -> list[str]:
-        """The tokens of an attribute's value, without the outer brackets, up to a comma or the end of the instruction;
-        none if they are not kept."""
+        """Go past the value of an attribute, to a comma or the end of the instruction; returns its tokens without the
+        outer brackets, none unless `keep`."""
         tokens: list[str] = []
         while self.token not in (",", "\n", END, *_CLOSE):
             part = self.group(keep) if self.token in _OPEN else [self.take()]

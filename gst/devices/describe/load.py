@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from gst.devices.describe.discover import Device, usable_cores
 from gst.devices.describe.machine import cache_directory
+from gst.process.progress import Progress, no_progress
 
 ReadBusy = Callable[[], tuple[float, float]]
 
@@ -63,6 +65,7 @@ class LoadGate:
         read: where busy times come from.
         sleep: how to wait.
         clock: seconds, increasing.
+        progress: told after each look at busy cores what it waits for, and how many seconds more at most.
     """
 
     threshold: float = 0.15
@@ -71,6 +74,7 @@ class LoadGate:
     read: ReadBusy = read_busy
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.perf_counter
+    progress: Progress = no_progress
 
     def wait(self, patience_s: float | None = None) -> tuple[float, bool]:
         """Look until it is quiet, at most `patience_s` (the gate's own if None), at least once.
@@ -83,9 +87,12 @@ class LoadGate:
         while True:
             meter.start()
             self.sleep(self.interval_s)
-            quiet, spent = meter.share() <= self.threshold, self.clock() - start
+            share, spent = meter.share(), self.clock() - start
+            quiet = share <= self.threshold
             if quiet or spent >= patience:
                 return spent, quiet
+            words = f"waiting for quiet cores, {share:.0%} busy with other work, at most {patience - spent:.0f} s more"
+            self.progress(words, int(spent), math.ceil(patience))
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -24,7 +23,7 @@ from jaxtyping import Float64
 from gst.devices.describe.discover import Device, select
 from gst.devices.describe.load import LoadGate, held, read_busy
 from gst.devices.execute.costs import Costs, profiled_costs
-from gst.devices.execute.measure import Failure, Measurement, measure, timed
+from gst.devices.execute.measure import Failure, Measurement, measure
 from gst.devices.execute.timeline import Simulation
 from gst.devices.plan import Plan
 from gst.process.tuning import WAITING
@@ -257,7 +256,7 @@ def measure_plans(
     repetitions: int = 5,
     warmup: int = 1,
     gate: LoadGate | None = None,
-    beside: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    beside: Mapping[str, Callable[[], float]] = MappingProxyType({}),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Measurement]:
     """Time plans in turns, as `gst.devices.measure` does, each after a run whose outputs are compared.
@@ -268,24 +267,24 @@ def measure_plans(
     Args:
         isolated: entered.
         repetitions, warmup, gate, progress: see `gst.devices.measure`.
-        beside: what else takes turns with them, by label; their measurements follow those of the plans.
+        beside: what else takes turns with them, by label: a call runs it once and returns its milliseconds. Their
+            measurements follow those of the plans.
 
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
     """
-    others = {label: partial(timed, function) for label, function in beside.items()}
     with held(isolated.devices if beside else _in_use(isolated, plans)):
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         seen = measure(
-            {**runs, **others}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
+            {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
             read=isolated.read_busy,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost
     measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
-    return measured + [seen[label] for label in others]
+    return measured + [seen[label] for label in beside]
 
 
 def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:

@@ -1,9 +1,9 @@
-"""Plain PyTorch as a user would run it: the step itself, all threads, in a process of its own.
+"""A step run by PyTorch itself, as written or compiled, with all threads, in a process of its own.
 
 The process that runs plans keeps idle OpenMP threads from spinning, since they would steal the cores of other devices.
 That slows PyTorch's own threads, so the line that every claim is held against is measured where it does not hold.
 
-    python -m gst.devices.execute.plain PROGRAM [--saved] [--compiled]    # one step for each line on standard input
+    python -m gst.devices.execute.plain PROGRAM [--saved] [--compiled]    # a line in: a step; out: its milliseconds
 """
 
 from __future__ import annotations
@@ -12,34 +12,96 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import torch
+from torch import Tensor
 
 from gst.devices.execute.calls import eager, pytorch
+from gst.devices.execute.measure import Failure, timed
 from gst.process.tuning import WAITING
-from gst.programs import Program, as_module, resolve, traced
+from gst.programs import Program, as_module, outputs_differ, resolve, traced
+
+START_LIMIT_S = 900.0  # to import, trace, and compile
+SPIN_S = 0.01  # for which idle OpenMP threads of this process may go on spinning, at the cost of whatever runs next
+PYTORCH, COMPILED = "pytorch", "compiled"  # the step as written, and as torch.compile makes it
+
+
+@contextmanager
+def steps_beside(
+    program: Path | str, left_out: str = "", written: Callable[[], object] | None = None
+) -> Iterator[dict[str, Callable[[], float]]]:
+    """What runs a step without a plan, to be timed in turns with plans: `pytorch` and `compiled`; each call is one step
+    and returns its milliseconds. A step that does not compile, or then gives other outputs, raises the reason
+    (`Failure`) whenever it is called.
+
+    Args:
+        program: see `PlainPyTorch`.
+        left_out: why the step is not compiled; it is if empty.
+        written: the step as written, to be run in this process; a process of its own runs `program` if None.
+    """
+    with ExitStack() as stack:
+        if written is None:
+            runs = {PYTORCH: stack.enter_context(PlainPyTorch(program)).__call__}
+        else:
+            runs = {PYTORCH: partial(_timed_here, written)}
+        try:
+            if left_out:
+                raise ValueError(left_out)
+            runs[COMPILED] = stack.enter_context(PlainPyTorch(program, compiled=True)).__call__
+        except ValueError as error:
+            runs[COMPILED] = partial(_fail, str(error))
+        yield runs
+
+
+def _timed_here(written: Callable[[], object]) -> float:
+    elapsed_ms = timed(written)
+    time.sleep(SPIN_S)
+    return elapsed_ms
+
+
+def _fail(reason: str) -> NoReturn:
+    raise Failure(reason)
+
+
+def compiled_step(program: Program) -> Callable[[Sequence[Tensor]], list[Any]]:
+    """A program compiled whole by `torch.compile`, which the first call does: flat inputs to flat outputs."""
+    from torch._inductor import config
+
+    module = torch.compile(as_module(program))
+
+    def run(inputs: Sequence[Tensor]) -> list[Any]:
+        with torch.no_grad(), config.patch(compile_threads=1):  # no pool of processes
+            return list(module(*inputs))
+
+    return run
 
 
 class PlainPyTorch:
-    """A child process that runs a step whenever this is called.
+    """A child process that runs a step whenever this is called. Use it as a context manager.
 
     Args:
         program: name of the step, which runs as written; or the directory of a saved program, whose operations run one
             by one in order.
         compiled: run it as `torch.compile` makes it, all of its operations at once. That takes minutes for thousands of
             them.
+        start_limit_s: seconds until it is ready, compiled included.
 
     Raises:
-        ValueError: the child could not start or died; the message repeats its last words.
+        ValueError: the child could not start or died, or what is compiled gives other outputs than the program; the
+            message repeats its last words.
     """
 
-    def __init__(self, program: Path | str, compiled: bool = False) -> None:
+    def __init__(self, program: Path | str, compiled: bool = False, start_limit_s: float = START_LIMIT_S) -> None:
         self._arguments = [str(program), *["--saved"] * isinstance(program, Path), *["--compiled"] * compiled]
+        self._what, self._start_limit_s = "torch.compile" if compiled else "plain PyTorch", start_limit_s
 
     def __enter__(self) -> Self:
         self._words = tempfile.TemporaryFile("w+")
@@ -48,19 +110,23 @@ class PlainPyTorch:
             [sys.executable, "-m", "gst.devices.execute.plain", *self._arguments], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
         )  # fmt: skip
+        limit = Timer(self._start_limit_s, self._child.kill)
+        limit.start()
         try:
             self._answer()
         except BaseException:
             self.__exit__(None, None, None)
             raise
+        finally:
+            limit.cancel()
         return self
 
-    def __call__(self) -> None:
-        """One step, from the request to its end."""
+    def __call__(self) -> float:
+        """Run one step; its milliseconds, by the clock of the child."""
         assert self._child.stdin is not None
         self._child.stdin.write("step\n")
         self._child.stdin.flush()
-        self._answer()
+        return float(self._answer())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -69,12 +135,13 @@ class PlainPyTorch:
         self._child.communicate()
         self._words.close()
 
-    def _answer(self) -> None:
+    def _answer(self) -> str:
         assert self._child.stdout is not None
-        if not self._child.stdout.readline():
-            self._words.seek(0)
-            words = self._words.read().strip().splitlines()
-            raise ValueError(f"plain PyTorch stopped: {words[-1] if words else 'without a word'}")
+        if line := self._child.stdout.readline():
+            return line
+        self._words.seek(0)
+        words = self._words.read().strip().splitlines() or [f"no answer within {self._start_limit_s:g} s"]
+        raise ValueError(f"{self._what} stopped: {words[-1]}")
 
 
 def main() -> None:
@@ -82,14 +149,9 @@ def main() -> None:
     os.dup2(2, 1)  # what the program prints is no answer
     name, flags = sys.argv[1], sys.argv[2:]
     run = _runner(name, "--saved" in flags, "--compiled" in flags)
-    if "--compiled" in flags:
-        run()
     print("ready", file=answers)
     for _ in sys.stdin:
-        run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        print("done", file=answers)
+        print(timed(run), file=answers)
 
 
 def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
@@ -98,15 +160,9 @@ def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
     program = Program.load(Path(name)) if saved else traced(name)
     if not compiled:
         return partial(eager, program)
-    from torch._inductor import config
-
-    config.compile_threads = 1
-    module = torch.compile(as_module(program))
-
-    def run() -> object:
-        with torch.no_grad():
-            return module(*program.inputs)
-
+    run = partial(compiled_step(program), program.inputs)
+    if difference := outputs_differ(run(), eager(program)):
+        raise ValueError(f"wrong outputs: {difference}")
     return run
 
 

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from gst.devices import LoadGate, PlainPyTorch, Plan, discover, select
+from gst.devices import LoadGate, Plan, discover, select
 from gst.devices.describe.machine import this_machine
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import Failure
+from gst.devices.execute.plain import steps_beside
 from gst.placement.fleet.carried import keep, kept
 from gst.programs import Program
 
@@ -91,11 +92,11 @@ class Host:
     def _measure(self, wanted: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
         settings = (wanted["repetitions"], wanted["warmup"], LoadGate(patience_s=wanted["patience_s"]))
-        if not wanted["beside_pytorch"]:
+        if wanted["beside_steps"] is None:
             seen = measure_plans(self._isolated, _plans(wanted), *settings)
         else:
-            with PlainPyTorch(self._program) as plain:
-                seen = measure_plans(self._isolated, _plans(wanted), *settings, {"pytorch": plain})
+            with steps_beside(self._program, wanted["beside_steps"]) as steps:
+                seen = measure_plans(self._isolated, _plans(wanted), *settings, steps)
         return {"measurements": [each.to_dict() for each in seen]}
 
 

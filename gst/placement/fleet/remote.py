@@ -72,7 +72,8 @@ class RemoteWorker:
         """See `measure_plans`.
 
         Args:
-            settings: `repetitions`, `warmup`, `patience_s`, and whether plain PyTorch runs beside: `beside_pytorch`.
+            settings: `repetitions`, `warmup`, `patience_s`, and `beside_steps`: None, or `left_out` of
+                `gst.devices.execute.plain.steps_beside`, whose steps then take turns with the plans.
             limit_s: seconds that it may take, asked again and again, as they may change meanwhile.
         """
         seen = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)

@@ -84,14 +84,17 @@ class FleetWorkers:
         """See `IsolatedExecutor.groups`, of one of the hosts."""
         return self._surely(lambda worker: worker.groups(plan))
 
-    def measure_beside_pytorch(self, plans: Sequence[Plan], repetitions: int, warmup: int) -> list[Measurement]:
-        """Plans in turns with plain PyTorch, which comes last, all of them on one host.
+    def measure_beside_steps(
+        self, plans: Sequence[Plan], repetitions: int, warmup: int, left_out: str
+    ) -> list[Measurement]:
+        """Measure plans in turns with the step as written and compiled, which come last, all of them on one host; see
+        `gst.devices.execute.plain.steps_beside`.
 
         Raises:
             ValueError: two workers were lost meanwhile.
         """
-        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_pytorch": True}
-        limit_s = START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
+        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_steps": left_out}
+        limit_s = 3 * START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
         return self._surely(lambda worker: self._told(worker, worker.measure(plans, settings, lambda: limit_s)))
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
@@ -103,7 +106,7 @@ class FleetWorkers:
         return self._attempts.submit(plans)
 
     def _measure(self, worker: RemoteWorker, plans: Sequence[Plan], limit_s: Callable[[], float]) -> list[Measurement]:
-        return self._told(worker, worker.measure(plans, {**self._settings, "beside_pytorch": False}, limit_s))
+        return self._told(worker, worker.measure(plans, {**self._settings, "beside_steps": None}, limit_s))
 
     def _allowed_s(self, plans: Sequence[Plan]) -> float:
         """What the limits of their runs, compiling what they fuse, and the wait for quiet cores allow."""

@@ -247,7 +247,7 @@ def _branches(graph: CostGraph) -> list[tuple[int, int, Tree]]:
 def published_optimum(
     graph: CostGraph, time_limit_s: float = 60.0, hint: Plan | None = None, contiguous: bool = False, seed: int = 0
 ) -> Optimum:
-    """Search for the plan of least published latency (`gst.data.published_latency`).
+    """Search for the plan of least published latency (`gst.placement.published.latency`).
 
     Without `contiguous` the model is of all plans, and takes a plan for at most what it takes: time along every path,
     transfers into and out of accelerators on that path, branches in one accelerator one after the other, memory and

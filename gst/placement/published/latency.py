@@ -1,6 +1,7 @@
 """The published latency objective as a runtime: fast enough to be asked hundreds of thousands of times.
 
-The slow twin is `gst.data.published_latency.latency`, which says what the objective is and where it was published.
+The objective is `computeLatency` of latency-greedy/greedy.cpp in github.com/msr-fiddle/dnn-partitioning (Tarnawski et
+al., NeurIPS 2020); the slow twin in tests/published_latency.py says it step by step.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.data.cost_graphs import CostGraph
-from gst.data.published_latency import refusal
+from gst.data.cost_graphs import CostGraph, refusal
 from gst.devices import Plan
 from gst.devices.simulate.orders import neighbour_lists
 from partitioners.compiled import compiled

@@ -6,6 +6,7 @@ import time
 
 from gst.devices import LoadGate, LoadMeter
 from gst.devices.describe.discover import usable_cores
+from gst.process.progress import Progress
 
 
 class Clock:
@@ -18,14 +19,27 @@ class Clock:
         self.now += seconds
         self.busy += seconds * len(usable_cores()) * self.others.pop(0)
 
-    def gate(self, patience_s: float) -> LoadGate:
-        return LoadGate(0.15, patience_s, 0.1, lambda: (self.busy, self.own), self.sleep, lambda: self.now)
+    def gate(self, patience_s: float, progress: Progress = lambda *_: None) -> LoadGate:
+        return LoadGate(0.15, patience_s, 0.1, lambda: (self.busy, self.own), self.sleep, lambda: self.now, progress)
 
 
 def test_the_gate_opens_when_others_stop() -> None:
     clock = Clock([0.9, 0.5, 0.05, 0.9])
     spent, quiet = clock.gate(10).wait()
     assert quiet and abs(spent - 0.3) < 1e-9 and len(clock.others) == 1
+
+
+def test_the_gate_says_for_what_it_waits_and_how_long_yet() -> None:
+    words: list[tuple[str, int, int]] = []
+    Clock([0.9, 0.5, 0.05]).gate(10, lambda *each: words.append(each)).wait()
+    assert [what for what, _, _ in words] == [
+        "waiting for quiet cores, 90% busy with other work, at most 10 s more",
+        "waiting for quiet cores, 50% busy with other work, at most 10 s more",
+    ]
+    assert all(done < total == 10 for _, done, total in words)
+    words.clear()
+    Clock([0.0]).gate(10, lambda *each: words.append(each)).wait()
+    assert not words, "nobody waits"
 
 
 def test_patience_ends() -> None:

@@ -5,7 +5,7 @@ import json
 import torch
 
 from experiments.bench.backends import run
-from gst.nn.sparse_kernels import FASTER, backend_for, has_torch_sparse
+from gst.nn.sparse import FASTER, backend_for, has_torch_sparse
 
 
 def test_a_small_comparison_says_what_ran_and_what_is_faster() -> None:

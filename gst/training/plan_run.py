@@ -1,4 +1,4 @@
-"""`gst place --wandb`: what was found, as a run of W&B with the plan as an artifact."""
+"""`gst place --wandb`: the plan as a run of W&B, which is sent only for who is logged in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from gst.files.untrusted import read_object
-from gst.training.versions import code_version
 
 SERVICE = "https://api.wandb.ai"
 COLUMNS: list[str | int] = ["plan", "feasible", "ms", "seconds_to_plan", "evaluations", "measurements"]
@@ -27,6 +26,8 @@ def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
         result: see `gst.placement.outcome.placed_result`.
     """
     import wandb
+
+    from gst.training.record import code_version
 
     out: Path = options.out
     known = ("program", "devices", "runtime", "num_nodes", "command", "machine")

@@ -1,4 +1,4 @@
-"""How long plans of published cost graphs take by the publication's own rules.
+"""How long plans of published cost graphs take by the publication's own rules: the twin of `gst.placement.published`.
 
 Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), and its code,
 github.com/msr-fiddle/dnn-partitioning: `computeLatency` of latency-greedy/greedy.cpp, constraints of latency-ip/lip.py.
@@ -12,38 +12,12 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 from jaxtyping import Int64
 
-from gst.data.cost_graphs import CostGraph
+from gst.data.cost_graphs import CostGraph, accelerators, refusal
 from gst.devices.plan import Plan
 
 
-def refusal(graph: CostGraph, plan: Plan) -> str | None:
-    """Why the cost model does not admit a plan, in one line; None if it does (the paper's constraints: memory of each
-    accelerator, colocation, what accelerators can run)."""
-    if len(plan.placement) != graph.num_nodes:
-        return f"the plan places {len(plan.placement)} nodes, {graph.name} has {graph.num_nodes}"
-    known = {device.name for device in graph.devices}
-    used = [plan.devices[place] for place in np.unique(plan.placement)]
-    if unknown := [name for name in used if name not in known]:
-        return f"the plan uses {unknown[0]}; {graph.name} has cpu:0..{graph.num_cores - 1} and " + (
-            f"accelerator:0..{graph.num_accelerators - 1}"
-        )
-    home = _accelerators(plan)
-    if (impossible := (home >= 0) & np.isinf(graph.accelerator_ms)).any():
-        return f"node {graph.ids[impossible][0]} cannot run on an accelerator"
-    for colour in np.unique(graph.colocation):
-        together = np.flatnonzero(graph.colocation == colour)
-        if (home[together] != home[together[0]]).any():
-            other = together[home[together] != home[together[0]]][0]
-            return f"nodes {graph.ids[together[0]]} and {graph.ids[other]} belong on the same device"
-    for accelerator in np.unique(home[home >= 0]):
-        taken = graph.sizes[home == accelerator].sum()
-        if taken > graph.memory_limit:
-            return f"out of memory: accelerator:{accelerator} needs {taken:.0f} bytes of {graph.memory_limit:.0f}"
-    return None
-
-
 def latency(graph: CostGraph, plan: Plan) -> float:
-    """Milliseconds of one sample under the published latency objective. Written to be read, not to be fast.
+    """Milliseconds of one sample under the published latency objective: slow, and obviously right.
 
     - A node on the CPU ends its `cpu_ms` after the last value it reads is there. Cores are never short, and moving
       values costs it nothing: the plan's order and which core it names do not matter.
@@ -65,7 +39,7 @@ def latency(graph: CostGraph, plan: Plan) -> float:
         raise ValueError(f"{graph.name} has a backward pass; the latency objective is of inference")
     if why := refusal(graph, plan):
         raise ValueError(why)
-    calls = _calls(graph, _accelerators(plan))
+    calls = _calls(graph, accelerators(plan))
     members: dict[int, list[int]] = defaultdict(list)
     read: dict[int, set[int]] = defaultdict(set)
     written: dict[int, set[int]] = defaultdict(set)
@@ -111,9 +85,3 @@ def _calls(graph: CostGraph, home: Int64[np.ndarray, " nodes"]) -> list[int]:
             if here[node]:
                 call[node] = first.setdefault(number[node], node)
     return call
-
-
-def _accelerators(plan: Plan) -> Int64[np.ndarray, " nodes"]:
-    """Number of the accelerator of each node, -1 on the CPU."""
-    numbers = [-1 if name.startswith("cpu:") else int(name.partition(":")[2]) for name in plan.devices]
-    return np.array(numbers, np.int64)[plan.placement]
