@@ -34,10 +34,10 @@ package: $(STAMPS)/dev         ## wheel and sdist, tried in an environment of th
 	.ci/package $(BIN)/python
 
 chaos: $(STAMPS)/dev            ## kill prepare, fit, measure and place fifty times each: nothing may be lost (half an hour)
-	$(BIN)/python -m experiments.bench.chaos --kills 50 --json runs/chaos.json
+	$(BIN)/python -m experiments.bench chaos --kills 50 --json runs/chaos.json
 
 fuzz: $(STAMPS)/dev             ## ten thousand damaged files for every reader: a clear error or a sound object (hours)
-	$(BIN)/python -m experiments.bench.fuzz --cases 10000 --coverage --json runs/fuzz.json
+	$(BIN)/python -m experiments.bench fuzz --cases 10000 --coverage --json runs/fuzz.json
 
 audit: $(STAMPS)/dev            ## known vulnerabilities of what is installed
 	$(BIN)/python .ci/audit.py
@@ -60,7 +60,7 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
 	$(BIN)/python -m experiments.variants.compare
-	$(BIN)/python -m experiments.bench.alexnet
+	$(BIN)/python -m experiments.bench alexnet --json experiments/results/alexnet.json
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
 

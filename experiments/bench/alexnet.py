@@ -1,6 +1,6 @@
 """Kendall's tau on held-out layouts of AlexNet: `gst fit` + `gst rank`, beside ridge regression and a plain MLP.
 
-    python -m experiments.bench.alexnet --seeds 3
+    python -m experiments.bench alexnet --seeds 3 --json experiments/results/alexnet.json
 
 One split for all: 1000 configurations for the test, 1000 for validation, 21,905 to learn from; the target is the mean
 runtime of each unique configuration. The two baselines see the state of each configurable node one-hot.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 
-FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 CONFIG = "experiments/configs/alexnet_layout.yaml"
 
 
@@ -106,13 +105,8 @@ def gst_scores(file: str, seed: int, out: Path) -> tuple[np.ndarray, float]:
         return np.array([float(row["score"]) for row in csv.DictReader(lines)]), seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--file", default=FILE)
-    parser.add_argument("--out", type=Path, default=Path("experiments/results/alexnet.json"))
-    options = parser.parse_args()
-
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Fit and score every learner; the options are those of `python -m experiments.bench alexnet`."""
     graph, rows = read(options.file), read(options.file, merge=False)
     row_of = {row.tobytes(): i for i, row in reversed(list(enumerate(rows.config_features)))}
     first_row = np.array([row_of[row.tobytes()] for row in graph.config_features])
@@ -131,7 +125,7 @@ def main() -> None:
     logs = np.log(graph.targets)
     ranks = rankdata(graph.targets) / graph.num_configs
     columns = one_hot_columns(graph)
-    result: dict = {
+    result: dict[str, Any] = {
         "ridge on node states, log runtime": [figures(ridge(states, logs, train))],
         "ridge on node states, rank": [figures(ridge(states, ranks, train))],
         "ridge on single features, log runtime": [figures(ridge(columns, logs, train))],
@@ -153,10 +147,6 @@ def main() -> None:
     means = {name: float(np.mean([each["tau"] for each in entries])) for name, entries in result.items()}
     result |= {
         "mean_tau": means, "num_train": len(train), "num_test": len(test), "machine": machine_record(),
-        "command": f"python -m experiments.bench.alexnet --seeds {options.seeds}",
+        "command": options.command,
     }  # fmt: skip
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return result

@@ -1,7 +1,7 @@
 """Kill commands at random moments, again and again: does each resume, and end as if nothing had happened?
 
-    python -m experiments.bench.chaos --kills 50 --json experiments/results/chaos.json
-    python -m experiments.bench.chaos --kills 2 --small        # what the tests run
+    python -m experiments.bench chaos --kills 50 --json experiments/results/chaos.json
+    python -m experiments.bench chaos --kills 2 --small        # what the tests run
 
 Each command runs once undisturbed. Then it is started in a directory of its own, killed with SIGKILL at a random moment
 (three in five uniform over the undisturbed duration, one just after the start, one near the end), resumed, killed again
@@ -41,7 +41,6 @@ import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, commands, lost, rows, unreadable
 from gst.cli import main as run_command
 from gst.files.writing import atomic_write
-from gst.process.interrupts import Stopped, stoppable
 
 tqdm.monitor_interval = 0  # no thread
 MOST_KILLS = 3  # of one trial
@@ -167,19 +166,11 @@ def _fresh(command: Command, directory: Path) -> None:
     command.inputs(directory)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="of each command, at least (default: %(default)s)")
-    parser.add_argument("--commands", default="prepare,fit,measure,place", help="and giant (default: %(default)s)")
-    parser.add_argument("--small", action="store_true", help="the smallest inputs")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--work", type=Path, default=Path("runs/chaos"), help="where they run (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=Path("experiments/results/chaos.json"))
-    parser.add_argument("--resume", action="store_true", help="go on with what --json holds of these commands")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Kill each command so often as asked, and write each trial to `options.json`."""
     work, names = options.work.resolve(), options.commands.split(",")
     known: dict[str, Any] = json.loads(options.json.read_text())["commands"] if options.json.exists() else {}
-    if not options.resume:
+    if not options.go_on:
         known = {name: found for name, found in known.items() if name not in names}
     tqdm.set_lock(threading.RLock())  # the usual one is shared with forked processes, and lost with one that dies in it
     tqdm.monitor_interval = 0  # no thread that could hold the lock at a fork
@@ -200,23 +191,16 @@ def main() -> None:
             _write(options.json, known)
             bar.update(more["kills"])
     bar.close()
-    totals = _write(options.json, known)
+    result = _write(options.json, known)
+    totals = {key: result[key] for key in NOTHING}
     print(json.dumps(totals))
-    sys.exit(any(value for key, value in totals.items() if key not in ("kills", "trials")))
+    return result | {"exit_status": int(any(totals[key] for key in totals.keys() - {"kills", "trials"}))}
 
 
-def _write(path: Path, known: dict[str, Any]) -> dict[str, int]:
-    """All at once; returns the sums over commands."""
+def _write(path: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Write and return what is counted of each command, and the sums over commands."""
     totals = {key: sum(found[key] for found in known.values()) for key in NOTHING}
-    result = {"command": "python -m experiments.bench.chaos", **totals, "commands": known}
+    result = {"command": "python -m experiments.bench chaos", **totals, "commands": known}
     with atomic_write(path) as file:
         file.write(json.dumps(result, indent=1) + "\n")
-    return totals
-
-
-if __name__ == "__main__":
-    try:
-        with stoppable():
-            main()
-    except Stopped as stop:
-        sys.exit(stop.status)
+    return result

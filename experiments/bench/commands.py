@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gst.process.progress import Bars
 from gst.process.tuning import wait_briefly
 
+RESULTS = Path("experiments/results")
 BENCH = "python -m experiments.bench"
 Command = Callable[..., argparse.ArgumentParser]
 
@@ -188,6 +190,102 @@ def _add_scale(bench: Any, command: Command) -> None:
     parser.add_argument("--plot", type=Path, help="where to draw it: a PNG or SVG file")
 
 
+def _add_alexnet(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "alexnet", _run_of("alexnet"), "Kendall's tau on held-out layouts of AlexNet, beside ridge and an MLP",
+        f"{BENCH} alexnet --seeds 3 --json experiments/results/alexnet.json",
+    )  # fmt: skip
+    file = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
+    parser.add_argument("--seeds", type=int, default=3, help="trainings (default: %(default)s)")
+    parser.add_argument("--file", default=file, help="layouts of AlexNet (default: %(default)s)")
+
+
+def _add_chaos(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "chaos", _run_of("chaos"), "commands killed at random moments and resumed: is anything lost?",
+        f"{BENCH} chaos --kills 50 --json experiments/results/chaos.json\n{BENCH} chaos --kills 2 --small",
+    )  # fmt: skip
+    parser.set_defaults(json=RESULTS / "chaos.json")
+    parser.add_argument("--kills", type=int, default=50, help="of each command, at least (default: %(default)s)")
+    parser.add_argument("--commands", default="prepare,fit,measure,place", help="and giant (default: %(default)s)")
+    parser.add_argument("--small", action="store_true", help="the smallest inputs")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("runs/chaos"), help="where they run (default: %(default)s)")
+    parser.add_argument(
+        "--resume", action="store_true", dest="go_on", help="go on with what --json holds of these commands"
+    )
+
+
+def _add_fuzz(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "fuzz", _run_of("fuzz"), "damaged files for every reader: a clear error or a sound object",
+        f"{BENCH} fuzz --cases 10000 --json experiments/results/fuzz.json",
+    )  # fmt: skip
+    parser.set_defaults(json=RESULTS / "fuzz.json")
+    parser.add_argument("--cases", type=int, default=10_000, help="for each reader (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the damage (default: %(default)s)")
+    parser.add_argument("--readers", nargs="+", default=[], metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--coverage", action="store_true", help="also run the readers' tests and count their lines")
+
+
+def _add_fusion(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "fusion", _run_of("fusion"), "what fusing element-wise operations costs and saves",
+        f"{BENCH} fusion\n{BENCH} fusion --programs rnnlm:layers=4 --device cpu:0-1 --cache runs/fusion",
+    )  # fmt: skip
+    parser.set_defaults(json=RESULTS / "fusion.json")
+    programs = ["rnnlm:layers=2,steps=4", "transformer_xl:layers=2,segments=2", "gnmt:layers=2,steps=4"]
+    parser.add_argument("--programs", nargs="+", default=programs, help="as for gst trace (default: %(default)s)")
+    parser.add_argument("--device", default="cpu:0", help="a CPU device (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=30, help="steps of each plan (default: %(default)s)")
+    parser.add_argument("--cache", type=Path, help="directory of compiled code (default: as for gst)")
+
+
+def _add_placement_simulated(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "placement_simulated", _run_of("placement_simulated"), "every search on simulated machines",
+        f"{BENCH} placement_simulated --programs rnnlm,inception,gpt --machines cores:2,gpus:4",
+    )  # fmt: skip
+    parser.set_defaults(json=RESULTS / "placement_simulated.json")
+    parser.add_argument("--programs", default="rnnlm,gnmt,wavenet,inception,gpt", help="(default: %(default)s)")
+    parser.add_argument("--machines", default="cores:2,cores:4,gpus:2,gpus:4", help="(default: %(default)s)")
+    methods = "annealing,colocrl,hdp,go,guided_search"
+    parser.add_argument("--methods", default=methods, help="(default: %(default)s)")
+    parser.add_argument("--evaluations", type=int, default=2_000, help="of each search (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="searches of each kind (default: %(default)s)")
+
+
+def _add_search_loop(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "search_loop", _run_of("search_loop"), "the search loop against annealing on the hardware alone",
+        f"{BENCH} search_loop\n{BENCH} search_loop --machines cores:4,gpus:4 --seeds 5",
+    )  # fmt: skip
+    parser.add_argument("--programs", default="rnnlm,inception,wavenet", help="(default: %(default)s)")
+    parser.add_argument("--machines", default="", help="simulated ones, such as cores:4,gpus:4 (default: this one)")
+    parser.add_argument("--budget", type=int, default=50, help="measurements (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=25, help="of each plan at the end, on this machine")
+    parser.add_argument("--seeds", type=int, default=1, help="searches (default: %(default)s)")
+
+
+def _add_timeline(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "timeline", _run_of("timeline"), "one plan, run for real and simulated, as a picture and a trace",
+        f"{BENCH} timeline --program rnnlm\n"
+        f"{BENCH} timeline --program rnnlm --devices cpu:0,cpu:1 --plan runs/demo/plan.json",
+    )  # fmt: skip
+    parser.add_argument("--program", default="rnnlm", help="as for gst trace (default: %(default)s)")
+    parser.add_argument("--devices", default="cpu:0,cpu:1,cpu:0-1", help="CPU devices (default: %(default)s)")
+    parser.add_argument("--plan", type=Path, help="a plan that was saved for this program")
+    parser.add_argument("--repetitions", type=int, default=15, help="runs of the plan (default: %(default)s)")
+    parser.add_argument("--trace", type=Path, default=Path("runs/timeline.trace.json"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("docs/timeline.png"), help="(default: %(default)s)")
+
+
+def _run_of(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    """`run` of the benchmark's module, which is imported when it is called."""
+    return lambda options: import_module(f"experiments.bench.{name}").run(options)
+
+
 def _add_programs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", help="names separated by commas (default: every bundled one)")
 
@@ -360,4 +458,11 @@ _ADD = {
     "distributed": _add_distributed,
     "checkpoint": _add_checkpoint,
     "scale": _add_scale,
+    "alexnet": _add_alexnet,
+    "chaos": _add_chaos,
+    "fuzz": _add_fuzz,
+    "fusion": _add_fusion,
+    "placement_simulated": _add_placement_simulated,
+    "search_loop": _add_search_loop,
+    "timeline": _add_timeline,
 }

@@ -1,7 +1,7 @@
 """What fusing element-wise operations costs and saves: structures, seconds of compiling, steps with and without.
 
-    python -m experiments.bench.fusion
-    python -m experiments.bench.fusion --programs rnnlm:layers=4 --device cpu:0-1 --cache runs/fusion
+    python -m experiments.bench fusion
+    python -m experiments.bench fusion --programs rnnlm:layers=4 --device cpu:0-1 --cache runs/fusion
 
 The groups of each program are `pointwise_chains` on one device. What was compiled and measured before on this machine
 is taken from the cache, with its seconds; `--cache` names an empty one. Steps are timed in turns, on quiet cores if
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from gst.process.tuning import WAITING
@@ -27,8 +26,6 @@ from gst.devices import Device, LoadGate, NativeExecutor, Plan, discover, eager,
 from gst.devices.execute.groups import Fused, fused
 from gst.devices.fusion.legality import pointwise_chains
 from gst.programs import Program, outputs_differ, traced
-
-PROGRAMS = ("rnnlm:layers=2,steps=4", "transformer_xl:layers=2,segments=2", "gnmt:layers=2,steps=4")
 
 
 def groups_of(made: Fused) -> dict[str, Any]:
@@ -80,14 +77,8 @@ def figures(name: str, device: Device, repetitions: int) -> dict[str, Any]:
     return sizes | groups_of(made) | step_of(program, plans, device, repetitions)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", nargs="+", default=PROGRAMS, help="as for gst trace (default: %(default)s)")
-    parser.add_argument("--device", default="cpu:0", help="a CPU device (default: %(default)s)")
-    parser.add_argument("--repetitions", type=int, default=30, help="steps of each plan (default: %(default)s)")
-    parser.add_argument("--cache", type=Path, help="what is compiled is kept here (default: as for gst)")
-    parser.add_argument("--json", type=Path, default=Path("experiments/results/fusion.json"))
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Compile and time the programs; each is written to `options.json` as soon as it is there."""
     if options.cache is not None:
         os.environ["XDG_CACHE_HOME"] = str(options.cache.resolve())
     device = select([options.device], discover())[0]
@@ -101,7 +92,4 @@ def main() -> None:
             f"compiled in {found['compile_s']['sum']:.0f} s; step {step['one_by_one']['median_ms']:.2f} -> "
             f"{step['fused']['median_ms']:.2f} ms"
         )
-
-
-if __name__ == "__main__":
-    main()
+    return result

@@ -1,6 +1,6 @@
 """Damaged files against every reader (`tests/fuzz/readers.py`), and how much of the readers that and their tests reach.
 
-    python -m experiments.bench.fuzz --cases 10000 --json experiments/results/fuzz.json
+    python -m experiments.bench fuzz --cases 10000 --json experiments/results/fuzz.json
 
 Goes on where it was stopped, if the file is there and of the same seed. A reader crashes if it raises anything but a
 `ValueError` of one line that names the file, or executes what is in it; it is unbounded if it takes more than two
@@ -24,6 +24,8 @@ from typing import Any
 from coverage import Coverage
 from tqdm import tqdm
 
+from gst.files.writing import atomic_write
+
 ROOT = Path(__file__).parents[2]
 KEPT = 5  # findings of a reader that are written out
 SAVED_EVERY_S = 10.0
@@ -31,7 +33,7 @@ MODULES = (
     "gst/files/untrusted.py", "gst/graphs/store/__init__.py", "gst/graphs/store/checks.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
-    "gst/devices/execute/log.py", "gst/devices/execute/costs.py", "gst/placement/plan_files.py",
+    "gst/devices/execute/log.py", "gst/placement/plan_files.py",
     "gst/programs/saving.py",
     "gst/programs/forms.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",
 )  # fmt: skip
@@ -39,8 +41,8 @@ TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",
     "tests/data/test_hlo_damage.py", "tests/data/test_elf.py", "tests/data/test_elf_source.py",
     "tests/data/test_tpugraphs.py", "tests/data/test_collections.py", "tests/data/test_malnet.py",
-    "tests/data/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/devices/test_log.py",
-    "tests/devices/test_cost_cache.py", "tests/programs/test_saving.py", "tests/partitioners/test_partition_cache.py",
+    "tests/data/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/devices/execute/test_log.py",
+    "tests/programs/test_saving.py", "tests/partitioners/test_partition_cache.py",
     "tests/cost/test_model.py", "tests/commands/test_measure_command.py",
 )  # fmt: skip
 INTERPRETED = ("tests/data/test_elf.py", "-k", "small_stripped or damaged or by_hand or decoder")
@@ -62,7 +64,7 @@ def fuzz(cases: int, seed: int, path: Path, names: Sequence[str] = ()) -> dict[s
 
     known = json.loads(path.read_text()) if path.exists() else {}
     rows = known.get("readers", {}) if known.get("seed") == seed else {}
-    result = {**known, "command": f"python -m experiments.bench.fuzz --cases {cases}", "seed": seed}
+    result = {**known, "command": f"python -m experiments.bench fuzz --cases {cases}", "seed": seed}
     wanted = {name: max(1, round(cases * READERS[name].share)) for name in names or READERS}
     empty = {"cases": 0, "seconds": 0.0, "crashes": 0, "unbounded": 0, "findings": []}
     done = sum(min(rows.get(name, empty)["cases"], count) for name, count in wanted.items())
@@ -117,20 +119,12 @@ def lines_reached() -> dict[str, Any]:
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(path)
+    with atomic_write(path) as file:
+        file.write(json.dumps(result, indent=1) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10_000, help="for each reader (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the damage (default: %(default)s)")
-    parser.add_argument("--readers", nargs="+", default=[], metavar="NAME", help="only these (default: all)")
-    parser.add_argument("--coverage", action="store_true", help="also run the readers' tests and count their lines")
-    parser.add_argument("--json", type=Path, default=ROOT / "experiments/results/fuzz.json", help="the result")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Fuzz the readers, and count the lines of them that tests reach if that is asked for."""
     warnings.simplefilter("ignore")  # of the readers of damaged tensors
     result = fuzz(options.cases, options.seed, options.json, options.readers)
     if options.coverage:
@@ -138,7 +132,4 @@ def main() -> None:
         _write(options.json, result)
         print(f"lines of the readers that their tests reach: {result['lines']['coverage']:.1%}")
     print("{cases} cases, {crashes} crashes, {unbounded} unbounded".format(**result))
-
-
-if __name__ == "__main__":
-    main()
+    return result

@@ -1,4 +1,4 @@
-"""Does memory grow with the graph? Prepare, train and evaluate graphs of several sizes, each in a process of its own.
+"""Peak memory of preparing, training and evaluating graphs of several sizes, each in a process of its own.
 
 Peaks are of anonymous memory; pages of mapped files, which the system takes back whenever it likes, are reported apart.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import selectors
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,6 @@ import numpy as np
 import torch
 
 from embedding_cache import EmbeddingTable
-from experiments.bench.watch import watch
 from gst.cost.losses import pairwise_hinge
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.devices import machine_record
@@ -33,6 +35,7 @@ CHANNELS, LAYERS, NUM_FRESH, CONFIGS = 32, 2, 4, 8
 MAX_NODES = 1000  # of a segment
 MAX_ROWS = 1 << 16  # encoded at once in evaluation: the smallest graph fills it too
 STEPS = 24
+INTERVAL = 0.002  # seconds between samples of memory
 
 
 def run(
@@ -156,6 +159,78 @@ def _steps(graph: SegmentedGraph, configs: torch.Tensor, place: Path, steps: int
         optimizer.step()
         seconds.append(time.perf_counter() - started)
     return float(np.median(seconds))
+
+
+# The memory of another process --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Memory:
+    """The most a process held, in MiB.
+
+    Args:
+        anonymous: its own memory, which it cannot give back while it is used.
+        mapped: pages of files, its program's among them, which the system takes back whenever it likes.
+        workers: own memory of all processes it started, together.
+        start: its own memory when watching began.
+    """
+
+    anonymous: float = 0.0
+    mapped: float = 0.0
+    workers: float = 0.0
+    start: float = 0.0
+
+    def sample(self, pid: int) -> None:
+        self.anonymous = max(self.anonymous, resident(pid, "RssAnon"))
+        self.mapped = max(self.mapped, resident(pid, "RssFile"))
+        self.workers = max(self.workers, sum(resident(child, "RssAnon") for child in _children(pid)))
+
+
+def watch(command: Sequence[str]) -> tuple[dict[str, Any], Memory]:
+    """Run a command that prints JSON objects, one a line: the first when it is ready, the last when it is done.
+
+    Returns:
+        The last one, and the memory from the first on, sampled every two milliseconds.
+
+    Raises:
+        ChildProcessError: it ended with another status than 0, or without the two.
+    """
+    memory = Memory()
+    said: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child, selectors.DefaultSelector() as selector:
+        assert child.stdout is not None
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            memory.sample(child.pid)
+            if selector.select(INTERVAL):
+                line = child.stdout.readline()
+                if not line:
+                    break
+                if not said:
+                    memory = Memory(start=resident(child.pid, "RssAnon"))
+                said.append(json.loads(line))
+    if child.returncode or len(said) < 2:
+        raise ChildProcessError(f"{' '.join(command)} ended with status {child.returncode}; see its words above")
+    return said[-1], memory
+
+
+def resident(pid: int, entry: str) -> float:
+    """`RssAnon` or `RssFile` of a process in MiB; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return int(status.split(f"{entry}:")[1].split()[0]) / 1024 if f"{entry}:" in status else 0.0
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:
+            continue
+    return found
 
 
 def main() -> None:

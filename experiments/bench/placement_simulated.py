@@ -1,7 +1,7 @@
 """Every method on machines that are not here, simulated, with equal budgets: how far from the best possible, how much
 better than the portfolio, and how many plans each must ask about.
 
-    python -m experiments.bench.placement_simulated --programs rnnlm,inception,gpt --machines cores:2,gpus:4
+    python -m experiments.bench placement_simulated --programs rnnlm,inception,gpt --machines cores:2,gpus:4
 
 A row is written as soon as it is there, and taken over by the next call. `gap` is best / lower bound - 1, `gain` the
 best of the portfolio / best - 1. `sooner` says how many times fewer plans GO asks about until it is as good as the best
@@ -15,19 +15,16 @@ import json
 import operator
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from gst.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedRuntime
 from gst.placement.planning import Planned, plan_all
+from gst.process.progress import bar
 from gst.programs import traced
 
-METHODS = ("annealing", "colocrl", "hdp", "go", "guided_search")
 WEAKER = ("hdp", "colocrl")
 
 
@@ -86,32 +83,23 @@ def _over(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.geometric_mean(map(operator.truediv, above, below)) - 1
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default="rnnlm,gnmt,wavenet,inception,gpt")
-    parser.add_argument("--machines", default="cores:2,cores:4,gpus:2,gpus:4")
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--evaluations", type=int, default=2_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=Path("experiments/results/placement_simulated.json"))
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Plan every program on every machine; each row is written to `options.json` as soon as it is there."""
     settings = {"methods": options.methods.split(","), "evaluations": options.evaluations, "seeds": options.seeds}
     known = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}, "settings": settings}
     if known["settings"] != settings:
-        raise SystemExit(f"{options.json} has other settings, {known['settings']}; give another --json")
+        raise ValueError(f"{options.json} has other settings, {known['settings']}; give another --json")
     wanted = [f"{program} on {name}" for program in options.programs.split(",") for name in options.machines.split(",")]
-    for key in tqdm(wanted, dynamic_ncols=True):
+    result: dict[str, Any] = known
+    for key in bar(wanted):
         if key not in known["rows"]:
             known["rows"][key] = row(*key.split(" on "), **settings)
             result = {
                 "rows": known["rows"], "settings": settings, "summary": summary(known["rows"]),
-                "machine": machine_record(), "command": f"python -m experiments.bench.placement_simulated "
+                "machine": machine_record(), "command": f"python -m experiments.bench placement_simulated "
                 f"--evaluations {options.evaluations} --seeds {options.seeds} --methods {options.methods}",
             }  # fmt: skip
             options.json.write_text(json.dumps(result, indent=1) + "\n")
     for name, told in summary(known["rows"]).items():
         print(name, json.dumps(told))
-
-
-if __name__ == "__main__":
-    main()
+    return result

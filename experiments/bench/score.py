@@ -1,7 +1,7 @@
-"""How long does it take to score many configurations of one giant program, in bounded memory?
+"""Time and memory of scoring many configurations of one giant program.
 
-The program is made (`experiments.bench.layout`), the encoder untrained. Each variant runs in a process of its own and
-scores as `gst rank` does: some configurations at a time, all segments, without gradient.
+The program is made (`experiments.bench.published`), the encoder untrained. Each variant runs in a process of its own
+and scores as `gst rank` does: some configurations at a time, all segments, without gradient.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.bench.layout import layout_program
-from experiments.bench.watch import watch
+from experiments.bench.memory import watch
+from experiments.bench.published import layout_program
+from experiments.bench.step import MOST_SLOWDOWN, bf16_slowdown, too_slow
 from gst.cost.metrics import kendall_tau
 from gst.devices import machine_record
 from gst.graphs.graph import Graph
@@ -36,7 +37,6 @@ CHANNELS, LAYERS = 64, 3
 MAX_NODES = 1000  # of a segment
 CONFIGS_AT_ONCE = 256  # as `gst rank` takes them
 VARIANTS = {"fp32": False, "bf16": True}
-OURS = "bf16"
 
 
 @dataclass(frozen=True)
@@ -55,30 +55,34 @@ def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
     """Score all configurations in fp32 and in bf16.
 
     Returns:
-        Of bf16 `seconds`, `configs_per_second` and `peak_mib` (own memory of the process, the program included);
-        `bf16_difference`: the largest relative difference to fp32 of a runtime, scores being logarithms of runtimes;
-        `bf16_tau`: Kendall's tau between the scores of both; `rows_share`: rows over nodes times configurations, before
-        the first layer and after each; `variants`: the same for each.
+        Of the last variant measured `seconds`, `configs_per_second` and `peak_mib` (own memory of the process, the
+        program included); `bf16_difference`: the largest relative difference to fp32 of a runtime, scores being
+        logarithms of runtimes; `bf16_tau`: Kendall's tau between the scores of both; `rows_share`: rows over nodes
+        times configurations, before the first layer and after each; `variants`: the same for each; `not_measured`:
+        variants that this processor is too slow for, and why. Without bf16 there are no `bf16_difference`, `bf16_tau`.
 
     Raises:
         ValueError: the program cannot have so many configurable nodes, or nothing is to be scored.
     """
     _check(setting)
+    slowdown = bf16_slowdown()
+    names = [name for name, bf16 in VARIANTS.items() if not bf16 or slowdown <= MOST_SLOWDOWN]
     results: dict[str, Any] = {}
-    for done, variant in enumerate(VARIANTS):
-        progress(variant, done, len(VARIANTS))
+    for done, variant in enumerate(names):
+        progress(variant, done, len(names))
         child = [sys.executable, "-m", "experiments.bench.score", variant, json.dumps(dataclasses.asdict(setting))]
         results[variant], memory = watch(child)
         results[variant]["peak_mib"] = round(memory.anonymous, 1)
-    progress("done", len(VARIANTS), len(VARIANTS))
-    truth, ours = (np.array(results[variant].pop("scores")) for variant in VARIANTS)
-    keys = ("seconds", "configs_per_second", "peak_mib", "rows_share")
-    return {
-        **{key: results[OURS][key] for key in keys},
-        "bf16_difference": float(np.abs(np.expm1(ours - truth)).max()),
-        "bf16_tau": kendall_tau(ours, truth),
+    progress("done", len(names), len(names))
+    truth, *bf16_scores = (np.array(results[variant].pop("scores")) for variant in names)
+    result = {key: results[names[-1]][key] for key in ("seconds", "configs_per_second", "peak_mib", "rows_share")}
+    for scores in bf16_scores:
+        result["bf16_difference"] = float(np.abs(np.expm1(scores - truth)).max())
+        result["bf16_tau"] = kendall_tau(scores, truth)
+    return result | {
         "setting": dataclasses.asdict(setting),
         "variants": results,
+        "not_measured": [f"{name} ({too_slow(slowdown)})" for name in VARIANTS if name not in results],
         "machine": machine_record(),
     }
 

@@ -1,7 +1,7 @@
 """Is the cost model worth it? The same search with it, and on the hardware alone with ten times the measurements.
 
-    python -m experiments.bench.search_loop
-    python -m experiments.bench.search_loop --machines cores:4,gpus:4 --seeds 5
+    python -m experiments.bench search_loop
+    python -m experiments.bench search_loop --machines cores:4,gpus:4 --seeds 5
 
 `loop`: `gst.placement.search.Search` with a budget of 50 measurements, which screens thousands of plans by the
 simulator corrected by what was measured. `alone`: annealing that asks the hardware about every plan, from the same
@@ -139,17 +139,10 @@ def over_loop(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {key: statistics.geometric_mean(row[f"{key}_ms"] / row["loop_ms"] for row in rows) for key in others}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default="rnnlm,inception,wavenet")
-    parser.add_argument("--machines", default="", help="simulated ones, such as cores:4,gpus:4; none = this one")
-    parser.add_argument("--budget", type=int, default=50)
-    parser.add_argument("--repetitions", type=int, default=25, help="of each plan at the end, on this machine")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="default: search_loop.json or search_loop_simulated.json")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Search on every machine; the result is written to `options.json` after each program."""
     if options.seeds < 1:
-        parser.error(f"--seeds is {options.seeds}; want 1 or more")
+        raise ValueError(f"--seeds is {options.seeds}; want 1 or more")
     programs, machines = options.programs.split(","), [name for name in options.machines.split(",") if name]
     path = options.json or RESULTS / f"search_loop{'_simulated' if machines else ''}.json"
     asked = f"--programs {options.programs} --budget {options.budget} --seeds {options.seeds}"
@@ -166,16 +159,13 @@ def main() -> None:
             result = {
                 "simulated": True, "spread": SPREAD, "noise": NOISE, "network_evaluations": NETWORK_EVALUATIONS,
                 "machines": rows, **known,
-                "command": f"python -m experiments.bench.search_loop {asked} --machines {options.machines}",
+                "command": f"python -m experiments.bench search_loop {asked} --machines {options.machines}",
             }  # fmt: skip
         else:
             rows[name] = measured(name, options.budget, options.repetitions, options.seeds)
             result = {
                 "rows": rows, "over_loop": over_loop(list(rows.values())), **known,
-                "command": f"python -m experiments.bench.search_loop {asked}",
+                "command": f"python -m experiments.bench search_loop {asked}",
             }  # fmt: skip
         path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return result

@@ -1,7 +1,7 @@
 """One plan of a workload, run for real and simulated: where do they differ?
 
-    python -m experiments.bench.timeline --program rnnlm
-    python -m experiments.bench.timeline --program rnnlm --devices cpu:0,cpu:1 --plan runs/demo/plan.json
+    python -m experiments.bench timeline --program rnnlm
+    python -m experiments.bench timeline --program rnnlm --devices cpu:0,cpu:1 --plan runs/demo/plan.json
 
 The plan is that of `--plan`, or the list schedule HEFT. Costs are measured and contention is learned from other plans
 first. Of the runs the one of median makespan is drawn. Writes a Chrome trace (for ui.perfetto.dev) and a picture.
@@ -13,6 +13,7 @@ import argparse
 import os
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from gst.placement.task import Task
 from gst.process.tuning import WAITING
@@ -26,9 +27,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, Timeline, discover, select
+from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, discover, select
 from gst.devices.execute.costs import measure_costs
-from gst.devices.execute.timeline import KINDS, Simulation, chrome_trace, kind_of, save_trace
+from gst.devices.execute.timeline import KINDS, Timeline, chrome_trace, kind_of, save_trace
 from gst.devices.simulate.calibration import calibrate
 from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft
@@ -41,7 +42,7 @@ NUM_CALIBRATION = 12
 
 def both(
     program: Program, devices: list[Device], plan: Plan | None, repetitions: int
-) -> tuple[dict[str, Timeline | Simulation], float]:
+) -> tuple[dict[str, Timeline], float]:
     """Measure costs, learn contention, run the plan `repetitions` times and simulate it.
 
     Returns:
@@ -64,9 +65,7 @@ def both(
     return {"executed": executed, "simulated": simulated}, load
 
 
-def draw(
-    program: Program, devices: list[Device], runs: dict[str, Timeline | Simulation], load: float, out: Path
-) -> None:
+def draw(program: Program, devices: list[Device], runs: dict[str, Timeline], load: float, out: Path) -> None:
     """Two panels above each other with one axis of time; a row for each device."""
     makespans = {label: float(run.end_us.max()) / 1e3 for label, run in runs.items()}
     height = 1.3 + 2 * (0.5 + 0.35 * len(devices))
@@ -89,7 +88,7 @@ def draw(
     plt.close(figure)
 
 
-def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline | Simulation) -> None:
+def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline) -> None:
     for kind, colour in COLOURS.items():
         nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation" and kind_of(each) == kind]
         for row in range(len(devices)):
@@ -102,15 +101,8 @@ def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline | 
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="rnnlm", help="as for gst trace (default: %(default)s)")
-    parser.add_argument("--devices", default="cpu:0,cpu:1,cpu:0-1", help="CPU devices (default: %(default)s)")
-    parser.add_argument("--plan", type=Path, help="a plan that was saved for this program")
-    parser.add_argument("--repetitions", type=int, default=15, help="runs of the plan (default: %(default)s)")
-    parser.add_argument("--trace", type=Path, default=Path("runs/timeline.trace.json"))
-    parser.add_argument("--out", type=Path, default=Path("docs/timeline.png"))
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run and simulate the plan, write the trace and the picture."""
     program = traced(options.program)
     devices = select(options.devices.split(","), discover())
     plan = Plan.load(options.plan) if options.plan else None
@@ -121,7 +113,4 @@ def main() -> None:
         print(f"{label:<9} {float(run.end_us.max()) / 1e3:.2f} ms")
     print(f"others took {load:.0%} of the cores")
     print(f"Wrote {options.trace} (open it at ui.perfetto.dev) and {options.out}")
-
-
-if __name__ == "__main__":
-    main()
+    return {"others": load} | {f"{label}_ms": float(run.end_us.max()) / 1e3 for label, run in runs.items()}

@@ -1,4 +1,4 @@
-"""Progress of what takes more than a few seconds, and how much is said beside the results."""
+"""Progress bars with the time left, lines of progress for logs, and the verbosity of commands."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 EVERY = 30.0  # seconds between lines of a log
-VARIABLE = "GST_VERBOSITY"  # so that child processes say as much
+VARIABLE = "GST_VERBOSITY"  # read by child processes as well
 
 
 def verbosity() -> str:
-    """`quiet`: results and errors alone; `verbose`: bars of what is done stay, with the time it took."""
+    """Verbosity of this command: `quiet` prints results and errors only, `verbose` leaves finished bars in place."""
     return os.environ.get(VARIABLE, "normal")
 
 
 @contextmanager
 def saying(level: Verbosity) -> Iterator[None]:
-    """Within, `verbosity()` is `level`; `normal` leaves it as it is."""
+    """Set the verbosity within the context; `normal` leaves it as it is.
+
+    >>> with saying("quiet"):
+    ...     verbosity()
+    'quiet'
+    """
     before = os.environ.get(VARIABLE)
     if level != "normal":
         os.environ[VARIABLE] = level
@@ -45,14 +50,14 @@ def saying(level: Verbosity) -> Iterator[None]:
 
 
 def notice(words: str) -> None:
-    """One line beside the results."""
+    """Print one line to stderr, unless the verbosity is `quiet`."""
     if verbosity() != "quiet":
         print(f"gst: {words}", file=sys.stderr)
 
 
 class LogLines:
-    """Standard error that is no terminal: of what progress bars write, one line every `EVERY` seconds, and the last of
-    a bar that stays."""
+    """Stream for progress bars where stderr is no terminal: prints one of their lines every `EVERY` seconds, and the
+    last line of a bar that stays."""
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
     _line = ""
@@ -68,18 +73,18 @@ class LogLines:
 
 
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """A progress bar with the time left, which goes when it is done; in a log a line every `EVERY` seconds."""
+    """A tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY` seconds."""
     from tqdm import tqdm
 
     level = verbosity()
     shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
     if not sys.stderr.isatty():
-        shown |= {"file": LogLines(), "dynamic_ncols": False}
+        shown |= {"file": LogLines(), "dynamic_ncols": False, "delay": 1e-9}  # no line for a bar that just began
     return tqdm(*arguments, **(shown | options))
 
 
 class Bars:
-    """A progress bar with the time left; a new one where the number of things to do is another."""
+    """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(900)  # several processes, each of which loads torch
 def test_a_kill_of_each_command_loses_nothing(tmp_path: Path) -> None:
     result = tmp_path / "chaos.json"
-    program = [sys.executable, "-m", "experiments.bench.chaos", "--small", "--kills", "1"]
+    program = [sys.executable, "-m", "experiments.bench", "chaos", "--small", "--kills", "1"]
     done = subprocess.run(
         [*program, "--work", str(tmp_path / "work"), "--json", str(result)], cwd=ROOT, capture_output=True, text=True
     )

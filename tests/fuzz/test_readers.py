@@ -1,6 +1,6 @@
 """Damaged files are read or refused in one line that names them, in little time and memory, and never executed.
 
-The long form, with thousands of cases for each reader: `python -m experiments.bench.fuzz`.
+The long form, with thousands of cases for each reader: `python -m experiments.bench fuzz`.
 """
 
 from __future__ import annotations

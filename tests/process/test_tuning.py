@@ -1,3 +1,5 @@
+"""Settings of glibc and OpenMP."""
+
 from __future__ import annotations
 
 import platform
@@ -5,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+from gst.process.tuning import WAITING, wait_briefly
 
 PROGRAM = """
 import resource, sys, torch
@@ -32,3 +36,9 @@ def test_freed_tensors_are_used_again_without_page_faults() -> None:
 
     assert faults() >= 4 * (60 << 8)
     assert faults("keep") <= 2 * (60 << 8)
+
+
+def test_what_is_set_stays_and_what_is_missing_is_set() -> None:
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "HOME": "/"}
+    wait_briefly(environment)
+    assert environment == {"HOME": "/", "GOMP_SPINCOUNT": WAITING["GOMP_SPINCOUNT"], "OMP_WAIT_POLICY": "PASSIVE"}

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench.memory import run
-from experiments.bench.watch import Memory, watch
+from experiments.bench.memory import Memory, run, watch
 
 
 def python(program: str) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.bench import partition as bench
-from experiments.bench.graph_kinds import KINDS, dag, grid, netlist, powerlaw
+from experiments.bench.partition import KINDS, dag, grid, netlist, powerlaw
 from partitioners import METHODS, partition, quality
 
 

@@ -41,7 +41,8 @@ def test_sharing_leaves_fewer_rows_the_fewer_nodes_are_configurable() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_both_variants_are_measured_in_processes_of_their_own() -> None:
+def test_both_variants_are_measured_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score, "bf16_slowdown", lambda: 0.5)
     seen: list[tuple[str, int, int]] = []
     result = score.run(SETTING, lambda *what: seen.append(what))
     assert seen == [("fp32", 0, 2), ("bf16", 1, 2), ("done", 2, 2)]
@@ -51,6 +52,16 @@ def test_both_variants_are_measured_in_processes_of_their_own() -> None:
     assert 50 < result["peak_mib"] < 4000 and 0 < result["bf16_difference"] < 2e-3
     assert 0.8 < result["bf16_tau"] < 1
     assert result["setting"] == {"nodes": 2400, "configurable": 100, "configs": 40}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_processor_without_bf16_measures_fp32_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score, "bf16_slowdown", lambda: 50.0)
+    result = score.run(SETTING)
+    assert list(result["variants"]) == ["fp32"] and result["seconds"] == result["variants"]["fp32"]["seconds"]
+    assert result["not_measured"] == ["bf16 (products in bf16 take 50 times as long as in fp32 on this processor)"]
+    assert "bf16_tau" not in result
 
 
 @pytest.mark.parametrize(
