@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.data.measured_plans import core_use
 from gst.devices import Plan, overlap
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import ranks
 from gst.devices.simulate.orders import neighbour_lists
 from gst.placement.task import Task
@@ -81,7 +81,7 @@ class Timelines:
         is placed: the upward rank of Topcuoglu et al. (2002) of a placement that is already known."""
         return _tails(home, self._costs)
 
-    def waits(self, run: Simulation) -> Waits:
+    def waits(self, run: Timeline) -> Waits:
         """The chain that ends with the operation that ends last."""
         order = np.argsort(run.begin_us, kind="stable")
         nodes, cause = _waits(run.device, run.begin_us, run.end_us, order, self._costs)
