@@ -1,0 +1,17 @@
+"""Checks of types and shapes (jaxtyping), switched off where a test has to be quick."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jaxtyping
+
+
+@contextmanager
+def without_checks() -> Iterator[None]:
+    """Types and shapes are not checked, as in production. Checks take half of the time of tests that learn or that draw
+    thousands of times; other tests of the same functions leave them on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
