@@ -56,7 +56,7 @@ def notice(words: str) -> None:
 
 
 class LogLines:
-    """Stream for progress bars where stderr is no terminal: prints a line of theirs every `EVERY` seconds, and the last of
+    """Stream for progress bars where stderr is no terminal: prints a line of theirs every `EVERY` s, and the last of
     a bar that stays."""
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
