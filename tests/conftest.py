@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jaxtyping
@@ -78,9 +79,19 @@ def tile_kernels() -> list[Path]:
     return sorted(shared_or_fixture("tile/xla/train", "tile").glob("*.npz"))
 
 
+@contextmanager
+def without_checks() -> Iterator[None]:
+    """Types and shapes are not checked, as in production. Checks take half of the time of tests that learn or that draw
+    thousands of times; other tests of the same functions leave them on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """As in production: nobody checks types and shapes, so the code's own errors are seen."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    """So the code's own errors are seen, and long tests take half as long."""
+    with without_checks():
+        yield

@@ -56,10 +56,10 @@ def _once(model: GraphSegmentTraining, loader: StepLoader, channels: int) -> flo
     assert draw is not None
     traffic = model._traffic(draw)
     assert traffic is not None
-    remembered = traffic.request(table)
-    remembered.is_known()
+    pending = traffic.request(table)
+    pending.is_known()
     fresh = draw.fresh.nonzero().squeeze(1)
-    remembered.push_fresh(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh, 1)
+    pending.push_fresh(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh, 1)
     table.wait()
     return 1e3 * (time.perf_counter() - began)
 

@@ -16,7 +16,7 @@ from gst.method.batch import SegmentBatch, assemble
 from gst.method.catalogue import Catalogue, KeyAllocator
 from gst.method.draws import Draw, PrefetchedStep, draw_segments, segment_weights
 from gst.method.encoding import contract, embed_segments, pooling_name, warn_about
-from gst.method.exchange import Peers, Remembered, Traffic
+from gst.method.exchange import Peers, PendingRows, Traffic
 from gst.method.pooling import GraphPool, Pooling
 from gst.method.references import with_references
 
@@ -200,11 +200,11 @@ class GraphSegmentTraining(nn.Module):
     # The estimate --------------------------------------------------------------------------------------------------
 
     def _estimate(self, prefetched: PrefetchedStep, batch: SegmentBatch) -> Tensor:
-        draw, remembered = prefetched.draw, self._request(prefetched)
+        draw, pending = prefetched.draw, self._request(prefetched)
         catalogue, fresh = draw.catalogue, draw.fresh
         keys = self._keys.keys(catalogue, draw.configs)
         embedded = self._encode_batch(batch)  # while rows of other processes travel
-        is_known = self._known(keys) if remembered is None else remembered.is_known()
+        is_known = self._known(keys) if pending is None else pending.is_known()
         weights = self._weights(draw, is_known)
         pool = self._pool(catalogue)
         chosen = fresh.nonzero().squeeze(1)
@@ -214,9 +214,9 @@ class GraphSegmentTraining(nn.Module):
         used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
         if self.table is None:
             self._add_encoded(pool, catalogue, used, draw.configs, weights)
-        elif remembered is not None:
-            self._add(pool, catalogue, used, remembered.rows(used, self._like()), weights[used])
-            remembered.push_fresh(embedded, chosen, self.step)
+        elif pending is not None:
+            self._add(pool, catalogue, used, pending.rows(used, self._like()), weights[used])
+            pending.push_fresh(embedded, chosen, self.step)
         else:
             self._add_pulled(pool, catalogue, used, keys, weights)
             self._push(keys[chosen], embedded)
@@ -272,25 +272,25 @@ class GraphSegmentTraining(nn.Module):
             self._add_encoded(pool, catalogue, everything, configs, weights)
             return pool.result()
         keys = self._keys.keys(catalogue, configs)
-        remembered = self._request(prefetched)
-        is_known = self._known(keys) if remembered is None else remembered.is_known()
+        pending = self._request(prefetched)
+        is_known = self._known(keys) if pending is None else pending.is_known()
         missing = (~is_known & (keys >= 0)).any(1)
-        if remembered is None:
+        if pending is None:
             self._add_pulled(pool, catalogue, everything[~missing], keys, weights)
         else:
-            rows = remembered.rows(everything[~missing], self._like())
+            rows = pending.rows(everything[~missing], self._like())
             self._add(pool, catalogue, everything[~missing], rows, weights[~missing])
         made: list[Tensor] = []
         for chunk in catalogue.chunks(everything[missing], configs.shape[1], self.max_rows):
             embedded = self._encode(catalogue, chunk, configs)
             self._add(pool, catalogue, chunk, embedded, weights[chunk])
-            if remembered is None:
+            if pending is None:
                 self._push(keys[chunk], embedded)  # after the others were pulled: a full table may evict them
             else:
                 made.append(embedded)
-        if remembered is not None:
-            empty = torch.zeros(0, configs.shape[1], remembered.channels, device=self._like().device)
-            remembered.push_unknown(torch.cat(made or [empty]), everything[missing], self.step)
+        if pending is not None:
+            empty = torch.zeros(0, configs.shape[1], pending.channels, device=self._like().device)
+            pending.push_unknown(torch.cat(made or [empty]), everything[missing], self.step)
         return pool.result()
 
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
@@ -376,7 +376,7 @@ class GraphSegmentTraining(nn.Module):
         wanted = torch.ones_like(whole.fresh) if self.encoder_frozen else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
-    def _request(self, prefetched: PrefetchedStep) -> Remembered | None:
+    def _request(self, prefetched: PrefetchedStep) -> PendingRows | None:
         """Rows of a table that processes share, on their way."""
         if prefetched.traffic is None:
             return None

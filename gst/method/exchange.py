@@ -1,8 +1,8 @@
-"""One step of many processes: who takes which graph, and which rows of the table travel.
+"""One training step of several processes: which process takes which graph, and which rows of the sharded table move.
 
-All draws of a step follow from the seed and its number, so each process knows those of all others, and what they will
-ask of the table, without being told. With the same global step (`graphs_per_step` times the number of processes) any
-number of processes draws the same graphs, configurations, segments and dropouts, and follows the same gradients.
+All draws of a step follow from the seed and the number of the step, so each process computes those of all others, and
+the rows they need, without communication. With the same global step (`graphs_per_step` times the number of processes)
+any number of processes draws the same graphs, configurations, segments and dropouts, and follows the same gradients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gst.graphs.segments import SegmentedGraph
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """What all processes do in one step, in the order in which one process would: place i belongs to process
-    i % world_size. A process that nothing is left for goes through the first place again, for nothing.
+    """The graphs of one step over all processes, in the order of a single process: graph i belongs to process
+    i % world_size. An idle rank recomputes graph 0 with zero loss weight.
 
     Args:
         graphs, configs, targets: as in `gst.data.loader.Step`.
@@ -39,22 +39,22 @@ class Peers:
 
     @property
     def mine(self) -> list[int]:
-        """Places of this process."""
+        """Positions of this process's graphs in `graphs`."""
         return [0] if self.idle else list(range(self.rank, len(self.graphs), self.world_size))
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What moves between the processes and the table in one step: entries are the keys of all segments of the step,
-    in order; one that stands for all configurations is there once.
+    """Rows that move between processes and the sharded table in one step. Entries are the keys of all segments of the
+    step, in order; a segment whose embedding does not depend on the configuration has one entry.
 
     Args:
         rank: of this process.
         keys: of each entry.
-        process: which one its graph belongs to.
-        wanted: of which the row is asked for.
-        fresh: of which a new row is written.
-        own: the entry behind each segment and configuration of this process, counted among its entries; -1 at padding.
+        process: the process that its graph belongs to.
+        wanted: whether its row is pulled.
+        fresh: whether a new row is pushed.
+        own: the entry of each segment and configuration of this process, counted among its entries; -1 at padding.
     """
 
     rank: int
@@ -73,11 +73,11 @@ class Traffic:
         wanted: Bool[Tensor, " segments"],
         fresh: Bool[Tensor, " segments"],
     ) -> Traffic:
-        """From what is drawn for all processes.
+        """The traffic of a step, from the draws of all processes.
 
         Args:
             keys: -1 at padding.
-            graph: the place of each segment's graph in the step.
+            graph: the position of each segment's graph in the step.
         """
         counted = keys >= 0
         counted[:, 1:] &= configurable[:, None]
@@ -97,13 +97,13 @@ class Traffic:
             peers.rank, entries(keys), entries(process), entries(wanted[:, None]), entries(fresh[:, None]), own
         )
 
-    def request(self, table: ShardedTable) -> Remembered:
-        """Begin to fetch what the table knows."""
-        return Remembered(self, table)
+    def request(self, table: ShardedTable) -> PendingRows:
+        """Begin an asynchronous pull of the wanted rows."""
+        return PendingRows(self, table)
 
 
-class Remembered:
-    """What the table knows of the segments of this process, on its way."""
+class PendingRows:
+    """Handle of an asynchronous pull: rows of the segments of this process, and the push of new ones."""
 
     def __init__(self, traffic: Traffic, table: ShardedTable) -> None:
         self._traffic, self._table = traffic, table
@@ -121,17 +121,17 @@ class Remembered:
         return is_known[own]  # -1 is the last
 
     def rows(self, segments: Int64[Tensor, " chosen"], like: Tensor) -> Float[Tensor, "chosen configs channels"]:
-        """Of segments that were wanted, zeros where nothing is known; any of them at padding."""
+        """Rows of wanted segments; zeros where there is none, any row at padding."""
         place = torch.from_numpy(self._traffic.wanted[self._mine].cumsum() - 1)
         rows = self._wait()[0].to(like)
         return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device)]
 
     def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
-        """Write new rows of the fresh segments; `embedded` are those of this process, its `segments`."""
+        """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`."""
         self._push(self._traffic.fresh, embedded, segments, step)
 
     def push_unknown(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
-        """Write the rows that were not known; `embedded` holds at least those of this process."""
+        """Push the rows that the table lacks; `embedded` holds at least those of this process."""
         self._wait()
         self._push(self._pulled.unknown, embedded, segments, step)
 
@@ -140,8 +140,8 @@ class Remembered:
         row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
         row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
         sent = torch.from_numpy(row[:-1][chosen[self._mine]])
-        given = embedded.detach().flatten(0, 1)[sent.to(embedded.device)]
-        self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], given, step)
+        rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device)]
+        self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step)
 
     def _wait(self) -> tuple[Tensor, Tensor]:
         self._arrived = self._arrived or self._pulled.wait()

@@ -56,8 +56,13 @@ def notice(words: str) -> None:
 
 
 class LogLines:
+<<<<<<< HEAD
     """Stream for progress bars where stderr is no terminal: prints a line of theirs every `EVERY` s, and the last of
     a bar that stays."""
+=======
+    """Stream for progress bars where stderr is no terminal: prints one of their lines every `EVERY` seconds, and the
+    last line of a bar that stays."""
+>>>>>>> main
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
     _line = ""
@@ -79,7 +84,7 @@ def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
     level = verbosity()
     shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
     if not sys.stderr.isatty():
-        shown |= {"file": LogLines(), "dynamic_ncols": False}
+        shown |= {"file": LogLines(), "dynamic_ncols": False, "delay": 1e-9}  # no line for a bar that just began
     return tqdm(*arguments, **(shown | options))
 
 

@@ -217,6 +217,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gst.graphs.store.partitioning, "PATIENCE", -1.0)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("block_nodes", [1000, 20])
 def test_processes_change_nothing(tmp_path: Path, impatient: None, block_nodes: int) -> None:
     graphs = [random_graph(seed, 60, 150) for seed in range(9)]
@@ -228,6 +229,7 @@ def test_processes_change_nothing(tmp_path: Path, impatient: None, block_nodes: 
     assert contents(made[0]) == contents(made[1]) and names == [graph.name for graph in graphs] * 2
 
 
+@pytest.mark.e2e
 def test_what_a_process_refuses_is_refused_here(tmp_path: Path, impatient: None) -> None:
     with pytest.raises(ValueError, match="magic"):
         prepare(GRAPHS, tmp_path, method="magic", workers=2)

@@ -9,6 +9,7 @@ from gst.method.draws import choose_fresh, choose_kept, segment_weights
 DRAWS = 1500
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize(("num_segments", "num_fresh"), [(1, 1), (2, 1), (5, 2), (9, 1), (7, 7)])
 def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fresh: int, keep: float) -> None:
@@ -60,6 +61,7 @@ def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> 
     assert (weights == weights[:, :1]).all() and 0 < weights[1:, 0].mean() < 1
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> None:
     """4 standard errors, seed fixed."""

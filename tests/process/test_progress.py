@@ -13,13 +13,14 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     now = 1000.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     monkeypatch.setattr(LogLines, "_printed", now)
-    for epoch in range(40):
+    for epoch in range(27):
         with Bars() as bars:
+            now += 1.0
             for step in range(1, 11):
                 now += 0.2
                 bars.show(f"epoch {epoch}", step, 10)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and "epoch 14: 100%" in lines[0] and "10/10" in lines[0]
+    assert len(lines) == 2 and not any("| 0/10" in line for line in lines)
 
 
 def test_one_bar_counts_through_changing_descriptions(

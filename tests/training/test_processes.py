@@ -20,7 +20,7 @@ from gst.cli import main
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
-LIMIT = 240  # seconds
+LIMIT = 480  # seconds
 TWO_HOSTS = ["unshare", "-rn", "sh", str(Path(__file__).with_name("two_hosts.sh"))]
 SGD = [
     "--optimizer=torch.optim.SGD", "--optimizer.lr=0.01", "--optimizer.momentum=0.9",

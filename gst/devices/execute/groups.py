@@ -1,4 +1,4 @@
-"""A program with the groups of a plan as one node each, where that is faster."""
+"""Fusion groups compiled by Inductor: each structure is compiled and timed once, and used where it is faster."""
 
 from __future__ import annotations
 

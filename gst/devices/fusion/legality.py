@@ -1,4 +1,4 @@
-"""Which operations may be compiled into one."""
+"""Legal fusion groups: sets of operations that may be compiled into one, and chains of element-wise operations."""
 
 from __future__ import annotations
 

@@ -102,10 +102,10 @@ def test_the_time_to_a_score_is_that_of_the_first_point_that_reaches_it() -> Non
 @pytest.mark.slow
 def test_bench_against_full_end_to_end() -> None:
     seen: list[tuple[str, int, int]] = []
-    result: dict[str, Any] = against_full.run(lambda *what: seen.append(what), nodes=2000, seeds=2, epochs=1)
+    result: dict[str, Any] = against_full.run(lambda *what: seen.append(what), nodes=1000, seeds=2, epochs=1)
     assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4] and seen[1][0] == "full, seed 0"
     assert result["step_speedup"] == pytest.approx(result["full_ms"] / result["gst_ms"])
-    assert result["setting"]["nodes"] == 2000 and result["setting"]["seeds"] == 2
+    assert result["setting"]["nodes"] == 1000 and result["setting"]["seeds"] == 2
     for name in ("gst", "full"):
         curves, reached = result["curves"][name], result[f"{name}_reached"]
         assert len(curves) == 2 and result[f"{name}_tau"] == pytest.approx(sum(c[-1][1] for c in curves) / 2)
