@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import without_checks
 
 from gst.cost import CostModel
 from gst.cost.calibration import held_out
@@ -16,6 +15,7 @@ from gst.cost.metrics import kendall_tau
 from gst.cost.model import HELD_OUT
 from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
+from tests.checks import without_checks
 
 
 @pytest.fixture(scope="module")
