@@ -1,4 +1,6 @@
-"""Checks of types and shapes (jaxtyping), switched off where a test has to be quick."""
+"""Checks of types and shapes while tests run, left off where they take too long."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager

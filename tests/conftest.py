@@ -81,7 +81,7 @@ def tile_kernels() -> list[Path]:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """So the code's own errors are seen, and long tests take half as long."""
-    from tests.checks import without_checks  # found by the path that is set above
+    from tests.checks import without_checks  # by the path that was added above
 
     with without_checks():
         yield
