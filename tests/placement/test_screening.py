@@ -79,7 +79,7 @@ def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
     asked: list[object] = []
 
     def recorded(task: Task, runtime: Budgeted, *arguments: object, **options: object) -> None:
-        asked.append(runtime.runtime)
+        asked.append(runtime.objective)
         anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("gst.placement.search.anneal", recorded)
