@@ -27,9 +27,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, Timeline, discover, select
+from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, discover, select
 from gst.devices.execute.costs import measure_costs
-from gst.devices.execute.timeline import KINDS, Simulation, chrome_trace, kind_of, save_trace
+from gst.devices.execute.timeline import KINDS, Timeline, chrome_trace, kind_of, save_trace
 from gst.devices.simulate.calibration import calibrate
 from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft
@@ -42,7 +42,7 @@ NUM_CALIBRATION = 12
 
 def both(
     program: Program, devices: list[Device], plan: Plan | None, repetitions: int
-) -> tuple[dict[str, Timeline | Simulation], float]:
+) -> tuple[dict[str, Timeline], float]:
     """Measure costs, learn contention, run the plan `repetitions` times and simulate it.
 
     Returns:
@@ -65,9 +65,7 @@ def both(
     return {"executed": executed, "simulated": simulated}, load
 
 
-def draw(
-    program: Program, devices: list[Device], runs: dict[str, Timeline | Simulation], load: float, out: Path
-) -> None:
+def draw(program: Program, devices: list[Device], runs: dict[str, Timeline], load: float, out: Path) -> None:
     """Two panels above each other with one axis of time; a row for each device."""
     makespans = {label: float(run.end_us.max()) / 1e3 for label, run in runs.items()}
     height = 1.3 + 2 * (0.5 + 0.35 * len(devices))
@@ -90,7 +88,7 @@ def draw(
     plt.close(figure)
 
 
-def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline | Simulation) -> None:
+def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline) -> None:
     for kind, colour in COLOURS.items():
         nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation" and kind_of(each) == kind]
         for row in range(len(devices)):

@@ -1,14 +1,25 @@
-"""`gst prepare` and `gst data`: what they take, do and print."""
+"""Commands `gst prepare` and `gst data`: their arguments, datasets by name, and output."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gst.data.source import GraphSource
+
+DATASETS = "synthetic:NODES, elf, malnet FOLDER, tpugraphs, or TpuGraphs npz files and patterns of them"
+FILES = "a TpuGraphs npz file"
+OPTIONS = {
+    "synthetic": (),
+    "elf": ("root", "label", "min_bytes", "limit", "min_groups"),
+    "malnet": ("part", "splits"),
+    "tpugraphs": ("root", "collection", "part", "eval_indices", "features", "reduction"),
+    FILES: ("features", "reduction"),
+}
+"""Options of each kind of dataset."""
 
 
 def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -50,7 +61,7 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 
 
 def _add_sources(prepare: argparse.ArgumentParser) -> None:
-    """The dataset, and the options of each kind, which `gst.data.named.OPTIONS` lists."""
+    """The dataset, and the options of each kind, `OPTIONS`."""
     prepare.add_argument(
         "dataset",
         nargs="+",
@@ -97,11 +108,9 @@ def _add_sources(prepare: argparse.ArgumentParser) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.data.named import OPTIONS, datasets
-
-    names = {name for taken in OPTIONS.values() for name in taken}
-    given = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
-    results = [_prepare_one(source, options) for source in datasets(options.dataset, **given)]
+    names = {name for each in OPTIONS.values() for name in each}
+    values = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+    results = [_prepare_one(source, options) for source in datasets(options.dataset, **values)]
     return results[0] if len(results) == 1 else {"stores": results}
 
 
@@ -109,7 +118,6 @@ def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, 
     from collections import Counter
 
     from gst.data import ElfBinaries, MalNet, TpuGraphsCollection
-    from gst.data.named import expected_graphs
     from gst.graphs.store import open_store, prepare
     from gst.process.progress import bar
 
@@ -161,3 +169,87 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{name:<26} {f'{count} files' if count else 'absent'}")
     print(f"below {root}; gst data tpugraphs --print-download tells how to get what is absent")
     return {"root": root, "files": files}
+
+
+# Datasets by name ----------------------------------------------------------------------------------------------------
+
+
+def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
+    """The datasets that the words of a command name, as `dataset`; `tpugraphs` names all its parts below `root`."""
+    from gst.data.collections import USUAL_ROOT, parts_below
+
+    if words[0] != "tpugraphs":
+        return [dataset(words, **options)]
+    _nothing_after("tpugraphs", words[1:])
+    _check_options("tpugraphs", options)
+    return parts_below(**{"root": USUAL_ROOT} | options)
+
+
+def dataset(words: Sequence[str], **options: Any) -> GraphSource:
+    """The dataset that the words of a command name: `synthetic:NODES`, `elf`, `malnet FOLDER`, or TpuGraphs files.
+
+    >>> dataset(["synthetic:500"]).num_nodes
+    500
+
+    Args:
+        options: arguments of `ElfBinaries`, `MalNet` or `TpuGraphs`, see `OPTIONS`.
+
+    Raises:
+        ValueError: there is no such dataset, it does not take one of the options, or words are missing or left over.
+    """
+    from gst.data import ElfBinaries, MalNet, SyntheticPrograms, TpuGraphs
+
+    name, rest = words[0], list(words[1:])
+    kind = name.partition(":")[0]
+    _check_options(name, options)
+    if kind == "synthetic":
+        _nothing_after(name, rest)
+        return SyntheticPrograms(num_nodes=_number_of_nodes(name))
+    if name == "elf":
+        _nothing_after(name, rest)
+        return ElfBinaries(**options)
+    if name == "malnet":
+        if not rest:
+            raise ValueError("malnet needs its folder: malnet FOLDER, the one that holds type/family/hash.edgelist")
+        _nothing_after(f"malnet {rest[0]}", rest[1:])
+        return MalNet(rest[0], **options)
+    for word in words:
+        if not (word.endswith(".npz") or set(word) & set("*?[/") or Path(word).exists()):
+            raise ValueError(f"there is no dataset {word!r}; there are {DATASETS}")
+    return TpuGraphs(words, **options)
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    kind = name.partition(":")[0]
+    for option in options:
+        if option not in OPTIONS.get(kind, OPTIONS[FILES]):
+            takers = " or ".join(taker for taker, options in OPTIONS.items() if option in options) or "no dataset"
+            raise ValueError(f"{name} takes no option {option}; {takers} does")
+
+
+def expected_graphs(source: GraphSource) -> int | None:
+    """About how many graphs a source has, for a progress bar; None if only reading them tells."""
+    from gst.data import ElfBinaries, MalNet, SyntheticPrograms, TpuGraphs, TpuGraphsCollection
+
+    match source:
+        case ElfBinaries():
+            return len(source.binaries)
+        case MalNet() | TpuGraphsCollection():
+            return len(source.files)
+        case TpuGraphs():
+            return len(source.paths())
+        case SyntheticPrograms():
+            return source.num_graphs
+    return None
+
+
+def _nothing_after(name: str, rest: Sequence[str]) -> None:
+    if rest:
+        raise ValueError(f"{name} stands alone; prepare {rest[0]} by a command of its own")
+
+
+def _number_of_nodes(name: str) -> int:
+    number = name.partition(":")[2]
+    if not number.isascii() or not number.isdigit() or not int(number):
+        raise ValueError(f"{name}: want the number of nodes, such as synthetic:200000")
+    return int(number)

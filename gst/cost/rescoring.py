@@ -1,11 +1,9 @@
-"""Runtimes of many configurations of one program that differ in few places: what did not change is not encoded again.
+"""Incremental prediction of runtimes: configurations that differ in few nodes encode only the segments that changed.
 
 The readout of a cost model decomposes over segments (`gst.method.pooling`), and `CostModel` cuts programs without
-context nodes, so what it says of a segment depends on the configuration of the segment's own nodes alone. Embeddings
-are therefore kept in an `EmbeddingTable` under the segment and the content of its configuration, as Graph Segment
-Training (Cao et al. 2023) keeps them under the segment and the number of the configuration. Here no row is ever stale:
-the weights stand still between two calls of `fit`, after which everything is forgotten, and equal content has equal
-rows.
+context nodes, so the embedding of a segment depends on the configuration of the segment's own nodes alone. An
+`EmbeddingTable` stores embeddings under the segment and the content of its configuration. No row is stale: the weights
+change in `fit` alone, after which the table is emptied, and equal content has equal rows.
 """
 
 from __future__ import annotations
@@ -18,11 +16,9 @@ from hashlib import blake2b
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
-from torch import nn
 
 from embedding_cache import EmbeddingTable
-from gst.cost.member import CONFIGS_AT_ONCE
-from gst.cost.model import CostModel, Runtimes
+from gst.cost.model import CONFIGS_AT_ONCE, CostModel, Runtimes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import assemble
@@ -32,7 +28,7 @@ PAIRS_AT_ONCE = 1 << 12  # (segment, configuration) pairs whose features are hel
 ROWS_AT_ONCE = 1 << 18  # (node, configuration) pairs encoded together
 
 Block = Float32[np.ndarray, "configurable channels"]
-"""What a configuration says of the configurable nodes of one segment."""
+"""Configuration features of the configurable nodes of one segment."""
 
 Content = tuple[int, bytes]
 """A segment and a digest of its block."""
@@ -40,11 +36,11 @@ Content = tuple[int, bytes]
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A configuration, by what it does not share with the base of a `Rescorer`.
+    """The difference of a configuration from the base of a `Rescorer`.
 
     Args:
         nodes: configurable nodes, each at most once.
-        rows: what the configuration says of each of them.
+        rows: their configuration features.
     """
 
     nodes: Int64[np.ndarray, " changed"]
@@ -52,17 +48,21 @@ class Change:
 
 
 class Rescorer:
-    """Says of configurations what `CostModel.predict` says of them (to rounding), and encodes only what it never saw.
+    """Predicts the runtimes of `CostModel.predict` (to rounding) and encodes only segments with new content.
 
-        rescorer = Rescorer(model, graph)              # the first configuration of the graph is the base
-        rescorer.predict([Change(nodes, rows), ...])   # each is the base with some rows changed
-        rescorer.rebase(change)                        # a move is accepted: the base is another one now
+    >>> from gst.data.synthetic import synthetic_program
+    >>> graph, model = synthetic_program(num_nodes=60, num_configs=10), CostModel(max_nodes=20)
+    >>> history = model.fit([graph], epochs=1)
+    >>> rescorer = Rescorer(model, graph)           # the first configuration of the graph is the base
+    >>> change = Change(graph.config_nodes[:1], graph.config_features[1, :1].astype(np.float32))
+    >>> rescorer.predict([change]).shape            # each is the base with some rows changed
+    (1,)
+    >>> rescorer.rebase(change)                     # the move is accepted: the changed configuration is the base
 
     Args:
         model: fitted. When it is fitted again, everything is encoded again.
-        graph: of the program, with at least one configuration.
-        capacity: most embeddings of segments kept; the least recently used go first, and are encoded again when they
-            are needed.
+        graph: the program, with at least one configuration.
+        capacity: most segment embeddings in memory; the least recently used are dropped first.
 
     Attributes:
         num_encoded: (segment, content) pairs encoded so far, those of bases included.
@@ -106,11 +106,7 @@ class Rescorer:
             ValueError: the model has one member, which cannot disagree; the coverage is no share, or needs more
                 held-out configurations than there are.
         """
-        if self.model.settings["members"] == 1:
-            raise ValueError("one network cannot disagree; make the model with CostModel(members=3) or more")
-        logs, spreads = self.logs(changes)
-        assert self.model.calibration is not None, "what predicts was fitted"
-        return np.exp(logs), np.exp(self.model.calibration.half_width(spreads, coverage))
+        return self.model.intervals(lambda: self.logs(changes), coverage)
 
     def logs(self, changes: Sequence[Change]) -> tuple[Runtimes, Runtimes]:
         """Mean and standard deviation over the members of the logarithm of each runtime.
@@ -138,25 +134,24 @@ class Rescorer:
         if self._members is not self.model.members:
             self._begin()
         else:
-            self._take_base(blocks)
+            self._rebase_segments(blocks)
 
     # The base ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Forget all embeddings, and encode the base."""
+        """Empty the table and encode the base."""
         self._members = self.model.members
-        encoders = [member.encoder for member in self._members]
-        if any(nn.parameter.is_lazy(parameter) for each in encoders for parameter in each.parameters()):
+        if any(member.is_new() for member in self._members):
             raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
         width = len(self._members) * self.model.settings["channels"]
         self._table = EmbeddingTable(self.capacity, width)
         self._slots: OrderedDict[Content, int] = OrderedDict()  # least recently used first
         self._base_rows = np.zeros((self.num_segments, width), np.float32)
         everything = zip(self._bounds[:-1], self._bounds[1:], strict=True)
-        self._take_base({place: self._base[low:high] for place, (low, high) in enumerate(everything)})
+        self._rebase_segments({place: self._base[low:high] for place, (low, high) in enumerate(everything)})
 
-    def _take_base(self, blocks: Mapping[int, np.ndarray]) -> None:
-        """Segments of the base are what `blocks` says."""
+    def _rebase_segments(self, blocks: Mapping[int, np.ndarray]) -> None:
+        """Replace the blocks of some segments of the base."""
         distinct = {(place, _digest(block)): block for place, block in blocks.items()}
         if distinct:
             self._base_rows[list(blocks)] = self._rows(distinct)
@@ -165,7 +160,7 @@ class Rescorer:
     # Configurations ------------------------------------------------------------------------------------------------
 
     def _blocks(self, change: Change) -> Iterator[tuple[int, Block]]:
-        """The segments that a change reaches, and their blocks under it."""
+        """Numbers of the segments that a change affects, and their changed blocks."""
         columns = self._column[change.nodes]
         if (columns < 0).any():
             node = int(change.nodes[int((columns < 0).argmax())])

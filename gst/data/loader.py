@@ -110,7 +110,7 @@ class StepLoader:
     >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
     >>> loader = StepLoader([(graph, torch.arange(10))], configs_per_graph=4, seed=0)
     >>> [step.configs.shape[1] for step in loader]
-    [4, 4, 2]
+    [2, 4, 4]
 
     Args:
         selections: graphs and the configurations to use of each.

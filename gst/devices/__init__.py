@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# ruff: noqa: F401  (names for type checkers; `__getattr__` loads them)
 if TYPE_CHECKING:
     from gst.devices.describe.discover import Device, discover, overlap, select
     from gst.devices.describe.load import LoadGate, LoadMeter
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
     from gst.devices.execute.timeline import Timeline
     from gst.devices.fusion.legality import fusion_groups, legalise, pointwise_chains
     from gst.devices.plan import Plan
-    from gst.devices.simulate.orders import critical_path_priority, memory_aware_priority
-
-__all__ = [
-    "AnyExecutor", "Device", "ExecutionError", "Executor", "Failure", "IsolatedExecutor", "LoadGate", "LoadMeter",
-    "Log", "Measurement", "NativeExecutor", "PlainPyTorch", "Plan", "Timeline", "Transfers", "critical_path_priority",
-    "discover", "eager", "executor", "fused", "fusion_groups", "legalise", "machine_record", "measure", "measure_plans",
-    "memory_aware_priority", "overlap", "pointwise_chains", "profile", "pytorch", "select",
-]  # fmt: skip
 
 _MODULES = {
     "describe.discover": ("Device", "discover", "overlap", "select"),
@@ -44,9 +37,9 @@ _MODULES = {
     "execute.timeline": ("Timeline",),
     "fusion.legality": ("fusion_groups", "legalise", "pointwise_chains"),
     "plan": ("Plan",),
-    "simulate.orders": ("critical_path_priority", "memory_aware_priority"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.placement.task import Task
 
 
@@ -87,7 +87,7 @@ class SimulatedRuntime:
         run = self.task.simulator.run(plan)
         return float("nan") if self.check_memory and self._excess(run) > 0 else run.makespan_us / 1e3
 
-    def _excess(self, run: Simulation) -> float:
+    def _excess(self, run: Timeline) -> float:
         taken, limits = self.task.memory_use(run), self.task.memories
         return max(0.0, *((taken[name] - limit) / limit for name, limit in limits.items() if limit is not None), 0.0)
 

@@ -14,7 +14,7 @@ from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
 from gst.graphs.graph import Graph
 from gst.programs import Program
@@ -142,7 +142,7 @@ class Task:
         )  # fmt: skip
         return replace(self, costs=fewer)
 
-    def memory_use(self, simulation: Simulation) -> dict[str, int]:
+    def memory_use(self, simulation: Timeline) -> dict[str, int]:
         """The most bytes that each memory holds at any moment of a simulated run, resident ones included."""
         use = peak_bytes(self.costs, simulation)
         if self.sizes_hold_values:

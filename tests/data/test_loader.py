@@ -1,17 +1,27 @@
+"""Steps: dealt out in a seeded order, read one step ahead, and split into parts."""
+
 from __future__ import annotations
 
 import itertools
 import math
+import threading
+import time
 from collections import Counter
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from reference import random_graph
 
-from gst.data.loader import Step, StepLoader, split
+from gst.data import group_of
+from gst.data.loader import Prefetched, Reader, Selection, Step, StepLoader, split
 from gst.data.synthetic import synthetic_program
-from gst.graphs.segments import segment
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
 
 GRAPHS = [segment(random_graph(seed, num_configs=7 + 4 * seed)) for seed in range(3)]
 EVERYTHING = [(graph, torch.arange(graph.num_configs)) for graph in GRAPHS]
@@ -149,3 +159,126 @@ def test_an_epoch_left_early_is_followed_by_the_next() -> None:
 
     assert first_two() != first_two()
     assert loader.epoch == 1
+
+
+# Reading one step ahead --------------------------------------------------------------------------
+
+
+def test_steps_come_in_order_with_what_was_read_for_them() -> None:
+    drawn: list[tuple[int, int]] = []
+
+    def draw(step: int, ahead: int) -> int:
+        assert threading.current_thread() is threading.main_thread()
+        drawn.append((step, ahead))
+        return 10 * step
+
+    def load(number: int) -> tuple[int, bool]:
+        return number + 1, threading.current_thread() is threading.main_thread()
+
+    assert list(Prefetched(range(4), Reader(draw, load))) == [(i, (10 * i + 1, False)) for i in range(4)]
+    assert drawn == [(0, 0), (1, 1), (2, 1), (3, 1)]
+    assert list(Prefetched([], Reader(draw, load))) == []
+
+
+def test_a_step_is_drawn_before_the_one_before_it_is_computed() -> None:
+    drawn: list[int] = []
+    for step, _ in Prefetched(range(3), Reader(lambda step, ahead: drawn.append(step) or step, lambda drawn: drawn)):
+        assert drawn == list(range(min(step + 2, 3)))
+
+
+def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed() -> None:
+    """Odd steps hang on the one before them."""
+    happened: list[tuple[str, int, int]] = []
+
+    def draw(step: int, ahead: int) -> int | None:
+        happened.append(("draw", step, ahead))
+        return None if ahead and step % 2 else 10 * step
+
+    for step, read in Prefetched(range(4), Reader(draw, lambda drawn: drawn + 1)):
+        assert read == 10 * step + 1
+        happened.append(("compute", step, 0))
+    undecided, decided = [("draw", 1, 1), ("compute", 0, 0), ("draw", 1, 0)], [("draw", 2, 1), ("compute", 1, 0)]
+    assert happened == [
+        ("draw", 0, 0), *undecided, *decided, ("draw", 3, 1), ("compute", 2, 0), ("draw", 3, 0), ("compute", 3, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reading", "computing", "low", "high"), [(0.01, 0.06, 0.0, 0.4), (0.06, 0.01, 0.5, 1.0)])
+def test_waiting_is_what_reading_takes_longer_than_computing(
+    reading: float, computing: float, low: float, high: float
+) -> None:
+    prefetched = Prefetched(range(8), Reader(lambda step, ahead: step, lambda step: time.sleep(reading)))
+    for _ in prefetched:
+        time.sleep(computing)
+    assert low <= prefetched.waited / prefetched.passed <= high
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_in_front() -> None:
+    def load(step: int) -> None:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(Prefetched(range(2), Reader(lambda step, ahead: step, load)))
+
+
+# Groups of graphs are held out together, or not at all -------------------------------------------
+
+
+NAMES = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.sampled_from(["x", "y", "bin/x", "x/y/z"])), unique=True, min_size=1
+).map(lambda pairs: ["/".join(pair) for pair in pairs])
+
+
+@cache
+def named(name: str) -> SegmentedGraph:
+    """Two nodes, three configurations."""
+    features, given_by_configs = np.zeros((2, 1), np.float32), np.arange(3, dtype=np.int8).reshape(3, 1, 1)
+    return segment(
+        Graph(features, np.array([[0], [1]]), config_nodes=np.array([0]), config_features=given_by_configs,
+              targets=np.ones(3), name=name)
+    )  # fmt: skip
+
+
+def names_in(part: list[Selection]) -> list[str]:
+    return [graph.name for graph, _ in part]
+
+
+@given(NAMES, st.data())
+def test_a_group_is_never_on_both_sides(names: list[str], data: st.DataObject) -> None:
+    groups = sorted({name.split("/")[0] for name in names})
+    valid = data.draw(st.integers(0, len(groups) - 1))
+    test = data.draw(st.integers(0, len(groups) - 1 - valid))
+    seed = data.draw(st.integers(0, 99))
+    parts = split([named(name) for name in names], "groups", valid, test, seed)
+    sides = [{group_of(name) for name in names_in(part)} for part in parts]
+    assert [len(side) for side in sides] == [len(groups) - valid - test, valid, test]
+    assert sorted(group for side in sides for group in side) == groups  # each on one side
+    assert Counter(name for part in parts for name in names_in(part)) == Counter(names)
+    assert all(configs.tolist() == [0, 1, 2] for part in parts for _, configs in part)
+    assert all(names_in(part) == [name for name in names if name in names_in(part)] for part in parts)
+
+
+def test_other_seeds_hold_out_other_groups() -> None:
+    graphs = [named(f"{group}/{i}") for group in "abcd" for i in range(2)]
+    held_out = [{group_of(name) for name in names_in(split(graphs, "groups", 1, 0, seed)[1])} for seed in range(20)]
+    assert {"a", "b", "c", "d"} == set.union(*held_out)
+
+
+def test_splitting_by_graphs_does_tear_groups_apart() -> None:
+    """What `groups` is for."""
+    graphs = [named(f"{group}/{i}") for group in "ab" for i in range(4)]
+    training, held_out, _ = split(graphs, "graphs", 4, 0, seed=0)
+    assert {group_of(name) for name in names_in(training)} & {group_of(name) for name in names_in(held_out)}
+
+
+@pytest.mark.parametrize(("valid", "test"), [(2, 0), (1, 1), (0, 3)])
+def test_no_more_groups_can_be_held_out_than_there_are(valid: int, test: int) -> None:
+    """Six graphs, but two groups, of which one has to be left to learn from."""
+    graphs = [named(f"{group}/{i}") for group in "ab" for i in range(3)]
+    with pytest.raises(ValueError, match=rf"{valid} \+ {test} groups are to be held out, but there are only 2"):
+        split(graphs, "groups", valid, test, seed=0)
+
+
+@pytest.mark.parametrize(("name", "group"), [("bash/usr/bin/bash", "bash"), ("lone", "lone"), ("/x", ""), ("", "")])
+def test_the_group_is_what_stands_before_the_first_slash(name: str, group: str) -> None:
+    assert group_of(name) == group

@@ -1,3 +1,5 @@
+"""TpuGraphs files read as published, damaged files refused, and fingerprints of files."""
+
 from __future__ import annotations
 
 import os
@@ -11,6 +13,7 @@ import pytest
 from conftest import FIXTURES, SHARED
 from reference import merged
 
+from gst.data.source import fingerprint_of_files
 from gst.data.tpugraphs import TpuGraphs, read
 from gst.graphs.graph import Graph
 from gst.graphs.store import prepare
@@ -277,3 +280,23 @@ def test_a_dataset_yields_its_files_as_often_as_asked(tmp_path: Path, tile_kerne
     assert names == [*sorted(path.stem for path in tile_kernels[:2]), LAYOUT.stem] == [graph.name for graph in dataset]
     with pytest.raises(ValueError, match=r"nothing-\*"):
         list(TpuGraphs([str(tmp_path / "nothing-*.npz")]))
+
+
+# Fingerprints ------------------------------------------------------------------------------------
+
+
+def test_a_change_of_any_file_or_of_the_reader_is_told(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one", "two")]
+    for file in files:
+        file.write_text("graph")
+        os.utime(file, ns=(0, 0))
+    prints = [fingerprint_of_files(files, "reader 1")]
+    assert fingerprint_of_files(files, "reader 1") == prints[0]
+    prints.append(fingerprint_of_files(files, "reader 2"))
+    prints += [fingerprint_of_files(some, "reader 1") for some in (files[:1], files[::-1])]
+    os.utime(files[1], ns=(0, 1))
+    prints.append(fingerprint_of_files(files, "reader 1"))
+    files[1].write_text("longer graph")
+    os.utime(files[1], ns=(0, 1))
+    prints.append(fingerprint_of_files(files, "reader 1"))
+    assert len(set(prints)) == len(prints)

@@ -30,7 +30,6 @@ from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import this_machine
 from gst.devices.describe.rates import Link, OperationRates, Rates, save_rates, saved_rates
-from gst.devices.execute.costs import CostCache
 from gst.devices.execute.log import Log
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
@@ -233,11 +232,6 @@ def _write_log(folder: Path) -> Path:
     return log.path
 
 
-def _write_costs(folder: Path) -> Path:
-    CostCache(folder).learn(program(), 1, np.ones(program().num_nodes), np.ones(program().num_nodes, np.int64))
-    return CostCache(folder).path
-
-
 def _write_rates(folder: Path) -> Path:
     rates = Rates(
         **{each.name: "" for each in fields(Rates)}
@@ -344,7 +338,6 @@ READERS = {
     "plan alone": Reader(_write_plan, lambda path: Plan.load(path).key),
     "log": Reader(_write_log, lambda path: Log(path).read()),
     "measured plans": Reader(_write_measured, lambda path: list(MeasuredPlans([str(path)]))),
-    "cost cache": Reader(_write_costs, lambda path: CostCache(path.parent).times(program(), 1)),
     "rates": Reader(_write_rates, lambda path: saved_rates(path.parent)),
     "cost model": Reader(_write_model, CostModel.load),
     "policy": Reader(_write_policy, load_policy),

@@ -142,6 +142,7 @@ def test_any_structure_of_outputs_is_given_back() -> None:
     assert result["twice"][0].tolist() == [2, 2] and result["same"][0].tolist() == [1, 1]
 
 
+@pytest.mark.usefixtures("unchecked")  # the time is that of production
 @pytest.mark.slow
 def test_a_program_of_12_000_nodes_is_captured_within_a_minute() -> None:
     step = WORKLOADS["gnmt"](layers=8, hidden=8, steps=13, batch=2, vocabulary=20)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -19,13 +14,11 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from gst.devices.describe.discover import Device, select
-from gst.devices.describe.machine import machine_file, this_machine
 from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
 from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import Plan
-from gst.files.untrusted import plain, read_object, shown
 from gst.programs import Program, Reference
 
 COPY_US = 20.0  # of the smallest copy from memory to memory
@@ -86,23 +79,18 @@ class Costs:
         return (read + self.output_bytes) * self.computed
 
 
-def measure_costs(executor: NativeExecutor, repetitions: int = 5, cache: CostCache | None = None) -> Costs:
+def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
     """Run the program on each device alone; devices with as many threads share their times.
 
     Args:
         executor: entered; its program and devices are measured.
         repetitions: runs on each kind of device, of which the quicker half counts.
-        cache: of operations measured before. If it knows all of the program nothing is run, and operations that are
-            alike have the same times; otherwise the program is measured, and the cache learns of it.
     """
     program, devices = executor.program, executor.devices
     by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for device in devices:
         if device.threads not in by_threads:
-            known = cache.times(program, device.threads) if cache else None
-            by_threads[device.threads] = known or _measured(executor, device, repetitions)
-            if cache and not known:
-                cache.learn(program, device.threads, *by_threads[device.threads])
+            by_threads[device.threads] = _measured(executor, device, repetitions)
     times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
     return Costs(
         devices, program.graph.edges, _computed(program), _kept(program), times, program.output_bytes, own,
@@ -247,90 +235,3 @@ def _timed_pass(
         times[node] = (perf_counter_ns() - start) / 1e3
         for each in dead:
             values[each] = None
-
-
-SCHEMA = 1
-
-
-class CostCache:
-    """Median microseconds and bytes of operations, by what they compute and by the threads they had.
-
-    One JSON file for each kind of machine and version of torch: what was measured elsewhere is never found.
-
-    Args:
-        directory: where it lies; `$XDG_CACHE_HOME/gst/costs` (`~/.cache/gst/costs`) if None.
-
-    Raises:
-        ValueError: the file is damaged; the message names it.
-    """
-
-    def __init__(self, directory: Path | None = None) -> None:
-        self.path = machine_file("costs", directory)
-        self._machine = this_machine()
-        self._known = self._read()
-
-    def times(
-        self, program: Program, threads: int
-    ) -> tuple[Float64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"]] | None:
-        """Microseconds and bytes of each node, 0 for inputs and constants; None if an operation was never measured."""
-        keys = signatures(program)
-        rows = [self._known.get(f"{threads} {key}") if key else [0.0, 0] for key in keys]
-        if any(row is None for row in rows):
-            return None
-        found = np.array(rows, np.float64).reshape(-1, 2)
-        return found[:, 0].copy(), found[:, 1].astype(np.int64)
-
-    def learn(
-        self, program: Program, threads: int, times_us: Float64[np.ndarray, " nodes"], own: Int64[np.ndarray, " nodes"]
-    ) -> None:
-        """Take over what was measured: the median of the operations that are alike. Written at once or not at all."""
-        alike: dict[str, list[int]] = {}
-        for node, key in enumerate(signatures(program)):
-            if key:
-                alike.setdefault(f"{threads} {key}", []).append(node)
-        known = self._read()  # another process may have learned meanwhile
-        for key, nodes in alike.items():
-            known[key] = [float(np.median(times_us[nodes])), int(own[nodes].max())]
-        self._known = known
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"schema": SCHEMA, "machine": self._machine, "operations": known}))
-        partial.replace(self.path)
-
-    def _read(self) -> dict[str, list[Any]]:
-        if not self.path.exists():
-            return {}
-        try:
-            record = read_object(self.path)
-            fits = record["schema"] == SCHEMA and record["machine"] == self._machine
-            known = dict(record["operations"]) if fits else {}
-            for time_us, own in known.values():
-                if not (0 <= time_us < math.inf and type(own) is int and 0 <= own < 2**63):
-                    raise ValueError(f"an operation took {shown(time_us)} us and {shown(own)} bytes")
-            return known
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self.path}: damaged cache of operation times ({plain(error)}); delete the file"
-            ) from error
-
-
-def signatures(program: Program) -> list[str | None]:
-    """What each operation computes: its operator, with the shapes and dtypes of what it reads; None for the others."""
-    found: list[str | None] = []
-    for operation in program.operations:
-        if operation.kind != "operation":
-            found.append(None)
-            continue
-        arguments = [_text(value, program) for value in (operation.args, sorted(operation.kwargs.items()))]
-        text = f"{operation.target} {' '.join(arguments)}"
-        found.append(hashlib.sha256(text.encode()).hexdigest()[:20])
-    return found
-
-
-def _text(value: Any, program: Program) -> str:
-    if isinstance(value, Reference):
-        read = program.operations[value.node]
-        return f"{list(map(tuple, read.shapes))}{list(map(str, read.dtypes))}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_text(each, program) for each in value)}]"
-    return repr(value)

@@ -24,7 +24,7 @@ from gst.devices.describe.discover import Device, select
 from gst.devices.describe.load import LoadGate, held, read_busy
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.measure import Failure, Measurement, measure
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import Plan
 from gst.process.tuning import WAITING
 from gst.programs import Program
@@ -87,7 +87,7 @@ class IsolatedExecutor:
         known = seen["own_bytes"] is not None
         return replace(found, own_bytes=np.array(seen["own_bytes"], np.int64)) if known else found
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Simulation]:
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """When each operation began and ended in the quickest run of each plan, of runs in turns. Empty where the
         executor does not write that down.
 
@@ -98,7 +98,7 @@ class IsolatedExecutor:
         with held(self.devices):
             runs = self._ask({"timelines": request}, START_LIMIT_S)["runs"]
         return [
-            Simulation(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+            Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
             for device, begin, end in runs
         ]
 

@@ -1,10 +1,11 @@
-"""Runs of a plan as a timeline that people can look at: a trace for chrome://tracing or ui.perfetto.dev."""
+"""Timelines of runs, real or simulated, and their form as a Chrome trace (for ui.perfetto.dev)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,32 @@ REDUCTIONS = {"amax", "amin", "argmax", "cumsum", "max", "mean", "min", "sum", "
               "native_layer_norm", "native_group_norm"}  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When each operation of a plan ran, or is simulated to run, and on which device.
+
+    Args:
+        device: position of the device of each node among those of the executor or the simulator.
+        begin_us: when each operation began, since the start of the run; 0 for inputs and constants.
+        end_us: when it ended.
+        live_bytes: bytes of intermediate values, outputs included, when it had ended; empty if they were not counted.
+        own_bytes: the most that the operation itself took while it ran, its result included; empty likewise.
+        peak_bytes: the most bytes at any moment, what operations take only while they run included; None likewise.
+    """
+
+    device: Int64[np.ndarray, " nodes"]
+    begin_us: Float64[np.ndarray, " nodes"]
+    end_us: Float64[np.ndarray, " nodes"]
+    live_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
+    own_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
+    peak_bytes: int | None = None
+
+    @property
+    def makespan_us(self) -> float:
+        """When the last operation ends."""
+        return float(self.end_us.max(initial=0.0))
+
+
 def kind_of(operation: Operation) -> str:
     """One of `KINDS`; a derivative is of the kind of what it is the derivative of, as far as its name tells."""
     packet = getattr(operation.target, "overloadpacket", operation.target)
@@ -38,9 +65,7 @@ def kind_of(operation: Operation) -> str:
     return "reduction" if name in REDUCTIONS else "other"
 
 
-def chrome_trace(
-    program: Program, devices: Sequence[Device], runs: Mapping[str, Timeline | Simulation]
-) -> dict[str, Any]:
+def chrome_trace(program: Program, devices: Sequence[Device], runs: Mapping[str, Timeline]) -> dict[str, Any]:
     """Runs of one program in the Trace Event Format: each run a process, each device a row, each operation an event.
 
     Args:
@@ -59,7 +84,7 @@ def chrome_trace(
     for process, (label, run) in enumerate(runs.items()):
         if len(run.device) != program.num_nodes:
             raise ValueError(f"run {label!r} has {len(run.device)} nodes, {program.name!r} has {program.num_nodes}")
-        makespan_ms = float(run.end_us.max(initial=0.0)) / 1e3
+        makespan_ms = run.makespan_us / 1e3
         events.append(_name("process_name", process, 0, f"{label}, {makespan_ms:.2f} ms"))
         events += [_name("thread_name", process, row, device.name) for row, device in enumerate(devices)]
         for node, operation in enumerate(program.operations):
@@ -86,44 +111,3 @@ def save_trace(trace: Mapping[str, Any], path: Path) -> None:
 
 def _name(what: str, process: int, row: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": row, "args": {"name": name}}
-
-
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """What a run did. Inputs and constants have times 0.
-
-    Args:
-        device: position of the device of each node among the executor's devices.
-        begin_us: when each operation began, since the start of the run.
-        end_us: when it ended.
-        live_bytes: bytes of intermediate values, outputs included, when it had ended.
-        own_bytes: the most that the operation itself took while it ran, its result included.
-        peak_bytes: the most of them at any moment, what operations take only while they run included.
-    """
-
-    device: Int64[np.ndarray, " nodes"]
-    begin_us: Float64[np.ndarray, " nodes"]
-    end_us: Float64[np.ndarray, " nodes"]
-    live_bytes: Int64[np.ndarray, " nodes"]
-    own_bytes: Int64[np.ndarray, " nodes"]
-    peak_bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Simulation:
-    """A simulated run.
-
-    Args:
-        device: position of the device of each node.
-        begin_us: when each operation begins; 0 for inputs and constants.
-        end_us: when it ends.
-    """
-
-    device: Int64[np.ndarray, " nodes"]
-    begin_us: Float64[np.ndarray, " nodes"]
-    end_us: Float64[np.ndarray, " nodes"]
-
-    @property
-    def makespan_us(self) -> float:
-        """When the last operation ends."""
-        return float(self.end_us.max(initial=0.0))

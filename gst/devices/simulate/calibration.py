@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import no_type_check
 
 import numpy as np
@@ -11,13 +11,12 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.native import NativeExecutor, quickest_runs
-from gst.devices.execute.timeline import Simulation, Timeline
+from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import Plan
-from gst.devices.simulate.simulator import Contention, Simulator
+from gst.devices.simulate.simulator import UNCALIBRATED, Contention, Simulator
 from partitioners.compiled import compiled
 
 TRIMMED = 0.01  # share of the operations left out, those that fit least: interrupted by something else
-UNKNOWN = Contention()
 
 
 def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan]) -> Contention:
@@ -31,7 +30,7 @@ def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan]) -> 
     return fit(costs, quickest_runs(executor, plans))
 
 
-def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention = UNKNOWN) -> Contention:
+def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED) -> Contention:
     """The contention under which the simulator gives the operations of `runs` the durations they had.
 
     An operation loses a share of its speed for as long as another runs beside it, so what its duration exceeds its time
@@ -55,16 +54,14 @@ def fit(costs: Costs, runs: Sequence[Timeline | Simulation], start: Contention =
     same, awake, asleep = (
         float(np.median(seen)) if len(seen) else default for seen, default in zip(medians, usual, strict=True)
     )
-    return replace(
-        start, slowdown=float(slowdown), memory_slowdown=float(memory_slowdown), remote_ns_per_byte=float(remote) * 1e3,
+    return start._replace(
+        slowdown=float(slowdown), memory_slowdown=float(memory_slowdown), remote_ns_per_byte=float(remote) * 1e3,
         helper_us=float(helper_us),
         switch_us=same, hand_over_us=awake, wake_us=asleep,
     )  # fmt: skip
 
 
-def _rows(
-    simulator: Simulator, run: Timeline | Simulation, helper_spin_us: float
-) -> Float64[np.ndarray, "operations 5"]:
+def _rows(simulator: Simulator, run: Timeline, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:
     """For each operation: microseconds beside others, the same times the traffic of both, bytes read from another
     thread, whether its helpers slept, and by how much it took longer than alone."""
     costs = simulator.costs
@@ -87,7 +84,7 @@ def _rows(
 
 def _helpers_asleep(
     order: Int64[np.ndarray, " operations"],
-    run: Timeline | Simulation,
+    run: Timeline,
     worker: Int64[np.ndarray, " nodes"],
     wide: Bool[np.ndarray, " nodes"],
     helper_spin_us: float,
@@ -130,7 +127,7 @@ class _Gaps:
     asleep: np.ndarray
 
 
-def _gaps(simulator: Simulator, run: Timeline | Simulation, spin_us: float) -> _Gaps:
+def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
     """An operation may start when its inputs are there and its cores are free; whichever came last wakes its thread."""
     costs = simulator.costs
     worker, cores, leader = simulator.worker[run.device], simulator.cores[run.device], simulator.leader

@@ -1,14 +1,58 @@
-"""The loop over events of a simulated run, compiled."""
+"""Discrete-event loop of a simulated run, compiled by numba, with the binary heap it keeps ready operations in."""
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 
 from partitioners.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
+
+
+class Work(NamedTuple):
+    """Operations of a program, and their costs on each device.
+
+    Args:
+        indptr, consumers: computed nodes that read each node, in compressed rows.
+        producer_indptr, producers: computed nodes that each node reads, likewise.
+        pending: int64 (nodes); number of computed producers of each node.
+        computed: bool (nodes); false for inputs and constants.
+        times: float64 (devices, nodes); microseconds of each operation alone.
+        traffic: float64 (nodes); bytes that each operation reads and writes, in units of 10 kB.
+        num_bytes: float64 (nodes); of the value of each node.
+    """
+
+    indptr: np.ndarray
+    consumers: np.ndarray
+    producer_indptr: np.ndarray
+    producers: np.ndarray
+    pending: np.ndarray
+    computed: np.ndarray
+    times: np.ndarray
+    traffic: np.ndarray
+    num_bytes: np.ndarray
+
+
+class Cores(NamedTuple):
+    """Devices as the cores and threads that they use, and the links between them.
+
+    Args:
+        cores: uint64 (devices); a bit for each core of a device.
+        worker: int64 (devices); number of the thread that runs the device.
+        leader: uint64 (threads); bit of each thread's own core.
+        threads: int64 (devices); of one operation.
+        latency: float64 (devices, devices); microseconds until a value is there.
+        bandwidth: float64 (devices, devices); bytes per microsecond of a copy.
+    """
+
+    cores: np.ndarray
+    worker: np.ndarray
+    leader: np.ndarray
+    threads: np.ndarray
+    latency: np.ndarray
+    bandwidth: np.ndarray
 
 
 @compiled
@@ -47,23 +91,20 @@ def pop(heap, size):
 
 @compiled
 @no_type_check
-def simulate(
-    home, rank, indptr, consumers, pending, producer_indptr, producers, computed, times, traffic, num_bytes,
-    cores, worker, leader, threads, latency, bandwidth,
-    slowdown, memory_slowdown, remote_us_per_byte, helper_us, switch_us, hand_over_us, wake_us, spin_us, helper_spin_us,
-):  # fmt: skip
+def simulate(home, rank, work, machine, contention):
     """Begin and end of each node, in microseconds.
 
     Args:
-        home: device of each node.
-        rank: of each node, distinct.
-        indptr, consumers: who reads the value of each node, computed nodes only; `producers` likewise.
-        pending: number of computed producers of each node.
-        traffic: bytes that each node reads and writes, in units of 10 kB.
-        cores: bits of the cores of each device; worker: the thread that runs it; leader: bit of each thread's own core.
-        threads: of one operation on each device.
-        latency, bandwidth: from device to device, microseconds and bytes per microsecond.
+        home: device of each node, int64.
+        rank: of each node, int64, distinct; of ready operations the one of least rank starts first.
+        work: `Work` of the program.
+        machine: `Cores` of the devices.
+        contention: `gst.devices.simulate.simulator.Contention`.
     """
+    # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
+    indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
+    cores, worker, leader, threads, latency, bandwidth = machine
+    remote_us_per_byte = contention.remote_ns_per_byte / 1e3
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
     waiting = pending.copy()
@@ -103,11 +144,11 @@ def simulate(
                 num_ready[chosen] -= 1
                 thread = worker[chosen]
                 if thread == waker:
-                    delay = switch_us
-                elif covered[thread] or now - idle_since[thread] > spin_us:
-                    delay = wake_us
+                    delay = contention.switch_us
+                elif covered[thread] or now - idle_since[thread] > contention.spin_us:
+                    delay = contention.wake_us
                 else:
-                    delay = hand_over_us
+                    delay = contention.hand_over_us
                 remote = 0.0
                 for position in range(producer_indptr[node], producer_indptr[node + 1]):
                     if worker[home[producers[position]]] != thread:
@@ -115,8 +156,8 @@ def simulate(
                 begin[node] = now + delay
                 running[chosen] = node
                 left[chosen] = delay + times[chosen, node] + remote * remote_us_per_byte
-                if threads[chosen] > 1 and now - helped_until[thread] > helper_spin_us:
-                    left[chosen] += helper_us
+                if threads[chosen] > 1 and now - helped_until[thread] > contention.helper_spin_us:
+                    left[chosen] += contention.helper_us
                 intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
                 in_use |= cores[chosen]
                 covered[thread] = False
@@ -130,7 +171,7 @@ def simulate(
                 lost = 0.0
                 for other in range(devices):
                     if other != device and running[other] >= 0:
-                        lost += slowdown + memory_slowdown * intensity[device] * intensity[other]
+                        lost += contention.slowdown + contention.memory_slowdown * intensity[device] * intensity[other]
                 rate[device] = max(1.0 - lost, LEAST_RATE)
         # The next event: an operation ends, or a value arrives.
         first, soonest = -1, np.inf

@@ -1,27 +1,26 @@
-"""How long a plan takes, without running it: discrete events over measured costs.
+"""Discrete-event simulator: how long a plan takes on measured costs, without running it.
 
-The rule is the interpreter's (gst/devices/native): a core runs the ready operation of least rank among those that use
-it, and an operation on several cores starts when it is the choice of all of them.
+The rule is the interpreter's (`gst/devices/execute/interpreter.cpp`): a core runs the ready operation of least rank
+among those that use it, and an operation on several cores starts when it is the choice of all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices.describe.discover import MOST_CORES, core_numbers
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import Plan, ranks
-from gst.devices.simulate.event_kernel import simulate
+from gst.devices.simulate.event_kernel import Cores, Work, simulate
 from gst.devices.simulate.orders import neighbour_lists
 
 
-@dataclass(frozen=True)
-class Contention:
+class Contention(NamedTuple):
     """What operations cost each other, learned from runs by `gst.devices.simulate.calibration`.
 
     Args:
@@ -48,7 +47,10 @@ class Contention:
 
     def to_dict(self) -> dict[str, float]:
         """For JSON; `Contention(**record)` reads it."""
-        return asdict(self)
+        return self._asdict()
+
+
+UNCALIBRATED = Contention()
 
 
 class Simulator:
@@ -65,23 +67,23 @@ class Simulator:
         threads: of one operation on each device.
     """
 
-    def __init__(self, costs: Costs, contention: Contention = Contention()) -> None:
+    def __init__(self, costs: Costs, contention: Contention = UNCALIBRATED) -> None:
         self.costs = costs
-        self.contention = contention
+        self.contention = Contention(*map(float, contention))  # the kernel is compiled for floats
         self._positions = {device.name: position for position, device in enumerate(costs.devices)}
-        self._arrays = _Arrays.of(costs)
-        self.cores, self.worker, self.leader = _cores(costs)
-        self.threads = np.array([device.threads for device in costs.devices])
+        self._work = _work(costs)
+        self._machine = _machine(costs)
+        self.cores, self.worker, self.leader, self.threads = self._machine[:4]
 
-    def run(self, plan: Plan) -> Simulation:
+    def run(self, plan: Plan) -> Timeline:
         """Simulate one plan.
 
         Raises:
             ValueError: the plan is for another number of nodes or names an unknown device.
         """
         home = self._home(plan)
-        begin, end = self._simulate(home, ranks(plan))
-        return Simulation(home, begin, end)
+        begin, end = simulate(home, ranks(plan), self._work, self._machine, self.contention)
+        return Timeline(home, begin, end)
 
     def makespans(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         """Microseconds that each plan takes."""
@@ -95,18 +97,8 @@ class Simulator:
             raise ValueError(f"the plan uses device {unknown[0]!r}; costs are known of {', '.join(self._positions)}")
         return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
 
-    def _simulate(self, home: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        each, c = self._arrays, self.contention
-        return simulate(
-            home, rank, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers,
-            self.costs.computed, self.costs.times_us, each.traffic, each.bytes, self.cores, self.worker,
-            self.leader, self.threads, self.costs.latency_us, self.costs.bytes_per_us,
-            c.slowdown, c.memory_slowdown, c.remote_ns_per_byte / 1e3, c.helper_us,
-            c.switch_us, c.hand_over_us, c.wake_us, c.spin_us, c.helper_spin_us,
-        )  # fmt: skip
 
-
-def peak_bytes(costs: Costs, simulation: Simulation) -> dict[str, int]:
+def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
     """The most bytes of intermediate values, outputs included, that each memory holds at any moment.
 
     An operation takes its `own_bytes` while it runs and leaves the storages it made; a storage is freed when the last
@@ -149,36 +141,23 @@ def peak_bytes(costs: Costs, simulation: Simulation) -> dict[str, int]:
     return peaks
 
 
-@dataclass(frozen=True, eq=False)
-class _Arrays:
-    """Costs as the kernel reads them."""
-
-    indptr: np.ndarray
-    consumers: np.ndarray
-    pending: np.ndarray
-    producer_indptr: np.ndarray
-    producers: np.ndarray
-    traffic: np.ndarray
-    bytes: np.ndarray
-
-    @staticmethod
-    def of(costs: Costs) -> _Arrays:
-        nodes = costs.num_nodes
-        edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-        indptr, consumers = neighbour_lists(edges, nodes)
-        producer_indptr, producers = neighbour_lists(edges[::-1], nodes)
-        return _Arrays(
-            indptr, consumers, np.diff(producer_indptr), producer_indptr, producers,
-            costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
-        )  # fmt: skip
+def _work(costs: Costs) -> Work:
+    edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
+    indptr, consumers = neighbour_lists(edges, costs.num_nodes)
+    producer_indptr, producers = neighbour_lists(edges[::-1], costs.num_nodes)
+    return Work(
+        indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
+        costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
+    )  # fmt: skip
 
 
-def _cores(costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bits of each device's cores, the thread that runs it, and the bit of each thread's own core."""
+def _machine(costs: Costs) -> Cores:
     numbers = core_numbers(costs.devices)
     if (count := len({core for mine in numbers for core in mine})) > MOST_CORES:
         raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
     leaders = list(dict.fromkeys(mine[0] for mine in numbers))
     cores = np.array([sum(1 << core for core in mine) for mine in numbers], np.uint64)
     worker = np.array([leaders.index(mine[0]) for mine in numbers], np.int64)
-    return cores, worker, np.array([1 << core for core in leaders], np.uint64)
+    leader = np.array([1 << core for core in leaders], np.uint64)
+    threads = np.array([device.threads for device in costs.devices])
+    return Cores(cores, worker, leader, threads, costs.latency_us, costs.bytes_per_us)

@@ -13,7 +13,7 @@ import numpy as np
 from gst.devices import Measurement, Plan
 from gst.devices.execute.isolated import START_LIMIT_S
 from gst.devices.execute.measure import Failure
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.placement.workers import WorkerLost
 
 POLL_S = 0.5  # between looks at whether to stop, or whether it takes too long
@@ -54,11 +54,11 @@ class RemoteWorker:
         seen = self._ask({"costs": wanted}, lambda: START_LIMIT_S)
         return np.array(seen["times_us"], np.float64), np.array(seen["own_bytes"], np.int64)
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Simulation]:
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`."""
         wanted = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
         return [
-            Simulation(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+            Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
             for device, begin, end in self._ask({"timelines": wanted}, lambda: START_LIMIT_S)["runs"]
         ]
 

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from gst.devices import Device, Measurement, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.isolated import START_LIMIT_S
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.placement.fleet.attempts import Attempts
 from gst.placement.fleet.carried import digest_of, pack
 from gst.placement.fleet.cluster import Kind, another, end
@@ -76,7 +76,7 @@ class FleetWorkers:
         times_us, own_bytes = self._surely(lambda worker: worker.costs(repetitions, self._patience_s))
         return replace(profiled_costs(program, self.devices, times_us), own_bytes=own_bytes)
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Simulation]:
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`, of one of the hosts."""
         return self._surely(lambda worker: worker.timelines(plans, repetitions))
 

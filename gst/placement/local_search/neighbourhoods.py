@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.data.measured_plans import core_use
 from gst.devices import Plan, overlap
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.timeline import Simulation
+from gst.devices.execute.timeline import Timeline
 from gst.devices.plan import ranks
 from gst.devices.simulate.orders import neighbour_lists
 from gst.placement.task import Task
@@ -57,7 +57,7 @@ class Timelines:
         costs = self.costs
         return _tails(home, *self._readers, costs.times_us, self._bytes, costs.latency_us, costs.bytes_per_us)
 
-    def waits(self, run: Simulation) -> Waits:
+    def waits(self, run: Timeline) -> Waits:
         """The chain that ends with the operation that ends last."""
         costs = self.costs
         order = np.argsort(run.begin_us, kind="stable")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.bench.timeline import draw
-from gst.devices import Timeline
-from gst.devices.execute.timeline import KINDS, Simulation, chrome_trace, kind_of, save_trace
+from gst.devices.execute.timeline import KINDS, Timeline, chrome_trace, kind_of, save_trace
 from gst.programs import Program
 from tests.programs.small import small_program
 
@@ -21,14 +20,14 @@ def two() -> dict[str, Program]:
     return {name: small_program(name) for name in ("rnnlm", "inception")}
 
 
-def made(program: Program) -> tuple[Timeline, Simulation]:
+def made(program: Program) -> tuple[Timeline, Timeline]:
     """One operation a microsecond on two devices in turns, and the same at half the speed on the first alone."""
     nodes = program.num_nodes
     computed = np.array([each.kind == "operation" for each in program.operations])
     begin = np.where(computed, np.cumsum(computed) - 1.0, 0.0)
     none = np.zeros(nodes, np.int64)
     timeline = Timeline(np.arange(nodes) % 2, begin, begin + computed, none, none, 0)
-    return timeline, Simulation(none, 2 * begin, 2 * (begin + computed))
+    return timeline, Timeline(none, 2 * begin, 2 * (begin + computed))
 
 
 @pytest.mark.parametrize("name", ["rnnlm", "inception"])

@@ -11,11 +11,11 @@ import pytest
 from conftest import FIXTURES
 
 from gst.cli import main
+from gst.commands.data import dataset, datasets, expected_graphs
 from gst.data import SyntheticPrograms, TpuGraphs, TpuGraphsCollection
 from gst.data.elf import ElfBinaries
 from gst.data.features import FEATURES, enrich
 from gst.data.malnet import MalNet
-from gst.data.named import dataset, datasets, expected_graphs
 from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.store import open_store
