@@ -1,16 +1,21 @@
 """Graph Segment Training: learn how fast giant computation graphs run, and place them on devices.
 
-Names are loaded when they are first used, so that `gst --help` is quick and a machine that lacks a library only misses
-what needs it.
+Names and submodules are loaded when they are first touched: `import gst` is quick, and a machine that lacks a library
+lacks only the names that need it.
+
+>>> import gst
+>>> gst.nn.Head(channels=8).mlp[0].in_features
+8
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
+    from gst import cost, data, devices, nn, placement, programs
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment
     from gst.graphs.store import open_store, prepare
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
     from gst.method.estimator import GraphSegmentTraining
     from gst.placement.placed import place
 
+    __version__: str
+
+_MODULES = ("cost", "data", "devices", "nn", "placement", "programs")
 _HOMES = {
     "EmbeddingTable": "embedding_cache",
     "Graph": "gst.graphs.graph",
@@ -31,19 +39,20 @@ _HOMES = {
 }
 
 __all__ = [
-    "EmbeddingTable",
-    "Graph",
-    "GraphSegmentTraining",
-    "SegmentBatch",
-    "SegmentedGraph",
-    "open_store",
-    "place",
-    "prepare",
-    "segment",
-]
+    "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph", "__version__", "cost", "data",
+    "devices", "nn", "open_store", "place", "placement", "prepare", "programs", "segment",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"gst.{name}")
+    if name == "__version__":
+        return metadata.version("graph-segment-training")
     if name not in _HOMES:
-        raise AttributeError(f"module 'gst' has no attribute {name!r}")
+        raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

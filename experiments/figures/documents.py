@@ -89,8 +89,9 @@ def _pattern(sentence: str) -> re.Pattern[str]:
 
 
 def documents() -> list[Path]:
-    """README.md, the page of the architecture, and every README.md under experiments."""
-    return [ROOT / "README.md", ROOT / "docs" / "architecture.md", *sorted((ROOT / "experiments").rglob("README.md"))]
+    """README.md, the pages of the architecture and of the public names, and every README.md under experiments."""
+    pages = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "reference" / "public_names.md"]
+    return [ROOT / "README.md", *pages, *sorted((ROOT / "experiments").rglob("README.md"))]
 
 
 def up_to_date(path: Path, tables: Tables, numbers: Sequence[Number]) -> str:
