@@ -33,15 +33,9 @@ MODULES = (
     "gst/files/untrusted.py", "gst/graphs/store/__init__.py", "gst/graphs/store/checks.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
-<<<<<<< HEAD
-    "gst/devices/execute/log.py", "gst/devices/execute/costs.py", "gst/placement/plan_files.py",
+    "gst/devices/execute/log.py", "gst/placement/plan_files.py",
     "gst/programs/program.py", "gst/programs/operation.py", "partitioners/cache.py", "gst/cost/model.py",
     "gst/training/rank.py",
-=======
-    "gst/devices/execute/log.py", "gst/placement/plan_files.py",
-    "gst/programs/saving.py",
-    "gst/programs/forms.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",
->>>>>>> main
 )  # fmt: skip
 TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",

@@ -56,13 +56,8 @@ def notice(words: str) -> None:
 
 
 class LogLines:
-<<<<<<< HEAD
-    """Stream for progress bars where stderr is no terminal: prints a line of theirs every `EVERY` s, and the last of
-    a bar that stays."""
-=======
     """Stream for progress bars where stderr is no terminal: prints one of their lines every `EVERY` seconds, and the
     last line of a bar that stays."""
->>>>>>> main
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
     _line = ""
