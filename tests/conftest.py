@@ -7,7 +7,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jaxtyping
@@ -79,19 +78,10 @@ def tile_kernels() -> list[Path]:
     return sorted(shared_or_fixture("tile/xla/train", "tile").glob("*.npz"))
 
 
-@contextmanager
-def without_checks() -> Iterator[None]:
-    """Types and shapes are not checked, as in production. Checks take half of the time of tests that learn or that draw
-    thousands of times; other tests of the same functions leave them on."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """So the code's own errors are seen, and long tests take half as long."""
+    from tests.checks import without_checks  # by the path that was added above
+
     with without_checks():
         yield

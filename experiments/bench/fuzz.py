@@ -34,8 +34,8 @@ MODULES = (
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
     "gst/devices/execute/log.py", "gst/placement/plan_files.py",
-    "gst/programs/saving.py",
-    "gst/programs/forms.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",
+    "gst/programs/program.py", "gst/programs/operation.py", "partitioners/cache.py", "gst/cost/model.py",
+    "gst/training/rank.py",
 )  # fmt: skip
 TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",

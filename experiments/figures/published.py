@@ -72,20 +72,6 @@ def generalize() -> str:
     )  # fmt: skip
 
 
-def multitask() -> str:
-    kinds = {"joint_ms": "jointly", "separate_ms": "one after the other", "placement_ms": "placement alone"}
-
-    def cell(ms: list[float]) -> str:
-        return f"{statistics.median(ms):.2f} ({min(ms):.2f}..{max(ms):.2f})"
-
-    return table(
-        ["simulated ms", *kinds.values(), "one after the other / jointly", "placement alone / jointly"],
-        [[name, *(cell(each[kind]) for kind in kinds), f"{each['over_separate']:.2f}x",
-          f"{each['over_placement']:.2f}x"]
-         for name, each in result("go_multitask")["rows"].items()],
-    )  # fmt: skip
-
-
 def _over(learner: str, other: tuple[str, ...]) -> float:
     """Geometric mean over programs and machines of another's time over the learner's."""
     rows = result(learner)["rows"].values()
@@ -127,8 +113,9 @@ def _baseline_over_hdp() -> list[float]:
 
 
 TABLES = {
-    **{name: partial(system, name) for name in COLUMNS}, "go generalize": generalize, "go multitask": multitask
-}  # fmt: skip
+    **{name: partial(system, name) for name in COLUMNS},
+    "go generalize": generalize,
+}
 NUMBERS: list[Number] = [
     (f"{FOLDER}/colocrl/README.md", BESIDE.format("METIS"), lambda: _beside("colocrl", "metis")),
     (f"{FOLDER}/hdp/README.md", BESIDE.format("ColocRL"), lambda: _beside("hdp", "colocrl")),

@@ -41,8 +41,8 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
     from collections import Counter
 
     from gst.programs import trace_path, traced
-    from gst.programs.cache import TRACES
     from gst.programs.features import flops
+    from gst.programs.traces import TRACES
 
     program = traced(options.program)
     path = trace_path(options.program, TRACES)

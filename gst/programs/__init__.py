@@ -1,16 +1,41 @@
-"""Real PyTorch programs as graphs: capture, features, bundled workloads."""
+"""PyTorch programs as graphs: capture of training and inference steps, features of their operations, bundled workloads.
 
-from gst.programs.cache import trace_path, traced
-from gst.programs.capture import capture, capture_module
-from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
-from gst.programs.modules import as_module
-from gst.programs.naming import resolve
-from gst.programs.program import Operation, Program, Reference, outputs_differ
-from gst.programs.step import Step, TrainingStep, inference_step, training_step
-from gst.programs.workloads import WORKLOADS
+Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
+    from gst.programs.operation import Operation, Reference
+    from gst.programs.program import Program, as_module, outputs_differ
+    from gst.programs.step import Step, TrainingStep, inference_step, training_step
+    from gst.programs.traces import resolve, trace_path, traced
+    from gst.programs.tracing import capture, capture_module
+    from gst.programs.workloads import WORKLOADS
+
+_HOMES = {
+    "features": ("FEATURE_NAMES", "NUM_OPCODES"),
+    "operation": ("Operation", "Reference"),
+    "program": ("Program", "as_module", "outputs_differ"),
+    "step": ("Step", "TrainingStep", "inference_step", "training_step"),
+    "traces": ("resolve", "trace_path", "traced"),
+    "tracing": ("capture", "capture_module"),
+    "workloads": ("WORKLOADS",),
+}
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
     "as_module", "capture", "capture_module", "inference_step", "outputs_differ", "resolve", "trace_path", "traced",
     "training_step",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'gst.programs' has no attribute {name!r}")
+    return getattr(import_module(f"gst.programs.{home}"), name)

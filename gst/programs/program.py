@@ -1,71 +1,41 @@
-"""A captured training step: a graph for whoever plans, and a list of calls for whoever runs it."""
+"""A captured program: a graph for planning and a list of calls for running, with its files on disk.
+
+A saved program is a directory without pickled code: `program.json` holds version, key, operations and outputs;
+`graph.npz` the arrays of the graph, colocation and parameter homes; `tensors.pt` inputs and constants;
+`checksums.json` SHA-256 of the other files.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from gst.files.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
 from gst.graphs.graph import Graph
+from gst.programs.operation import Operation, Reference, form_of, form_of_target, references, target_of_form, value_of
+
+SCHEMA = 1
+FILES = ("program.json", "graph.npz", "tensors.pt")
 
 # Error allowed relative to the largest magnitude: sums in another order differ less, wrong operations more.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 ROUNDING = 16  # units of the last place
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Stands in a template of arguments for the value of node `node`."""
-
-    node: int
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """One node of a program.
-
-    Args:
-        name: unique within the program, for messages.
-        kind: 'input' (a tensor given to the step), 'constant' (a tensor captured with it) or 'operation'.
-        target: what is called; None for inputs and constants.
-        args: positional arguments, with `Reference` where another node's value belongs (also inside lists).
-        kwargs: keyword arguments, likewise.
-        shapes: of each tensor it makes (several for an operation with several results).
-        dtypes: of each tensor it makes.
-        constant: the tensor, of a constant only.
-        is_view: its value shares memory with its first argument or is an item of it; nothing is computed.
-    """
-
-    name: str
-    kind: Literal["input", "constant", "operation"]
-    target: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    constant: Tensor | None = None
-    is_view: bool = False
-
-    @property
-    def producers(self) -> tuple[int, ...]:
-        """The nodes it reads, each once, in the order of its arguments."""
-        return tuple(dict.fromkeys(references(self.args, tuple(self.kwargs.values()))))
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of all tensors it makes."""
-        pairs = zip(self.shapes, self.dtypes, strict=True)
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +87,14 @@ class Program:
         Raises:
             ValueError: an argument of an operation has no form in a file.
         """
-        from gst.programs.saving import content_key
-
-        return content_key(self)
+        digest = hashlib.sha256(f"{SCHEMA} {form_of(self.outputs)}".encode())
+        for operation in self.operations:
+            record = _record(operation)
+            del record["name"]
+            digest.update(json.dumps(record, sort_keys=True).encode())
+            if operation.constant is not None:
+                digest.update(_bytes(operation.constant))
+        return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
         """Write the new directory `directory`, at once or not at all; nothing in it is pickled Python code.
@@ -127,9 +102,16 @@ class Program:
         Raises:
             ValueError: it is there already, or an operation or argument has no form in a file.
         """
-        from gst.programs.saving import save
-
-        save(self, directory)
+        if directory.exists():
+            raise ValueError(f"{directory} is there already; remove it, or give another directory")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        partial = directory.with_name(f".partial-{directory.name}-{uuid4().hex}")
+        partial.mkdir()
+        try:
+            _write(self, partial)
+            partial.rename(directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
     @staticmethod
     def load(directory: Path) -> Program:
@@ -139,9 +121,20 @@ class Program:
             ValueError: it is no saved program, one of another version, a file of it is missing or damaged, or it
                 needs an operator that is not registered here.
         """
-        from gst.programs.saving import load
-
-        return load(directory)
+        try:
+            record = _checked(directory)
+            arrays, tensors = read_arrays(directory / "graph.npz"), read_tensors(directory / "tensors.pt")
+            program = _program(record, arrays, tensors)
+            _check_program(program)
+            return program
+        except FileNotFoundError as error:
+            raise ValueError(f"{directory} is no saved program: {Path(error.filename).name} is missing") from error
+        except ValueError as error:
+            raise ValueError(f"the program in {directory} cannot be read: {plain(error, 400)}") from error
+        except Exception as error:  # whatever readers of damaged files raise
+            raise ValueError(
+                f"the program in {directory} cannot be read: {type(error).__name__}: {plain(error)}; trace it again"
+            ) from error
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """Give flat outputs the structure in which the step returned them."""
@@ -166,13 +159,32 @@ class Program:
         return inputs
 
 
-def references(*templates: Any) -> Iterator[int]:
-    """Nodes named in templates of arguments, in order, with repeats."""
-    for template in templates:
-        if isinstance(template, Reference):
-            yield template.node
-        elif isinstance(template, list | tuple):
-            yield from references(*template)
+def as_module(program: Program) -> fx.GraphModule:
+    """A module that takes the flat inputs of a program and returns its flat outputs, as a tuple; constants are
+    buffers."""
+    root, graph = torch.nn.Module(), fx.Graph()
+    values: dict[int, fx.Node] = {}
+    for node, operation in enumerate(program.operations):
+        if operation.kind == "input":
+            values[node] = graph.placeholder(operation.name)
+        elif operation.kind == "constant":
+            root.register_buffer(f"constant_{node}", operation.constant, persistent=False)
+            values[node] = graph.get_attr(f"constant_{node}")
+        else:
+            assert operation.target is not None
+            args, kwargs = _with(operation.args, values), _with(operation.kwargs, values)
+            values[node] = graph.call_function(operation.target, args, kwargs)
+    graph.output(tuple(_with(each, values) for each in program.outputs))
+    return fx.GraphModule(root, graph)
+
+
+def _with(template: Any, values: dict[int, fx.Node]) -> Any:
+    """A template of arguments with nodes of the graph for references."""
+    if isinstance(template, Reference):
+        return values[template.node]
+    if isinstance(template, dict):
+        return {key: _with(each, values) for key, each in template.items()}
+    return type(template)(_with(each, values) for each in template) if isinstance(template, list | tuple) else template
 
 
 def outputs_differ(got: Sequence[Any], want: Sequence[Any]) -> str | None:
@@ -215,3 +227,117 @@ def _scale(value: Tensor) -> float:
     """The largest finite magnitude; 1e-6 if there is none above."""
     finite = torch.nan_to_num(value.detach().cpu().double(), nan=0.0, posinf=0.0, neginf=0.0)
     return max(finite.abs().max().item() if value.numel() else 0.0, 1e-6)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def _bytes(value: torch.Tensor) -> bytes:
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _write(program: Program, directory: Path) -> None:
+    record = {
+        "schema": SCHEMA, "name": program.name, "key": program.key, "outputs": form_of(program.outputs),
+        "output_spec": pytree.treespec_dumps(program.output_spec),
+        "operations": [_record(operation) for operation in program.operations],
+    }  # fmt: skip
+    (directory / "program.json").write_text(json.dumps(record))
+    arrays = {f.name: getattr(program.graph, f.name) for f in fields(Graph) if f.name != "name"}
+    arrays |= {"colocation": program.colocation, "parameter_home": program.parameter_home}
+    np.savez(directory / "graph.npz", allow_pickle=False, **arrays)
+    constants = [each.constant for each in program.operations if each.constant is not None]
+    torch.save({"inputs": list(program.inputs), "constants": constants}, directory / "tensors.pt")
+    (directory / "checksums.json").write_text(json.dumps({name: _checksum(directory / name) for name in FILES}))
+
+
+def _record(operation: Operation) -> dict[str, Any]:
+    return {
+        "name": operation.name,
+        "kind": operation.kind,
+        "target": None if operation.target is None else form_of_target(operation.target),
+        "args": form_of(list(operation.args)),
+        "kwargs": {key: form_of(value) for key, value in operation.kwargs.items()},
+        "shapes": operation.shapes,
+        "dtypes": [str(dtype).removeprefix("torch.") for dtype in operation.dtypes],
+        "is_view": operation.is_view,
+    }
+
+
+def _program(record: dict[str, Any], arrays: dict[str, np.ndarray], tensors: dict[str, Any]) -> Program:
+    constants = iter(tensors["constants"])
+    operations = tuple(_operation(each, constants) for each in record["operations"])
+    colocation, homes = arrays.pop("colocation"), arrays.pop("parameter_home")
+    return Program(
+        record["name"], Graph(**arrays, name=record["name"]), operations, tuple(tensors["inputs"]),
+        value_of(record["outputs"]), _spec(record["output_spec"]), colocation, homes,
+    )  # fmt: skip
+
+
+def _spec(text: str) -> pytree.TreeSpec:
+    """A structure of outputs. Two forms are refused of which torch imports the module that they name."""
+    _, root = parse_json(text)
+    nodes = [root]
+    for node in nodes:
+        nodes += node["children_spec"]
+        with suppress(ValueError, TypeError):
+            if node["type"] == "collections.defaultdict" or '"__enum__"' in json.dumps(parse_json(node["context"])):
+                raise LookupError(f"outputs in a {node['type']} of what a module defines")
+    return pytree.treespec_loads(text)
+
+
+def _operation(record: dict[str, Any], constants: Any) -> Operation:
+    target = None if record["target"] is None else target_of_form(record["target"])
+    known = {argument.name for argument in target._schema.arguments} if isinstance(target, OpOverload) else set()
+    if unknown := record["kwargs"].keys() - known:  # they become part of a line of Python, see `execute.calls.bind`
+        raise ValueError(f"operator {record['target']} has no argument {shown(min(unknown))}")
+    return Operation(
+        record["name"], record["kind"], target,
+        tuple(value_of(record["args"])), {key: value_of(value) for key, value in record["kwargs"].items()},
+        tuple(map(tuple, record["shapes"])), tuple(value_of({"dtype": name}) for name in record["dtypes"]),
+        next(constants) if record["kind"] == "constant" else None, record["is_view"],
+    )  # fmt: skip
+
+
+def _checked(directory: Path) -> dict[str, Any]:
+    """What `program.json` holds, if all files are as they were written."""
+    if not directory.is_dir():
+        raise ValueError("there is no such directory")
+    checksums = json.loads((directory / "checksums.json").read_bytes())
+    for name in FILES:
+        if _checksum(directory / name) != checksums.get(name):
+            raise ValueError(f"{name} was changed since it was written (checksums differ); trace it again")
+    record = read_object(directory / "program.json")
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"it has schema {shown(record['schema'])}, this version reads {SCHEMA}; trace it again")
+    return record
+
+
+def _check_program(program: Program) -> None:
+    """Everything that whoever runs or plans a program relies on."""
+    nodes, kinds = program.num_nodes, [operation.kind for operation in program.operations]
+    groups, homes = program.colocation, program.parameter_home
+    if program.graph.num_nodes != nodes or any(each.shape != (nodes,) for each in (groups, homes)):
+        raise ValueError(f"its graph, its groups or its parameters are not those of {nodes} operations")
+    if any(each.dtype != np.int64 for each in (groups, homes)) or not 0 <= groups.min() <= groups.max() < nodes:
+        raise ValueError("its groups are not numbered 0, 1, and so on")
+    if kinds != ["input"] * len(program.inputs) + [kind for kind in kinds if kind in ("constant", "operation")]:
+        raise ValueError(f"its first {len(program.inputs)} nodes, and no others, are inputs")
+    for node, operation in enumerate(program.operations):
+        if any(not 0 <= each < node for each in operation.producers):
+            raise ValueError(f"node {node} reads one that does not come before it")
+        if not all(type(size) is int and size >= 0 for shape in operation.shapes for size in shape):
+            raise ValueError(f"node {node} makes tensors of impossible shapes")
+        if (operation.target is not None) != (operation.kind == "operation") or operation.output_bytes >= 2**63:
+            raise ValueError(f"node {node} is no operation, or makes more bytes than there are")
+    tensors = [*program.inputs, *(each.constant for each in program.operations if each.kind == "constant")]
+    if not all(isinstance(each, torch.Tensor) for each in tensors):
+        raise ValueError("an input or a constant is no tensor")
+    if any(not 0 <= each < nodes for each in references(program.outputs)) or homes.max() >= len(program.inputs):
+        raise ValueError("an output or a parameter is no node of it")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

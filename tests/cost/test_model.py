@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import without_checks
 
 from gst.cost import CostModel
 from gst.cost.metrics import kendall_tau
 from gst.cost.model import HELD_OUT, Calibration, held_out
 from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
+from tests.checks import without_checks
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from gst.placement.plan_files import load_plan, save_plan
 from gst.placement.policies.go import GO
 from gst.placement.policies.pretraining import load_policy, save_policy
 from gst.programs import Program, Step, capture
-from gst.programs.saving import FILES, _checksum
+from gst.programs.program import FILES, _checksum
 from gst.training.cli import run
 from gst.training.rank import load
 from partitioners import partition_cached

@@ -3,9 +3,8 @@
 from functools import cache
 from typing import Any
 
-from conftest import without_checks
-
 from gst.programs import WORKLOADS, Program, capture
+from tests.checks import without_checks
 
 SMALL: dict[str, dict[str, Any]] = {
     "rnnlm": {"layers": 2, "hidden": 16, "steps": 3, "batch": 4, "vocabulary": 30},

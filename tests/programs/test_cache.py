@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gst.devices import eager
-from gst.programs import cache, outputs_differ, trace_path, traced
-from gst.programs.sources import digests, own_sources
+from gst.programs import outputs_differ, trace_path, traced, traces
+from gst.programs.traces import digests, own_sources
 
 SMALL = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
 
@@ -27,14 +27,14 @@ def make():
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the steps that were traced, not loaded."""
     names: list[str] = []
-    real = cache.capture
+    real = traces.capture
 
     def counted(step: object) -> object:
         names.append(step.name)  # type: ignore[attr-defined]
         return real(step)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache, "capture", counted)
-    monkeypatch.setattr(cache, "STARTED", float("inf"))  # whoever edits beside this test run does not matter
+    monkeypatch.setattr(traces, "capture", counted)
+    monkeypatch.setattr(traces, "STARTED", float("inf"))  # whoever edits beside this test run does not matter
     return names
 
 
@@ -84,7 +84,7 @@ def test_a_changed_source_is_traced_again(tmp_path: Path, captures: list[str], m
 def test_a_source_changed_while_this_process_runs_is_not_kept(
     tmp_path: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "STARTED", 0.0)
+    monkeypatch.setattr(traces, "STARTED", 0.0)
     (tmp_path / "new_step.py").write_text(f"from gst.programs import resolve\ndef make(): return resolve('{SMALL}')")
     monkeypatch.syspath_prepend(str(tmp_path))
     traced("new_step:make", tmp_path / "cache")
@@ -93,7 +93,7 @@ def test_a_source_changed_while_this_process_runs_is_not_kept(
 
 def test_own_sources_are_what_a_module_imports() -> None:
     names = {path.name for path in own_sources(["gst.programs.workloads.gpt"])}
-    assert {"gpt.py", "drawing.py", "step.py", "optimizers.py", "graph.py"} <= names
+    assert {"gpt.py", "drawing.py", "step.py", "graph.py"} <= names
     assert not any(path.is_relative_to(sys.prefix) for path in own_sources(["gst.programs.workloads.gpt"]))
     assert own_sources(["json", "torch", "no_such_module"]) == []
 

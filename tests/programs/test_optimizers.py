@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gst.programs import training_step
-from gst.programs.optimizers import OPTIMIZERS
+from gst.programs.step import OPTIMIZERS
 
 REFERENCES = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),

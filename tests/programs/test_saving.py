@@ -13,7 +13,7 @@ import torch
 
 from gst.devices import eager
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, outputs_differ
-from gst.programs.forms import form_of, form_of_target, target_of_form, value_of
+from gst.programs.operation import form_of, form_of_target, target_of_form, value_of
 
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10, "optimizer": "adam"}
 
@@ -120,7 +120,7 @@ def test_another_version_and_an_unknown_operator_are_refused(saved: Path) -> Non
 
 
 def _write_checked(saved: Path, text: str) -> None:
-    from gst.programs.saving import _checksum
+    from gst.programs.program import _checksum
 
     (saved / "program.json").write_text(text)
     checksums = json.loads((saved / "checksums.json").read_text())

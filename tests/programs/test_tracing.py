@@ -176,7 +176,7 @@ def test_a_custom_function_is_captured_with_its_formula() -> None:
 
 
 def test_a_huge_captured_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["gst.programs.capture"], "MAX_CONSTANT_BYTES", 2**20)
+    monkeypatch.setattr(sys.modules["gst.programs.tracing"], "MAX_CONSTANT_BYTES", 2**20)
     huge = torch.zeros(2**18 + 1)
     with pytest.raises(ValueError, match=r"captures a tensor of 0.0 GiB.*make it an input"):
         capture(Step("huge", lambda x: x + huge, (torch.ones(1),)))

@@ -57,7 +57,7 @@ def test_every_shipped_yaml_parses_and_runs_one_batch(name: str) -> None:
     assert np.isfinite(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_training_of_so_many_steps_is_validated_where_it_ends() -> None:
     """Within an epoch of three steps, so that early stopping has its metric and there is a best checkpoint."""
     sizes = ["--data.configs_per_graph=4", "--data.lists_per_graph=3", "--trainer.logger=false"]
@@ -67,6 +67,7 @@ def test_a_training_of_so_many_steps_is_validated_where_it_ends() -> None:
         assert torch.load("runs/giant_synthetic/checkpoints/last.ckpt")["global_step"] == steps
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_training_says_nothing_that_nobody_can_act_on() -> None:
     quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]

@@ -6,8 +6,10 @@ its best, and the tuned policy until it is as good: with the plans that list sch
 
     python -m experiments.reproductions.go.generalize
 
-Simulated. It learns by imitation of what annealing finds (`gst.placement.policies.pretraining`). Policies are kept in
-`--policies`, so that the command goes on where it was stopped.
+Simulated. The plans of one pass are those that list schedules make of the policy's probabilities; a uniform policy
+through the same decoder does as well. It learns by imitation of what annealing finds
+(`gst.placement.policies.pretraining`). Policies are kept in `--policies`, so that the command goes on where it was
+stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine has to run operations on."""
+"""Compute devices of this machine (CPU cores, sets of cores, streams of GPUs) and their selection by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Device:
-    """Something that runs one operation at a time. CPU devices may share cores: then one of them waits.
+    """A CPU core, a set of cores or a stream of a GPU, which runs one operation at a time. CPU devices may share cores:
+    then one of them waits.
 
     Args:
         name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cuda:0', 'cuda:0/stream:1': what plans call it.
@@ -69,11 +70,16 @@ def discover(separate_memory: bool = False) -> list[Device]:
 
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
-    """The devices called `names`, in that order. `cpu:0-3` is the set of the CPU devices 0 to 3: an operation there
-    waits for all of their cores and uses all of them. `cuda:0/stream:1` is one more stream of `cuda:0`, in its memory.
+    """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3: an operation
+    there waits for all of their cores and uses all of them. `cuda:0/stream:1` is one more stream of `cuda:0`, in its
+    memory.
 
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.
+
+    >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(4)]
+    >>> [(device.name, device.threads) for device in select(["cpu:2", "cpu:0-1"], cores)]
+    [('cpu:2', 1), ('cpu:0-1', 2)]
     """
     found = {device.name: device for device in devices}
     for name in names:
@@ -90,7 +96,12 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
 
 
 def overlap(devices: Sequence[Device]) -> bool:
-    """Do two of them share a core?"""
+    """Whether two devices share a core.
+
+    >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(2)]
+    >>> overlap(cores), overlap(select(["cpu:0", "cpu:0-1"], cores))
+    (False, True)
+    """
     cores = [core for device in devices for core in device.cores]
     return len(set(cores)) < len(cores)
 
@@ -119,7 +130,10 @@ def parse_bytes(text: str) -> int:
     """Bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
 
     Raises:
-        ValueError: no such size, or none at all.
+        ValueError: the text is no size, or its size is 0.
+
+    >>> parse_bytes("2KiB"), parse_bytes("1.5 kB")
+    (2048, 1500)
     """
     found = BYTES.fullmatch(text.strip())
     unit = (found[2] or "B").upper() if found else ""

@@ -1,4 +1,4 @@
-"""Are the cores ours? What other processes take of them, and a gate that waits until they stop."""
+"""Load of the CPU cores by other processes: a meter, a gate that waits for quiet cores, and locks of devices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,12 @@ class LoadMeter:
 
 @dataclass(frozen=True)
 class LoadGate:
-    """Waits until others leave the cores alone.
+    """Waits until other processes leave the cores alone.
+
+    >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
+    >>> seconds, is_quiet = idle.wait()
+    >>> is_quiet
+    True
 
     Args:
         threshold: share of the cores that others may take.
@@ -96,10 +101,10 @@ class LoadGate:
 
 
 @contextmanager
-def held(devices: Sequence[Device]) -> Iterator[None]:
-    """Wait until no other process of this user holds a core or a GPU of these devices, and hold all of them.
+def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
+    """Lock the cores and GPUs of devices against other processes of this user, after those that hold them now.
 
-    They are taken in one order by everyone, so that nobody waits in a circle; they are free again at the end, also
+    Every process takes the locks in one order, so that none waits in a circle; they are free again at the end, also
     of a process that is killed. Threads of one process exclude each other too.
     """
     directory = cache_directory() / "locks"

@@ -1,4 +1,4 @@
-"""Where what was measured of this machine lies, so that nothing is taken from another machine or version of torch."""
+"""Identity of this machine, and the files of measurements that hold for no other machine or torch."""
 
 from __future__ import annotations
 

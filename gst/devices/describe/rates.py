@@ -1,4 +1,4 @@
-"""How fast the devices of this machine are: operations of each class, and the way from device to device."""
+"""Rates of the devices of this machine (FLOP/s, GB/s) and of the links between them, kept in a file."""
 
 from __future__ import annotations
 

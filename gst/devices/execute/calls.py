@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.programs import Operation, Program, Reference, TrainingStep
-from gst.programs.program import references
+from gst.programs.operation import references
 
 Values = list[Any]  # the value of each node, None where not (or no longer) known
 Call = Callable[[Values], Any]

@@ -1,4 +1,4 @@
-"""Runs plans for a process that must outlive them, see `gst.devices.execute.isolated`.
+"""Child process of `gst.devices.execute.isolated`, which runs plans that may crash or hang it.
 
     python -m gst.devices.execute.child    # input: settings, then requests; output: answers; each a line of JSON
 

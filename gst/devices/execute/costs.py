@@ -1,4 +1,4 @@
-"""All that a simulation needs to know of a program on devices, and how it is measured."""
+"""Costs of a program on devices, which the simulator needs: time and memory of each operation alone, and links."""
 
 from __future__ import annotations
 

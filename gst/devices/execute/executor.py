@@ -10,7 +10,6 @@ from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -54,7 +53,6 @@ class Executor:
         self._workers: tuple[Worker, ...] = ()
         self._outputs = output_nodes(program)
         self._schedules: OrderedDict[str, Schedule] = OrderedDict()
-        self._keys: WeakKeyDictionary[Plan, str] = WeakKeyDictionary()
         self._placed: dict[tuple[int, torch.device], Tensor] = {}
 
     def __enter__(self) -> Self:
@@ -83,9 +81,7 @@ class Executor:
         Raises:
             ValueError: the plan does not fit the program or the devices.
         """
-        key = self._keys.get(plan)
-        if key is None:
-            key = self._keys.setdefault(plan, plan.key)
+        key = plan.key
         if key in self._schedules:
             self._schedules.move_to_end(key)
         else:

@@ -1,4 +1,4 @@
-"""A program with the groups of a plan as one node each, where that is faster."""
+"""Fusion groups compiled by Inductor: each structure is compiled and timed once, and used where it is faster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gst.devices.plan import Plan, contracted_plan
 from gst.files.untrusted import read_object
 from gst.process.progress import notice
 from gst.programs import Program, as_module, outputs_differ
-from gst.programs.forms import form_of, form_of_target
+from gst.programs.operation import form_of, form_of_target
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from gst.devices.describe.machine import cache_directory
 from gst.devices.fusion.rewrite import CompiledGroup
 from gst.process.progress import notice
 from gst.programs import Operation, Program, Reference
-from gst.programs.program import references
+from gst.programs.operation import references
 
 # The interpreter takes these as the numbers that operators know them by.
 MEMORY_FORMATS = {

@@ -1,4 +1,4 @@
-"""Plans run in a process of their own: what they do to it is an outcome with a reason, never the end of the caller."""
+"""Executor of plans in a child process: a plan that crashes or hangs it fails with a reason, and the caller goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.devices.describe.discover import Device, select
-from gst.devices.describe.load import LoadGate, held, read_busy
+from gst.devices.describe.load import LoadGate, lock_devices, read_busy
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.measure import Failure, Measurement, measure
 from gst.devices.execute.timeline import Timeline
@@ -95,7 +95,7 @@ class IsolatedExecutor:
             Failure: a plan fails.
         """
         request = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
-        with held(self.devices):
+        with lock_devices(self.devices):
             runs = self._ask({"timelines": request}, START_LIMIT_S)["runs"]
         return [
             Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
@@ -110,12 +110,12 @@ class IsolatedExecutor:
         Raises:
             Failure, ValueError: as `check`.
         """
-        with held(self.devices):
+        with lock_devices(self.devices):
             return dict(self._ask({"groups": plan.to_dict()}, START_LIMIT_S)["groups"])
 
     def _profile(self, repetitions: int) -> dict[str, Any]:
         try:
-            with held(self.devices):
+            with lock_devices(self.devices):
                 return self._ask({"profile": repetitions}, START_LIMIT_S)
         except Failure as failure:
             names = ", ".join(device.name for device in self.devices)
@@ -273,7 +273,7 @@ def measure_plans(
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
     """
-    with held(isolated.devices if beside else _in_use(isolated, plans)):
+    with lock_devices(isolated.devices if beside else _in_use(isolated, plans)):
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}

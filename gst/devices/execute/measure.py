@@ -1,4 +1,4 @@
-"""How long callables take on this machine: warmed up, in turns, on quiet cores, with an interval."""
+"""Timing of callables: warmed up, in turns, on quiet cores, with a bootstrap interval of the median."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was seen of one callable. Times are milliseconds, NaN if it failed.
+    """Times of one callable, or why it failed. Times are milliseconds, NaN if it failed.
 
     Args:
         label: what it was called.
@@ -97,7 +97,7 @@ def measure(
         read: busy seconds of the cores and of what is measured, for the load.
 
     Returns:
-        For each label what was seen. A callable that raises is 'failed', and the others go on.
+        For each label its measurement. A callable that raises is 'failed', and the others go on.
 
     Raises:
         ValueError: fewer than one repetition.

@@ -1,4 +1,4 @@
-"""Small programs that tell how fast a device is, and the way from one device to another."""
+"""Measures the rates of devices, and of the links between them, by small programs."""
 
 from __future__ import annotations
 

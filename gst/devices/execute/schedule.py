@@ -1,4 +1,4 @@
-"""A plan, made ready to run: what each device computes, waits for, hands over and may forget."""
+"""Schedules of plans for the threads of devices: what each device computes, waits for, sends and frees."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from gst.devices.describe.discover import Device
 from gst.programs import Operation, Program
-from gst.programs.colocation import is_elementwise
+from gst.programs.features import is_elementwise
 
 KINDS = ("matrix product", "convolution", "element-wise", "reduction", "view", "other")
 """What operations are told apart by."""

@@ -1,4 +1,4 @@
-"""Which operations may be compiled into one."""
+"""Legal fusion groups: sets of operations that may be compiled into one, and chains of element-wise operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from gst.devices.plan import Plan
 from gst.programs import Operation, Program, Reference
-from gst.programs.colocation import is_elementwise
+from gst.programs.features import is_elementwise
 
 
 @dataclass(frozen=True)

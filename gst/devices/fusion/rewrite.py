@@ -1,4 +1,4 @@
-"""Programs made of the operations of others: a group by itself, and a program in which groups are one node."""
+"""Rewrites of programs: a fusion group as a program of its own, and a program in which each group is one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations cost each other on this machine, learned from timelines of plans that ran."""
+"""Calibration of the simulator: contention between operations, fitted to timelines of plans that ran."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.devices.simulate.orders import longest_ways
-from gst.placement.baselines.list_schedules import Arrays
+from gst.placement.baselines.list_kernels import TaskArrays
+from gst.placement.baselines.list_schedules import task_arrays
 from gst.placement.task import Task
 
 MOST_VARIABLES = 100_000  # of the linear program
@@ -31,22 +32,22 @@ def lower_bound_us(task: Task) -> float:
     together cost 1 a microsecond. Every such price is sound. With several resources the prices are those at which all
     operations cost most: the dual of the linear program that takes operations apart at will.
     """
-    arrays = Arrays.of(task)
+    arrays = task_arrays(task)
     least = task.times_us.min(0)
     tail = longest_ways(least, np.zeros_like(least), arrays.indptr, arrays.consumers) - least
     head = _heads(least, arrays)
     return float(max((head + least + tail).max(), _windows(head, tail, _work(*_resources(task, arrays)))))
 
 
-def _heads(least: Float64[np.ndarray, " nodes"], arrays: Arrays) -> Float64[np.ndarray, " nodes"]:
+def _heads(least: Float64[np.ndarray, " nodes"], arrays: TaskArrays) -> Float64[np.ndarray, " nodes"]:
     """The longest way to the start of each node: that to the end, of the program backwards."""
-    starts = np.concatenate([[0], np.cumsum(arrays.pending[::-1])])
+    starts = np.concatenate([[0], np.cumsum(np.diff(arrays.producer_indptr)[::-1])])
     readers = np.ascontiguousarray((len(least) - 1 - arrays.producers)[::-1])
     return longest_ways(np.ascontiguousarray(least[::-1]), np.zeros_like(least), starts, readers)[::-1] - least
 
 
 def _resources(
-    task: Task, arrays: Arrays
+    task: Task, arrays: TaskArrays
 ) -> tuple[Float64[np.ndarray, "resources nodes"], Float64[np.ndarray, " resources"]]:
     """What each operation takes of each resource, core microseconds, and how many cores each has."""
     use = arrays.use

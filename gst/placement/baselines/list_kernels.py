@@ -1,28 +1,86 @@
-"""The loops of the list schedulers, compiled.
+"""The loops of the list schedulers, compiled: the first operation of a unit decides where the whole of it goes.
 
-All of them take a task as `list_schedules.Arrays` holds it, and units as `units.Units`: the first operation of a unit
-decides where the whole of it goes. A node that found no place is on device -1.
+A node for which there was no place is on device -1.
 """
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.simulate.event_kernel import pop, push
 from partitioners.compiled import compiled
 
 
+class TaskArrays(NamedTuple):
+    """Costs of a task, with edges between computed nodes only: values of inputs and constants are there from the start.
+
+    Args:
+        indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` whose values it reads.
+        times_us: of each operation alone on each device.
+        fixed_us: from device to device, until the smallest value is there and its reader's thread has seen it.
+        us_per_byte: from device to device.
+        use: which device takes which core.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    computed: Bool[np.ndarray, " nodes"]
+    times_us: Float64[np.ndarray, "devices nodes"]
+    num_bytes: Float64[np.ndarray, " nodes"]
+    fixed_us: Float64[np.ndarray, "devices devices"]
+    us_per_byte: Float64[np.ndarray, "devices devices"]
+    use: Bool[np.ndarray, "devices cores"]
+
+
+class UnitArrays(NamedTuple):
+    """Units and where they are; the kernels write `room` and `device`.
+
+    Args:
+        of: unit of each node.
+        memory: of each device.
+        room: bytes that are left in each memory.
+        device: of each unit; -1 where it is not decided yet.
+    """
+
+    of: Int64[np.ndarray, " nodes"]
+    times_us: Float64[np.ndarray, "devices units"]
+    load_bytes: Float64[np.ndarray, " units"]
+    memory: Int64[np.ndarray, " devices"]
+    room: Float64[np.ndarray, " memories"]
+    device: Int64[np.ndarray, " units"]
+
+
+class Threads(NamedTuple):
+    """Threads of the simulator, and its delays between operations (`Contention`).
+
+    Args:
+        worker: thread of each device.
+        own_core: of each thread.
+    """
+
+    worker: Int64[np.ndarray, " devices"]
+    own_core: Int64[np.ndarray, " threads"]
+    switch_us: float
+    hand_over_us: float
+    wake_us: float
+    spin_us: float
+
+
 @compiled
 @no_type_check
-def arrives(node, device, producer_indptr, producers, placement, finish, num_bytes, fixed, per_byte):
+def arrives(node, device, task, placement, finish):
     """When all values that a node reads are at a device."""
     latest = 0.0
-    for position in range(producer_indptr[node], producer_indptr[node + 1]):
-        producer = producers[position]
+    for position in range(task.producer_indptr[node], task.producer_indptr[node + 1]):
+        producer = task.producers[position]
         home = placement[producer]
-        latest = max(latest, finish[producer] + fixed[home, device] + num_bytes[producer] * per_byte[home, device])
+        moved = task.num_bytes[producer] * task.us_per_byte[home, device]
+        latest = max(latest, finish[producer] + task.fixed_us[home, device] + moved)
     return latest
 
 
@@ -39,83 +97,76 @@ def free_at(device, use, free):
 
 @compiled
 @no_type_check
-def may_take(device, unit, decided, unit_times, load, memory, room):
-    """Can a unit go to a device, or is it there?"""
-    if decided[unit] >= 0:
-        return decided[unit] == device
-    return unit_times[device, unit] < np.inf and load[unit] <= room[memory[device]]
+def may_take(device, unit, units):
+    """Whether a unit is on a device or can still go there."""
+    if units.device[unit] >= 0:
+        return units.device[unit] == device
+    return units.times_us[device, unit] < np.inf and units.load_bytes[unit] <= units.room[units.memory[device]]
 
 
 @compiled
 @no_type_check
-def take(device, unit, decided, load, memory, room):
-    """A unit goes to a device, if it is not there already."""
-    if decided[unit] < 0:
-        decided[unit] = device
-        room[memory[device]] -= load[unit]
+def take(device, unit, units):
+    """Put a unit on a device, if it is not there already."""
+    if units.device[unit] < 0:
+        units.device[unit] = device
+        units.room[units.memory[device]] -= units.load_bytes[unit]
 
 
 @compiled
 @no_type_check
-def place_the_rest(placement, unit, decided, unit_times, load, memory, room):
+def place_the_rest(placement, units):
     """Nodes that take no time, inputs and constants, go where their unit is, or where there is most room."""
     for node in range(len(placement)):
         if placement[node] >= 0:
             continue
-        best = -1
-        for device in range(len(memory)):
-            if may_take(device, unit[node], decided, unit_times, load, memory, room) and (
-                best < 0 or room[memory[device]] > room[memory[best]]
-            ):
-                best = device
+        best, most = -1, -np.inf
+        for device in range(len(units.memory)):
+            room = units.room[units.memory[device]]
+            if may_take(device, units.of[node], units) and (best < 0 or room > most):
+                best, most = device, room
         if best >= 0:
-            take(best, unit[node], decided, load, memory, room)
+            take(best, units.of[node], units)
             placement[node] = best
 
 
 @compiled
 @no_type_check
-def in_order(
-    order, producer_indptr, producers, computed, times, num_bytes, fixed, per_byte, use,
-    unit, unit_times, load, memory, room,
-):  # fmt: skip
+def in_order(order, task, units):
     """Each node of `order` goes where its unit would finish first, after all that was placed there before."""
-    devices, room = len(use), room.copy()
+    devices, use, times = len(task.use), task.use, task.times_us
     placement, finish = np.full(len(order), -1), np.zeros(len(order))
-    decided, free = np.full(len(load), -1), np.zeros(use.shape[1])
+    free = np.zeros(use.shape[1])
     for node in order:
-        if not computed[node]:
+        if not task.computed[node]:
             continue
-        mine = unit[node]
+        mine = units.of[node]
         best, least, best_start = -1, np.inf, 0.0
         for device in range(devices):
-            if not may_take(device, mine, decided, unit_times, load, memory, room):
+            if not may_take(device, mine, units):
                 continue
-            start = arrives(node, device, producer_indptr, producers, placement, finish, num_bytes, fixed, per_byte)
+            start = arrives(node, device, task, placement, finish)
             if times[device, node] > 0:
                 start = max(start, free_at(device, use, free))
-            end = start + (times[device, node] if decided[mine] >= 0 else unit_times[device, mine])
+            end = start + (times[device, node] if units.device[mine] >= 0 else units.times_us[device, mine])
             if end < least:
                 best, least, best_start = device, end, start
         if best < 0:
             return placement
-        take(best, mine, decided, load, memory, room)
+        take(best, mine, units)
         placement[node] = best
         finish[node] = best_start + times[best, node]
         if times[best, node] > 0:
             for core in range(use.shape[1]):
                 if use[best, core]:
                     free[core] = finish[node]
-    place_the_rest(placement, unit, decided, unit_times, load, memory, room)
+    place_the_rest(placement, units)
     return placement
 
 
 @compiled
 @no_type_check
-def earliest_first(
-    order, indptr, consumers, pending, producer_indptr, producers, computed, times, num_bytes, fixed, per_byte, use,
-    unit, unit_times, load, memory, room, favourite,
-):  # fmt: skip
+def earliest_first(order, task, units, favourite):
     """Each device offers an operation: of those whose values are there when it is free the first in `order`, otherwise
     the one whose values are there first. The offer of the earliest start is taken, on devices of different speed that
     of the earliest start plus the time that the fastest device would save.
@@ -127,21 +178,21 @@ def earliest_first(
     Returns:
         device of each node, and the turn in which it was placed, -1 for nodes that are not computed.
     """
-    nodes, devices, room = len(order), len(use), room.copy()
+    nodes, devices, use, times = len(order), len(task.use), task.use, task.times_us
     placement, finish, turn = np.full(nodes, -1), np.zeros(nodes), np.full(nodes, -1)
-    decided, free = np.full(len(load), -1), np.zeros(use.shape[1])
+    free = np.zeros(use.shape[1])
     place_in_order = np.empty(nodes, np.int64)
     place_in_order[order] = np.arange(nodes)
-    fastest = np.empty(len(load))
-    for each in range(len(load)):
-        fastest[each] = unit_times[:, each].min()
-    waiting, arrival = pending.copy(), np.zeros((nodes, devices))
+    fastest = np.empty(len(units.load_bytes))
+    for each in range(len(units.load_bytes)):
+        fastest[each] = units.times_us[:, each].min()
+    waiting, arrival = np.diff(task.producer_indptr), np.zeros((nodes, devices))
     there, num_there = np.empty((devices, nodes), np.int64), np.zeros(devices, np.int64)  # heaps of places in order
     coming, num_coming = np.empty((devices, nodes), np.int64), np.zeros(devices, np.int64)  # nodes
     last = np.full(devices, -1)
     left = 0
     for node in range(nodes):
-        if computed[node]:
+        if task.computed[node]:
             left += 1
             if waiting[node] == 0:
                 for device in range(devices):
@@ -156,7 +207,7 @@ def earliest_first(
             position = 0
             while position < num_coming[device]:
                 node = coming[device, position]
-                possible = placement[node] < 0 and may_take(device, unit[node], decided, unit_times, load, memory, room)
+                possible = placement[node] < 0 and may_take(device, units.of[node], units)
                 if possible and arrival[node, device] > now:
                     if arrival[node, device] < start or (
                         arrival[node, device] == start and place_in_order[node] < place_in_order[offered]
@@ -171,7 +222,7 @@ def earliest_first(
                 coming[device, position] = coming[device, num_coming[device]]
             while num_there[device]:
                 node = order[there[device, 0]]
-                if placement[node] < 0 and may_take(device, unit[node], decided, unit_times, load, memory, room):
+                if placement[node] < 0 and may_take(device, units.of[node], units):
                     offered, start = node, now
                     break
                 pop(there[device], num_there[device])
@@ -179,7 +230,7 @@ def earliest_first(
             child = favourite[last[device]] if last[device] >= 0 else -1
             if (
                 child >= 0 and placement[child] < 0 and waiting[child] == 0
-                and may_take(device, unit[child], decided, unit_times, load, memory, room)
+                and may_take(device, units.of[child], units)
             ):  # fmt: skip
                 here, awake = max(arrival[child, device], now), True
                 for other in range(devices):
@@ -191,18 +242,19 @@ def earliest_first(
                         node = order[there[device, position]]
                         if (
                             there[device, position] < first and placement[node] < 0 and arrival[node].max() <= now
-                            and may_take(device, unit[node], decided, unit_times, load, memory, room)
+                            and may_take(device, units.of[node], units)
                         ):  # fmt: skip
                             first, offered, start = there[device, position], node, now
             if offered < 0:
                 continue
-            lost = 0.0 if decided[unit[offered]] >= 0 else unit_times[device, unit[offered]] - fastest[unit[offered]]
+            mine = units.of[offered]
+            lost = 0.0 if units.device[mine] >= 0 else units.times_us[device, mine] - fastest[mine]
             key = start + lost
             if key < least or (key == least and place_in_order[offered] < place_in_order[best_node]):
                 best, best_node, best_start, least = device, offered, start, key
         if best < 0:
             return placement, turn
-        take(best, unit[best_node], decided, load, memory, room)
+        take(best, units.of[best_node], units)
         placement[best_node], turn[best_node] = best, count
         finish[best_node] = best_start + times[best, best_node]
         last[best] = best_node
@@ -211,27 +263,21 @@ def earliest_first(
                 free[core] = finish[best_node]
         count += 1
         left -= 1
-        for position in range(indptr[best_node], indptr[best_node + 1]):
-            node = consumers[position]
+        for position in range(task.indptr[best_node], task.indptr[best_node + 1]):
+            node = task.consumers[position]
             waiting[node] -= 1
             if waiting[node] == 0:
                 for device in range(devices):
-                    arrival[node, device] = arrives(
-                        node, device, producer_indptr, producers, placement, finish, num_bytes, fixed, per_byte
-                    )
+                    arrival[node, device] = arrives(node, device, task, placement, finish)
                     coming[device, num_coming[device]] = node
                     num_coming[device] += 1
-    place_the_rest(placement, unit, decided, unit_times, load, memory, room)
+    place_the_rest(placement, units)
     return placement, turn
 
 
 @compiled
 @no_type_check
-def with_widths(
-    order, indptr, consumers, pending, producer_indptr, producers, computed, times, num_bytes, latency, per_byte, use,
-    worker, own_core, switch_us, hand_over_us, wake_us, spin_us, worthwhile, crowd,
-    unit, unit_times, load, memory, room,
-):  # fmt: skip
+def with_widths(order, task, units, threads, worthwhile, crowd):
     """Events in the order of time. Of the ready operations the first in `order` chooses among the devices that are
     worthwhile for its unit and those that give each ready operation its share of the cores, `crowd` times over. It
     takes the device of the earliest end, to which the time is added for which cores would have to wait for others
@@ -239,22 +285,21 @@ def with_widths(
     event.
 
     Args:
-        worker: the thread that runs each device; own_core: of each thread. The delays are those of the simulator.
+        task: with the helpers' delay in `times_us`, and without threads' delays in `fixed_us`.
         worthwhile: which devices of each unit; at least one for each.
 
     Returns:
         device of each node, and the turn in which it began, -1 for nodes that are not computed.
     """
+    use, worker, own_core = task.use, threads.worker, threads.own_core
     nodes, devices, cores = len(order), len(use), use.shape[1]
-    room = room.copy()
     placement, turn, finish = np.full(nodes, -1), np.full(nodes, -1), np.zeros(nodes)
-    decided = np.full(len(load), -1)
     place_in_order = np.empty(nodes, np.int64)
     place_in_order[order] = np.arange(nodes)
     width = np.zeros(devices)
     for device in range(devices):
         width[device] = use[device].sum()
-    waiting = pending.copy()
+    waiting = np.diff(task.producer_indptr)
     ready, num_ready = np.empty(nodes, np.int64), 0
     aside = np.empty(nodes, np.int64)
     running, ends = np.full(devices, -1), np.full(devices, np.inf)
@@ -262,7 +307,7 @@ def with_widths(
     covered, idle_since = np.zeros(len(own_core), np.bool_), np.zeros(len(own_core))
     left = 0
     for node in range(nodes):
-        if computed[node]:
+        if task.computed[node]:
             left += 1
             if waiting[node] == 0:
                 push(ready, num_ready, place_in_order[node])
@@ -274,15 +319,12 @@ def with_widths(
         while num_ready and not kept.all():
             node = order[pop(ready, num_ready)]
             num_ready -= 1
-            mine, others = unit[node], num_ready + num_aside
+            mine, others = units.of[node], num_ready + num_aside
             best, least, best_end = -1, np.inf, 0.0
             for device in range(devices):
-                if decided[mine] >= 0 and decided[mine] != device:
+                wasteful = not worthwhile[device, mine] and width[device] * (others + 1) > crowd * cores
+                if not may_take(device, mine, units) or (wasteful and units.device[mine] < 0):
                     continue
-                if decided[mine] < 0:
-                    wasteful = not worthwhile[device, mine] and width[device] * (others + 1) > crowd * cores
-                    if wasteful or unit_times[device, mine] == np.inf or load[mine] > room[memory[device]]:
-                        continue
                 start, is_kept = now, False
                 for core in range(cores):
                     if use[device, core]:
@@ -296,15 +338,13 @@ def with_widths(
                         idle += start - max(now, busy_until[core])
                 thread = worker[device]
                 if thread == waker:
-                    delay = switch_us
-                elif covered[thread] or start - idle_since[thread] > spin_us:
-                    delay = wake_us
+                    delay = threads.switch_us
+                elif covered[thread] or start - idle_since[thread] > threads.spin_us:
+                    delay = threads.wake_us
                 else:
-                    delay = hand_over_us
-                come = arrives(
-                    node, device, producer_indptr, producers, placement, finish, num_bytes, latency, per_byte
-                )
-                end = max(start, come) + delay + times[device, node]
+                    delay = threads.hand_over_us
+                come = arrives(node, device, task, placement, finish)
+                end = max(start, come) + delay + task.times_us[device, node]
                 if end + idle < least:
                     best, least, best_end = device, end + idle, end
             wait = best < 0
@@ -316,9 +356,7 @@ def with_widths(
                 aside[num_aside] = node
                 num_aside += 1
                 continue
-            if decided[mine] < 0:
-                decided[mine] = best
-                room[memory[best]] -= load[mine]
+            take(best, mine, units)
             placement[node], turn[node], finish[node] = best, count, best_end
             running[best], ends[best] = node, best_end
             count += 1
@@ -343,10 +381,10 @@ def with_widths(
             if use[first, core]:
                 in_use[core] = False
         left -= 1
-        for position in range(indptr[node], indptr[node + 1]):
-            waiting[consumers[position]] -= 1
-            if waiting[consumers[position]] == 0:
-                push(ready, num_ready, place_in_order[consumers[position]])
+        for position in range(task.indptr[node], task.indptr[node + 1]):
+            waiting[task.consumers[position]] -= 1
+            if waiting[task.consumers[position]] == 0:
+                push(ready, num_ready, place_in_order[task.consumers[position]])
                 num_ready += 1
-    place_the_rest(placement, unit, decided, unit_times, load, memory, room)
+    place_the_rest(placement, units)
     return placement, turn

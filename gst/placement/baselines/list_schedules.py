@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from gst.devices import Plan
 from gst.devices.plan import priority_of
 from gst.devices.simulate.orders import longest_ways, neighbour_lists
-from gst.placement.baselines.list_kernels import earliest_first, in_order, with_widths
+from gst.placement.baselines.list_kernels import TaskArrays, Threads, UnitArrays, earliest_first, in_order, with_widths
 from gst.placement.baselines.units import Rooms, Units, both_units, fitted, kept, memory_of, quickest, smallest_units
 from gst.placement.task import Task
 
@@ -24,52 +24,27 @@ SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take 
 Order = Int64[np.ndarray, " nodes"]
 
 
-@dataclass(frozen=True, eq=False)
-class Arrays:
-    """A task as the kernels read it; edges between computed nodes only.
+def task_arrays(task: Task) -> TaskArrays:
+    """A task as the kernels read it."""
+    costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
+    edges = costs.edges[:, costs.computed[costs.edges[0]]]
+    elsewhere = simulator.worker[:, None] != simulator.worker
+    bits = (simulator.cores[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1) == 1
+    return TaskArrays(
+        *neighbour_lists(edges, nodes),
+        *neighbour_lists(edges[::-1], nodes),
+        computed=costs.computed,
+        times_us=costs.times_us,
+        num_bytes=costs.output_bytes.astype(np.float64),
+        fixed_us=costs.latency_us + task.contention.hand_over_us * elsewhere,
+        us_per_byte=1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
+        use=np.ascontiguousarray(bits[:, bits.any(0)]),
+    )
 
-    Args:
-        indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` likewise.
-        use: which device takes which core.
-        own_core: of each thread of the simulator.
-        fixed_us: from device to device, until the smallest value is there and its reader's thread has seen it.
-        us_per_byte: from device to device.
-    """
 
-    indptr: Int64[np.ndarray, " nodes_plus_one"]
-    consumers: Int64[np.ndarray, " edges"]
-    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
-    producers: Int64[np.ndarray, " edges"]
-    num_bytes: Float64[np.ndarray, " nodes"]
-    use: Bool[np.ndarray, "devices cores"]
-    own_core: Int64[np.ndarray, " threads"]
-    fixed_us: Float64[np.ndarray, "devices devices"]
-    us_per_byte: Float64[np.ndarray, "devices devices"]
-
-    @staticmethod
-    def of(task: Task) -> Arrays:
-        """Edges from inputs and constants, which are there from the beginning, are left out."""
-        costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
-        edges = costs.edges[:, costs.computed[costs.edges[0]]]
-        bits = (simulator.cores[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1) == 1
-        elsewhere = simulator.worker[:, None] != simulator.worker
-        return Arrays(
-            *neighbour_lists(edges, nodes), *neighbour_lists(edges[::-1], nodes),
-            costs.output_bytes.astype(np.float64),
-            np.ascontiguousarray(bits[:, bits.any(0)]), np.log2(simulator.leader).astype(np.int64),
-            costs.latency_us + task.contention.hand_over_us * elsewhere,
-            1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
-        )  # fmt: skip
-
-    @property
-    def pending(self) -> Int64[np.ndarray, " nodes"]:
-        """Number of computed producers of each node."""
-        return np.diff(self.producer_indptr)
-
-    @property
-    def transfer_us(self) -> Float64[np.ndarray, " nodes"]:
-        """To hand over the value of each node, averaged over all pairs of devices, equal ones included."""
-        return self.fixed_us.mean() + self.us_per_byte.mean() * self.num_bytes
+def mean_transfers_us(arrays: TaskArrays) -> Float64[np.ndarray, " nodes"]:
+    """Microseconds to hand over the value of each node, averaged over all pairs of devices, equal ones included."""
+    return arrays.fixed_us.mean() + arrays.us_per_byte.mean() * arrays.num_bytes
 
 
 def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
@@ -77,8 +52,8 @@ def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
     over the devices that can run it, and mean transfers (Topcuoglu et al. 2002, equation 8)."""
     able = np.isfinite(task.times_us)
     mean = np.where(able, task.times_us, 0.0).sum(0) / np.maximum(able.sum(0), 1)
-    arrays = Arrays.of(task)
-    return longest_ways(mean, arrays.transfer_us, arrays.indptr, arrays.consumers)
+    arrays = task_arrays(task)
+    return longest_ways(mean, mean_transfers_us(arrays), arrays.indptr, arrays.consumers)
 
 
 def longest_first(task: Task) -> Order:
@@ -102,19 +77,17 @@ def heft(task: Task, narrow: bool = False) -> Plan | None:
     """
     threads = np.array([device.threads for device in task.devices])
     allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
-    each, order = Arrays.of(task), longest_first(task)
+    each, order = task_arrays(task), longest_first(task)
     makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in both_units(task)]
     return quickest(task, [fitted(task, *maker) for maker in makers])
 
 
 def _heft(
-    task: Task, each: Arrays, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
+    task: Task, each: TaskArrays, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
 ) -> Plan | None:
-    placement = in_order(
-        order, each.producer_indptr, each.producers, task.costs.computed, task.times_us, each.num_bytes,
-        each.fixed_us, each.us_per_byte, each.use,
-        parts.of, np.where(allowed[:, None], parts.times_us, np.inf), parts.load_bytes, memory_of(task), room,
-    )  # fmt: skip
+    units = _unit_arrays(task, parts, room)
+    units = units._replace(times_us=np.where(allowed[:, None], parts.times_us, np.inf))
+    placement = in_order(order, each, units)
     return task.plan(placement, priority_of(order)) if (placement >= 0).all() else None
 
 
@@ -135,18 +108,20 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
         None if no plan was found that keeps the limits of the memories.
     """
     children = np.full(task.num_nodes, -1) if favourite is None else favourite
-    each, order = Arrays.of(task), longest_first(task)
+    each, order = task_arrays(task), longest_first(task)
     makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in both_units(task)]
     return quickest(task, [fitted(task, *maker) for maker in makers])
 
 
-def _etf(task: Task, each: Arrays, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
-    placement, turn = earliest_first(
-        order, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers, task.costs.computed,
-        task.times_us, each.num_bytes, each.fixed_us, each.us_per_byte, each.use,
-        parts.of, parts.times_us, parts.load_bytes, memory_of(task), room, favourite,
-    )  # fmt: skip
+def _etf(task: Task, each: TaskArrays, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
+    placement, turn = earliest_first(order, each, _unit_arrays(task, parts, room), favourite)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
+
+
+def _unit_arrays(task: Task, parts: Units, room: Rooms) -> UnitArrays:
+    """Units of which none is placed yet."""
+    undecided = np.full(parts.count, -1)
+    return UnitArrays(parts.of, parts.times_us, parts.load_bytes, memory_of(task), room.copy(), undecided)
 
 
 def moldable(task: Task) -> Plan | None:
@@ -160,7 +135,7 @@ def moldable(task: Task) -> Plan | None:
     Returns:
         None if no plan was found that keeps the limits of the memories.
     """
-    each, parts = Arrays.of(task), smallest_units(task)
+    each, parts = task_arrays(task), smallest_units(task)
     plans = [heft(task), heft(task, narrow=True)]
     for device in np.flatnonzero(np.isfinite(task.times_us).all(1)):
         plans.append(kept(task, task.plan(np.full(task.num_nodes, device))))
@@ -176,7 +151,7 @@ def moldable(task: Task) -> Plan | None:
     return quickest(task, plans)
 
 
-def _worthwhile(each: Arrays, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
+def _worthwhile(each: TaskArrays, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
     """The narrowest devices that can run a unit, and those where its core time is at most 1 + `slack` times as much."""
     width = each.use.sum(1)[:, None]
     core_time = parts.times_us * width
@@ -187,17 +162,20 @@ def _worthwhile(each: Arrays, parts: Units, slack: float) -> Bool[np.ndarray, "d
 
 
 def _with_widths(
-    task: Task, each: Arrays, parts: Units, order: Order, worthwhile: Bool[np.ndarray, "devices units"], crowd: float,
+    task: Task,
+    each: TaskArrays,
+    parts: Units,
+    order: Order,
+    worthwhile: Bool[np.ndarray, "devices units"],
+    crowd: float,
     room: Rooms,
-) -> Plan | None:  # fmt: skip
-    costs, costly, simulator = task.costs, task.contention, task.simulator
-    helped = (simulator.threads > 1)[:, None] * costly.helper_us * costs.computed
-    placement, turn = with_widths(
-        order, each.indptr, each.consumers, each.pending, each.producer_indptr, each.producers, costs.computed,
-        costs.times_us + helped, each.num_bytes, costs.latency_us, each.us_per_byte, each.use, simulator.worker,
-        each.own_core, costly.switch_us, costly.hand_over_us, costly.wake_us, costly.spin_us, worthwhile, crowd,
-        parts.of, parts.times_us, parts.load_bytes, memory_of(task), room,
-    )  # fmt: skip
+) -> Plan | None:
+    costs, delays, simulator = task.costs, task.contention, task.simulator
+    helped = (simulator.threads > 1)[:, None] * delays.helper_us * costs.computed
+    own_core = np.log2(simulator.leader).astype(np.int64)
+    threads = Threads(simulator.worker, own_core, delays.switch_us, delays.hand_over_us, delays.wake_us, delays.spin_us)
+    each = each._replace(times_us=costs.times_us + helped, fixed_us=costs.latency_us)
+    placement, turn = with_widths(order, each, _unit_arrays(task, parts, room), threads, worthwhile, crowd)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
@@ -214,7 +192,7 @@ def sct(task: Task) -> Plan | None:
         None if even then there are too many edges, or if no plan was found that keeps the limits of the memories.
     """
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
-    ends, times, transfer = pairs, task.times_us.min(0), Arrays.of(task).transfer_us[pairs[0]]
+    ends, times, transfer = pairs, task.times_us.min(0), mean_transfers_us(task_arrays(task))[pairs[0]]
     if pairs.shape[1] > MOST_EDGES:
         group = _acyclic_groups(task.colocation, pairs)
         ends, heaviest = _between(group[pairs], transfer)

@@ -10,7 +10,15 @@ from jaxtyping import Float64, Int64
 
 from gst.devices import Plan, overlap
 from gst.devices.plan import priority_of
-from gst.placement.baselines.list_schedules import Arrays, etf, heft, longest_first, moldable, sct
+from gst.placement.baselines.list_schedules import (
+    etf,
+    heft,
+    longest_first,
+    mean_transfers_us,
+    moldable,
+    sct,
+    task_arrays,
+)
 from gst.placement.baselines.units import (
     Assignment,
     Rooms,
@@ -164,7 +172,7 @@ def metis(task: Task, seed: int = 0) -> Plan | None:
 def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assignment:
     """Part of each unit: equal profiled time, little time of handing values over."""
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
-    ends, transfer = parts.of[pairs], Arrays.of(task).transfer_us[pairs[0]]
+    ends, transfer = parts.of[pairs], mean_transfers_us(task_arrays(task))[pairs[0]]
     crossing = ends[0] != ends[1]
     shares = (each / max(each.sum(), 1e-9) for each in (_times_us(task, parts), transfer[crossing]))
     node_weights, edge_weights = (np.maximum(1, np.rint(WHOLE * each)).astype(np.int64) for each in shares)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from gst.devices.describe.machine import cache_directory
 from gst.programs import Program
-from gst.programs.saving import FILES
+from gst.programs.program import FILES
 
 CARRIED = (*FILES, "checksums.json")
 

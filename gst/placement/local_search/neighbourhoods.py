@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -36,6 +36,26 @@ class Waits:
     cause: Int64[np.ndarray, " chain"]
 
 
+class _CostArrays(NamedTuple):
+    """Costs as the kernels read them, with edges between computed nodes only.
+
+    Args:
+        indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` whose values it reads.
+        use: which device takes which core.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    computed: Bool[np.ndarray, " nodes"]
+    times_us: Float64[np.ndarray, "devices nodes"]
+    num_bytes: Float64[np.ndarray, " nodes"]
+    latency_us: Float64[np.ndarray, "devices devices"]
+    bytes_per_us: Float64[np.ndarray, "devices devices"]
+    use: Bool[np.ndarray, "devices cores"]
+
+
 class Timelines:
     """Questions about simulated runs of one program.
 
@@ -44,54 +64,55 @@ class Timelines:
     """
 
     def __init__(self, costs: Costs) -> None:
-        self.costs = costs
         edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-        self._readers = neighbour_lists(edges, costs.num_nodes)
-        self._producers = neighbour_lists(edges[::-1], costs.num_nodes)
-        self._bytes = costs.output_bytes.astype(np.float64)
-        self._use = core_use(costs.devices)
+        self._costs = _CostArrays(
+            *neighbour_lists(edges, costs.num_nodes),
+            *neighbour_lists(edges[::-1], costs.num_nodes),
+            computed=costs.computed,
+            times_us=costs.times_us,
+            num_bytes=costs.output_bytes.astype(np.float64),
+            latency_us=costs.latency_us,
+            bytes_per_us=costs.bytes_per_us,
+            use=core_use(costs.devices),
+        )
 
     def tails_us(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
         """From the begin of each operation to the end of the program along its longest way, transfers included, as it
         is placed: the upward rank of Topcuoglu et al. (2002) of a placement that is already known."""
-        costs = self.costs
-        return _tails(home, *self._readers, costs.times_us, self._bytes, costs.latency_us, costs.bytes_per_us)
+        return _tails(home, self._costs)
 
     def waits(self, run: Timeline) -> Waits:
         """The chain that ends with the operation that ends last."""
-        costs = self.costs
         order = np.argsort(run.begin_us, kind="stable")
-        nodes, cause = _waits(
-            run.device, run.begin_us, run.end_us, costs.computed, order, *self._producers, self._use, self._bytes,
-            costs.latency_us, costs.bytes_per_us,
-        )  # fmt: skip
+        nodes, cause = _waits(run.device, run.begin_us, run.end_us, order, self._costs)
         return Waits(nodes, cause)
 
 
 @compiled
 @no_type_check
-def _tails(home, indptr, consumers, times, num_bytes, latency, bandwidth):
+def _tails(home, costs):
     nodes = len(home)
     tail = np.zeros(nodes)
     for node in range(nodes - 1, -1, -1):
         here, longest = home[node], 0.0
-        for position in range(indptr[node], indptr[node + 1]):
-            there = home[consumers[position]]
-            moved = latency[here, there] + num_bytes[node] / bandwidth[here, there]
-            longest = max(longest, moved + tail[consumers[position]])
-        tail[node] = longest + times[here, node]
+        for position in range(costs.indptr[node], costs.indptr[node + 1]):
+            there = home[costs.consumers[position]]
+            moved = costs.latency_us[here, there] + costs.num_bytes[node] / costs.bytes_per_us[here, there]
+            longest = max(longest, moved + tail[costs.consumers[position]])
+        tail[node] = longest + costs.times_us[here, node]
     return tail
 
 
 @compiled
 @no_type_check
-def _waits(home, begin, end, computed, order, indptr, producers, use, num_bytes, latency, bandwidth):
+def _waits(home, begin, end, order, costs):
+    use = costs.use
     nodes, cores = len(home), use.shape[1]
     before = np.full(nodes, -1)  # the operation that left the cores of each one last
     last = np.full(cores, -1)
     final = -1
     for node in order:
-        if not computed[node]:
+        if not costs.computed[node]:
             continue
         if final < 0 or end[node] > end[final]:
             final = node
@@ -104,10 +125,10 @@ def _waits(home, begin, end, computed, order, indptr, producers, use, num_bytes,
     size, node = 0, final
     while node >= 0 and size < nodes:
         maker, arrived = -1, -1.0
-        for position in range(indptr[node], indptr[node + 1]):
-            producer = producers[position]
-            there = end[producer] + latency[home[producer], home[node]]
-            there += num_bytes[producer] / bandwidth[home[producer], home[node]]
+        for position in range(costs.producer_indptr[node], costs.producer_indptr[node + 1]):
+            producer = costs.producers[position]
+            there = end[producer] + costs.latency_us[home[producer], home[node]]
+            there += costs.num_bytes[producer] / costs.bytes_per_us[home[producer], home[node]]
             if there > arrived:
                 maker, arrived = producer, there
         chain[size] = node

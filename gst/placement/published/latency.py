@@ -7,7 +7,7 @@ al., NeurIPS 2020); the slow twin in tests/published_latency.py says it step by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -72,7 +72,7 @@ class PublishedRuntime:
             return float("nan")
         if (self._taken(home) > self.graph.memory_limit).any():
             return float("nan")
-        return float(published_latency(home, *self._arrays))
+        return float(published_latency(home, self._arrays))
 
     def _taken(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " accelerators"]:
         used = home >= 0
@@ -89,12 +89,30 @@ def published_bound(graph: CostGraph) -> float:
     return float(end.max())
 
 
-def latency_arrays(graph: CostGraph) -> tuple[np.ndarray, ...]:
-    """What `published_latency` reads of a graph, in the order of its arguments."""
+class LatencyArrays(NamedTuple):
+    """A published cost graph as the kernels read it.
+
+    Args:
+        indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` whose values it reads.
+        accelerators: their numbers.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    cpu_ms: Float64[np.ndarray, " nodes"]
+    accelerator_ms: Float64[np.ndarray, " nodes"]
+    transfer_ms: Float64[np.ndarray, " nodes"]
+    accelerators: Int64[np.ndarray, " accelerators"]
+
+
+def latency_arrays(graph: CostGraph) -> LatencyArrays:
+    """What `published_latency` reads of a graph."""
     (indptr, consumers), (producer_indptr, producers) = (
         neighbour_lists(graph.edges[::direction], graph.num_nodes) for direction in (1, -1)
     )
-    return (
+    return LatencyArrays(
         indptr, consumers, producer_indptr, producers, graph.cpu_ms, graph.accelerator_ms, graph.transfer_ms,
         np.arange(graph.num_accelerators),
     )  # fmt: skip
@@ -102,16 +120,15 @@ def latency_arrays(graph: CostGraph) -> tuple[np.ndarray, ...]:
 
 @compiled
 @no_type_check
-def published_latency(
-    home, indptr, consumers, producer_indptr, producers, cpu_ms, accelerator_ms, transfer_ms, accelerators
-):
+def published_latency(home, graph):
     """Milliseconds of a plan that is admitted; NaN if calls wait for each other.
 
     Args:
         home: accelerator of each node, -1 on the CPU.
-        indptr, consumers: who reads the value of each node; `producers` likewise whom it reads.
-        accelerators: their numbers.
+        graph: its `LatencyArrays`.
     """
+    indptr, consumers, transfer_ms = graph.indptr, graph.consumers, graph.transfer_ms
+    producer_indptr, producers, accelerators = graph.producer_indptr, graph.producers, graph.accelerators
     nodes = len(home)
     call = np.arange(nodes)
     number, first = np.zeros(nodes, np.int64), np.empty(nodes + 2, np.int64)
@@ -146,7 +163,7 @@ def published_latency(
         if own != node:
             following[last[own]] = node
             last[own] = node
-        duration[own] += cpu_ms[node] if home[node] < 0 else accelerator_ms[node]
+        duration[own] += graph.cpu_ms[node] if home[node] < 0 else graph.accelerator_ms[node]
         written = False
         for position in range(indptr[node], indptr[node + 1]):
             reader = call[consumers[position]]

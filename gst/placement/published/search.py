@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
@@ -32,22 +33,37 @@ def search_published(graph: CostGraph, seed: int = 0, steps: int = 300_000, star
     took = runtime(plans)
     order = [int(each) for each in np.argsort(took, kind="stable") if np.isfinite(took[each])][:2]
     best_ms, best = float(took[order[0]]), plans[order[0]]
-    arguments = _arguments(graph)
+    arrays, groups = latency_arrays(graph), _group_arrays(graph)
     for number, position in enumerate(order):
         home = runtime.home(plans[position])
         generator = np.array([seed * 2 + number + 1], np.uint64)
-        found, found_ms = _anneal(
-            home, float(took[position]), steps // len(order), generator, HOT, COLD, *arguments, *latency_arrays(graph)
-        )
+        found, found_ms = _anneal(home, float(took[position]), steps // len(order), generator, arrays, groups)
         if found_ms < best_ms:
             best_ms, best = found_ms, runtime.plan(found)
     return best
 
 
-def _arguments(graph: CostGraph) -> tuple[np.ndarray | float, ...]:
+class _GroupArrays(NamedTuple):
+    """Colocation groups, what accelerators can hold of them, and orders of the nodes.
+
+    Args:
+        of: group of each node.
+        indptr, members: nodes of each group.
+        sizes: of each node; `limit` of each accelerator.
+    """
+
+    of: Int64[np.ndarray, " nodes"]
+    indptr: Int64[np.ndarray, " groups_plus_one"]
+    members: Int64[np.ndarray, " nodes"]
+    sizes: Float64[np.ndarray, " nodes"]
+    limit: float
+    orders: Int64[np.ndarray, "orders nodes"]
+
+
+def _group_arrays(graph: CostGraph) -> _GroupArrays:
     groups = int(graph.colocation.max()) + 1
     indptr, members = neighbour_lists(np.stack([graph.colocation, np.arange(graph.num_nodes)]), groups)
-    return graph.colocation, indptr, members, graph.sizes, float(graph.memory_limit), orders(graph)
+    return _GroupArrays(graph.colocation, indptr, members, graph.sizes, float(graph.memory_limit), orders(graph))
 
 
 @compiled
@@ -60,18 +76,15 @@ def _uniform(state):
 
 @compiled
 @no_type_check
-def _anneal(
-    start, start_ms, steps, state, hot, cold, colocation, group_indptr, members, sizes, limit, orders,
-    indptr, consumers, producer_indptr, producers, cpu_ms, accelerator_ms, transfer_ms, accelerators,
-):  # fmt: skip
+def _anneal(start, start_ms, steps, state, graph, groups):
     """The best homes found and their milliseconds. A step gives a group with some of its neighbours, or a stretch of
     one of the orders, to the CPU, to a neighbour's device or to any; what is not admitted is not tried."""
-    nodes, count = len(start), len(accelerators)
+    nodes, count = len(start), len(graph.accelerators)
     current, current_ms, best, best_ms = start.copy(), start_ms, start.copy(), start_ms
     chosen, taken = np.empty(nodes, np.int64), np.zeros(count)
     since = 0
     for step in range(steps):
-        temperature = start_ms * hot * (cold / hot) ** (step / steps)
+        temperature = start_ms * HOT * (COLD / HOT) ** (step / steps)
         trial, size = current.copy(), 0
         if _uniform(state) < 0.5:  # a node, and on a random walk from there
             node = np.int64(_uniform(state) * nodes)
@@ -79,21 +92,20 @@ def _anneal(
             while True:
                 chosen[size] = node
                 size += 1
-                before = producer_indptr[node + 1] - producer_indptr[node]
-                after = indptr[node + 1] - indptr[node]
+                before = graph.producer_indptr[node + 1] - graph.producer_indptr[node]
+                after = graph.indptr[node + 1] - graph.indptr[node]
                 if before + after == 0:
                     break
                 step_to = np.int64(_uniform(state) * (before + after))
-                node = (
-                    producers[producer_indptr[node] + step_to]
-                    if step_to < before
-                    else consumers[indptr[node] + step_to - before]
-                )
+                if step_to < before:
+                    node = graph.producers[graph.producer_indptr[node] + step_to]
+                else:
+                    node = graph.consumers[graph.indptr[node] + step_to - before]
                 beside = node
                 if _uniform(state) < 0.4 or size == nodes:
                     break
         else:  # a stretch
-            order = orders[np.int64(_uniform(state) * len(orders))]
+            order = groups.orders[np.int64(_uniform(state) * len(groups.orders))]
             length = np.int64(np.exp(_uniform(state) * np.log(nodes / 2 + 1)))
             first = np.int64(_uniform(state) * (nodes - length + 1))
             for position in range(first, first + length):
@@ -109,10 +121,11 @@ def _anneal(
             device = np.int64(_uniform(state) * count)
         changed = False
         for position in range(size):
-            group = colocation[chosen[position]]
-            for place in range(group_indptr[group], group_indptr[group + 1]):
-                if trial[members[place]] != device:
-                    trial[members[place]] = device
+            group = groups.of[chosen[position]]
+            for place in range(groups.indptr[group], groups.indptr[group + 1]):
+                member = groups.members[place]
+                if trial[member] != device:
+                    trial[member] = device
                     changed = True
         if not changed:
             continue
@@ -120,13 +133,11 @@ def _anneal(
         taken[:] = 0.0
         for node in range(nodes):
             if trial[node] >= 0:
-                taken[trial[node]] += sizes[node]
-                fits = fits and accelerator_ms[node] < np.inf and taken[trial[node]] <= limit
+                taken[trial[node]] += groups.sizes[node]
+                fits = fits and graph.accelerator_ms[node] < np.inf and taken[trial[node]] <= groups.limit
         if not fits:
             continue
-        took = published_latency(
-            trial, indptr, consumers, producer_indptr, producers, cpu_ms, accelerator_ms, transfer_ms, accelerators
-        )
+        took = published_latency(trial, graph)
         since += 1
         if took <= current_ms or _uniform(state) < np.exp((current_ms - took) / temperature):
             current, current_ms = trial, took

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from gst.devices import Device
-from gst.devices.describe.load import held, physical
+from gst.devices.describe.load import lock_devices, physical
 
 HOLD = """
 import sys, time
 from gst.devices import Device
-from gst.devices.describe.load import held
-with held([Device("x", "cpu", tuple(map(int, sys.argv[1].split(","))), 1, "host", "")]):
+from gst.devices.describe.load import lock_devices
+with lock_devices([Device("x", "cpu", tuple(map(int, sys.argv[1].split(","))), 1, "host", "")]):
     print("held", flush=True)
     time.sleep(100)
 """
@@ -40,12 +40,12 @@ def test_sets_are_their_cores_and_streams_their_gpu() -> None:
 def test_a_core_is_waited_for_until_its_holder_dies() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, "1,2"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with held([core(0), core(3)]):
+        with lock_devices([core(0), core(3)]):
             pass  # nobody's
         got = threading.Event()
 
         def take() -> None:
-            with held([core(0, 2)]):
+            with lock_devices([core(0, 2)]):
                 got.set()
 
         waiting = threading.Thread(target=take)
@@ -63,7 +63,7 @@ def test_threads_that_name_the_same_cores_in_another_order_do_not_wait_in_a_circ
 
     def work(devices: list[Device]) -> None:
         for _ in range(30):
-            with held(devices):
+            with lock_devices(devices):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()

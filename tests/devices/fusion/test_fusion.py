@@ -20,7 +20,7 @@ from gst.devices.execute.interpreter import compiler, load
 from gst.devices.fusion.legality import Group, fusion_groups, legalise, pointwise_chains
 from gst.devices.fusion.rewrite import rewritten
 from gst.programs import Program, Reference, TrainingStep, capture, outputs_differ
-from gst.programs.colocation import is_elementwise
+from gst.programs.features import is_elementwise
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 KINDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -35,7 +35,7 @@ def data(tmp_path: Path) -> Path:
 def test_the_variants_learn_alike(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights, draws and configurations: in fp32 the losses are equal, in bf16 their mean is near. Arithmetic
     is saved where states are shared."""
-    monkeypatch.setattr(step, "_rate", lambda dtype: 1.0)
+    monkeypatch.setattr(step, "_matmul_gflops", lambda dtype: 1.0)
     monkeypatch.setattr(step, "WARM_UP", 1)
     setting = step.Setting(str(data), **TINY | {"steps": 4, "batch_graphs": 2, "configs": 12})
     results = {variant: step.measure(variant, setting, variant == "shared bf16") for variant in step.VARIANTS}

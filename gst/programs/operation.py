@@ -1,18 +1,72 @@
-"""Operators and their arguments as JSON, and back."""
+"""Operations of a captured program: ATen calls with references to other nodes, and their form as JSON."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-
-from gst.programs.program import Reference
+from torch import Tensor
 
 GETITEM = "getitem"
 TORCH_VALUES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Stands in a template of arguments for the value of node `node`."""
+
+    node: int
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One node of a program.
+
+    Args:
+        name: unique within the program, for messages.
+        kind: 'input' (a tensor given to the step), 'constant' (a tensor captured with it) or 'operation'.
+        target: what is called; None for inputs and constants.
+        args: positional arguments, with `Reference` where another node's value belongs (also inside lists).
+        kwargs: keyword arguments, likewise.
+        shapes: of each tensor it makes (several for an operation with several results).
+        dtypes: of each tensor it makes.
+        constant: the tensor, of a constant only.
+        is_view: its value shares memory with its first argument or is an item of it; nothing is computed.
+    """
+
+    name: str
+    kind: Literal["input", "constant", "operation"]
+    target: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    constant: Tensor | None = None
+    is_view: bool = False
+
+    @property
+    def producers(self) -> tuple[int, ...]:
+        """The nodes it reads, each once, in the order of its arguments."""
+        return tuple(dict.fromkeys(references(self.args, tuple(self.kwargs.values()))))
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all tensors it makes."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
+
+
+def references(*templates: Any) -> Iterator[int]:
+    """Nodes named in templates of arguments, in order, with repeats."""
+    for template in templates:
+        if isinstance(template, Reference):
+            yield template.node
+        elif isinstance(template, list | tuple):
+            yield from references(*template)
 
 
 def form_of_target(target: Callable[..., Any] | None) -> str:
