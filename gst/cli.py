@@ -1,4 +1,4 @@
-"""The `gst` command line. Errors of the user print one line and exit 2."""
+"""The `gst` command line: subcommands, exit status, and errors of the user as one line and exit status 2."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
 
 
 def _reason(error: Exception, arguments: list[str]) -> str:
-    """One line, which says what to do of a full disk too."""
+    """The message of an error in one line; for a full disk with the remedy."""
     words = " ".join(str(error).split())
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and "make room" not in words
     return f"{words}; make room, then {_advice(arguments)}" if full else words
@@ -98,7 +98,7 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
 
 
 def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """A command that can be resumed has its directory of results for itself."""
+    """Lock the directory of results of a command that can be resumed."""
     return directory_lock(options.out) if hasattr(options, "resume") else nullcontext()
 
 
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Completion(argparse.Action):
-    """Prints what completes the names and options of commands."""
+    """Argparse action that prints a shell completion script."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
         import shtab
@@ -170,7 +170,7 @@ def _write_json(path: Path, result: Any) -> None:
 
 
 def _without_nan(value: Any) -> Any:
-    """The same with None for NaN, which JSON does not know."""
+    """A copy with None instead of NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list):

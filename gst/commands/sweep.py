@@ -1,4 +1,4 @@
-"""`gst sweep`: what it takes, does and prints."""
+"""`gst sweep`: its options, its run and its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 10  # trials of the table
 
 
 def add_sweep(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    """Add the subcommand to the parser; `command` is `gst.cli.add_command`."""
     sweep = command(
         commands,
         "sweep",
@@ -66,7 +66,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _number(sweep: Sweep, asked: int | None) -> int:
-    """Of trials; all of a grid if neither the user nor the file says."""
+    """Number of trials: as given, else `run_cap` of the file, else the whole grid, else `USUAL_NUMBER`."""
     if asked is not None and asked < 1:
         raise ValueError(f"--trials is {asked}; want 1 or more")
     everything = len(sweep.grid()) if sweep.method == "grid" else None

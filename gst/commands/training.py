@@ -1,4 +1,4 @@
-"""`gst rank`: what it takes, does and prints. `gst fit`, `validate`, `test` and `predict` are in `gst.training.cli`."""
+"""`gst rank`: its options, its run and its output. `gst fit` and the like are in `gst.training.cli`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ AS_IT_SHOULD_BE = (
     r"Attribute '(encoder|head)' is an instance of `nn\.Module` and is already saved",  # they are built from settings
     r"Found keys that are not in the model state dict .*\['estimator\.table\._extra_state'\]",  # exact: reads no table
 )
-"""Warnings of Lightning about reading a checkpoint, which is read on purpose as they say."""
+"""Warnings of Lightning about loading a checkpoint that do not apply here."""
 
 
 def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    """Add the subcommand to the parser; `command` is `gst.cli.add_command`."""
     rank = command(
         commands,
         "rank",

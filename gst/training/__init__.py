@@ -1,7 +1,6 @@
-"""Graph Segment Training under Lightning, and W&B.
+"""Training with Lightning: the LightningModule, the datamodule, `gst fit`, sweeps, runs of W&B.
 
-Names are loaded when they are first used, so that a sweep, whose trainings are other processes, does not
-wait for Lightning.
+Names are imported when they are first used: a sweep, whose trainings are other processes, does not wait for Lightning.
 """
 
 from __future__ import annotations

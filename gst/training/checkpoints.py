@@ -1,4 +1,4 @@
-"""Checkpoints that are written in the background, whole or not at all, and trainings that signals end with one."""
+"""Checkpoint files, written atomically by a background thread, and the callback that saves one on a signal."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FLUSHED_AT = 16 << 20  # bytes
 
 
 class BackgroundCheckpointIO(TorchCheckpointIO):
-    """Copies what is to be saved and writes the copy in a thread. Files appear under their names once they are complete
-    and on the disk; what a file replaces, and what is removed after it, goes only then. Checkpoints on other than local
-    paths are Lightning's business.
+    """Lightning's CheckpointIO with a writing thread: it copies the checkpoint, and the thread writes the copy. A file
+    appears under its name once it is complete and on the disk; the file that it replaces is removed only then.
+    Lightning itself handles paths that are not local (`s3://...`).
 
-    What went wrong in the thread is raised by the next call, at the latest by `teardown`, which waits for the thread.
+    An error of the thread is raised by the next call, at the latest by `teardown`, which waits for the thread.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Training waits while the tensors are copied, and where two earlier checkpoints are still to be written."""
+        """Copy the checkpoint and let the thread write it; waits while two earlier ones are unwritten."""
         if _is_remote(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -50,8 +50,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Callable[..., Any] | None = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Rows of an embedding table are mapped from the file, so that each process reads those it keeps; whoever holds
-        on to them after the table was loaded holds the file.
+        """Read a checkpoint. Rows of an embedding table are memory-mapped: each process reads its own rows.
 
         Raises:
             FileNotFoundError, ValueError, pickle.UnpicklingError: see `read`.
@@ -68,12 +67,12 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             self._run(self._remove, path, list(self._pending))
 
     def _remove(self, path: Any, earlier: list[Future[None]]) -> None:
-        """What was to replace it has been written, or it stays."""
+        """Remove the file, unless a checkpoint saved before failed to be written."""
         if all(each.exception() is None for each in earlier):
             super().remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         try:
             self._settle(0)
         finally:
@@ -86,14 +85,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._pending.append(self._thread.submit(job, *arguments))
 
     def _settle(self, most: int) -> None:
-        """Until at most so many jobs are left. Raises what a job has raised."""
+        """Wait until at most `most` jobs are left. Raises the error of a job."""
         while len(self._pending) > most or (self._pending and self._pending[0].done()):
             self._pending.pop(0).result()
 
 
 def write(checkpoint: dict[str, Any], path: Path) -> None:
-    """The file is there with all it holds, or as it was before: written under another name, flushed to the disk, then
-    renamed.
+    """Write a checkpoint atomically: under another name, flushed to the disk, then renamed.
 
     Raises:
         OSError: it cannot be written.
@@ -112,8 +110,8 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 class Flushed:
-    """A file whose bytes go to the disk as they are written, and leave the system's memory: a large checkpoint would
-    otherwise push out what the training reads. It is also faster where fresh memory is slow to come."""
+    """A file that is flushed to the disk every `FLUSHED_AT` bytes and leaves the page cache: a large checkpoint would
+    otherwise evict the pages that the training reads."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file, self._flushed, self._written = file, 0, 0
@@ -135,11 +133,11 @@ class Flushed:
 
 
 def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Tensors are mapped, and read when they are used. Nothing in the file is executed.
+    """Read a checkpoint with memory-mapped tensors, without executing any code in it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or something else.
+        ValueError: it is damaged, or no checkpoint.
         pickle.UnpicklingError: it holds other things than tensors, numbers and text.
     """
     if not path.is_file():
@@ -154,7 +152,7 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
 
 def copied(value: Any, name: str = "") -> Any:
-    """The same with tensors of its own on the CPU, but for extra state of modules, which was made for this alone."""
+    """A deep copy with tensors on the CPU. Extra state of modules is taken as it is: it was made for the checkpoint."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if name.endswith("_extra_state"):
@@ -169,7 +167,7 @@ def copied(value: Any, name: str = "") -> Any:
 
 @contextmanager
 def _without_checksums() -> Iterator[None]:
-    """Those of tensors, which take as long as writing them and which nothing that maps a file reads."""
+    """Write tensors without checksums, which take as long as writing, and which no memory-mapped read verifies."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -183,7 +181,7 @@ def _is_remote(path: Any) -> bool:
 
 
 def _flush_folder(folder: Path) -> None:
-    """So that the new name outlives a loss of power."""
+    """Flush the directory entry, so that the new name outlives a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -195,8 +193,8 @@ LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
 
 
 class Stoppable(L.Callback):
-    """SIGINT and SIGTERM let a training finish its step, leave a checkpoint that `--ckpt_path last` finds, and end it;
-    a second one ends it at once. Meanwhile no other training writes to its directories of checkpoints.
+    """Callback that ends a training on SIGINT or SIGTERM: after its step, with a checkpoint that `--ckpt_path last`
+    finds; a second signal ends it at once. It also locks the checkpoint directories against other trainings.
 
     A training that goes on from there is bit-identical to one that never stopped. So it does not stop between steps
     whose gradients are accumulated, nor after the last step of an epoch, which validation follows; where an epoch is a
@@ -248,12 +246,12 @@ class Stoppable(L.Callback):
         self._asked = number
 
     def _all_asked(self, trainer: L.Trainer) -> bool:
-        """All processes of a training stop after the same step."""
+        """Whether any process got a signal, so that all stop after the same step."""
         return trainer.strategy.reduce_boolean_decision(bool(self._asked), all=False)
 
 
 def _kept(trainer: L.Trainer) -> list[ModelCheckpoint]:
-    """The callbacks that write checkpoints somewhere."""
+    """The callbacks that write checkpoints to a directory."""
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint) and each.dirpath]
 
 

@@ -47,19 +47,19 @@ EXAMPLES = {
     "test": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --json runs/test.json",),
     "predict": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --predictions.path runs/scores.csv",),
 }
-"""What the help of each command ends with."""
+"""Examples at the end of the help of each command."""
 
 NOT_FOR_USERS = (
     "💡 Tip: For seamless cloud",  # two advertisements of services, printed whatever the configuration says
     "TPU available: False",  # the line about GPUs stays: those are what people look for
     "`weights_only` was not set, defaulting to `False`",  # on saving; BackgroundCheckpointIO loads weights alone
 )
-"""Beginnings of messages of Lightning that nobody can act on."""
+"""First words of Lightning's messages that are hidden: the user cannot act on them."""
 
 
 class PredictionWriter(BasePredictionWriter):
-    """`gst predict` writes `graph,unique_config,score` to a CSV file; repeated configurations of a file count as one,
-    unless the source has `merge: false`.
+    """Callback of `gst predict` that writes `graph,unique_config,score` to a CSV file. Repeated configurations of a
+    graph have one row, unless the source has `merge: false`.
 
     Args:
         path: of the file.
@@ -87,8 +87,7 @@ class PredictionWriter(BasePredictionWriter):
 
 
 class GstCLI(LightningCLI):
-    """LightningCLI with a writer of predictions, checkpoints that are written in the background, and trainings that end
-    in order when they are asked to."""
+    """LightningCLI with the callbacks and checkpoint writer of this package, and checks of strategy and precision."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(PredictionWriter, "predictions")
@@ -132,13 +131,13 @@ class GstCLI(LightningCLI):
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """Run one subcommand; returns the metrics that were logged last, and the best that a checkpoint was kept for.
+    """Run one subcommand; returns the last logged metrics, and the best value of the monitored metric.
 
     Raises:
-        ValueError: an argument or a key of a configuration file is not known, or its value does not fit.
+        ValueError: an argument or a key of a configuration file is unknown, or its value has the wrong type.
     """
     if arguments[0] != "fit" and not any(argument.startswith("--ckpt_path") for argument in arguments):
-        raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is the one nobody trained")
+        raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
     for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if name in ("--config", "-c") or name.startswith("--config="):
             check_yaml(Path(name.partition("=")[2] or value))
@@ -173,7 +172,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _own_run() -> Iterator[None]:
-    """A run of W&B that a training begins ends with it; else the next one of this process would go on with it."""
+    """Finish the run of W&B that a training began; otherwise the next training of this process would continue it."""
     known = _current_run()
     exit_code = 1
     try:
@@ -190,7 +189,7 @@ def _current_run() -> Any:
 
 
 def _help(name: str) -> dict[str, Any]:
-    """A short usage, since the long one lists a hundred flags, and at the end, where a terminal stops, examples."""
+    """Usage and examples of a command; the generated usage would list a hundred flags."""
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
     return {
         "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",
@@ -200,7 +199,7 @@ def _help(name: str) -> dict[str, Any]:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """As jsonargparse's, with the lines of the examples as they are."""
+    """Help formatter of jsonargparse that does not wrap the lines of the examples."""
 
 
 def _silence_what_nobody_can_act_on(arguments: list[str]) -> None:
@@ -219,8 +218,8 @@ def _is_for_users(record: logging.LogRecord) -> bool:
 
 
 def _settle(logger: WandbLogger) -> None:
-    """Files go below the directory of this training, wherever W&B's service, which writes them, was started; and two
-    warnings are spared, about what Lightning asks for and no user did."""
+    """Let W&B write below the directory of this training, wherever its service was started, without two warnings about
+    options that Lightning sets."""
     logger._wandb_init.pop("anonymous", None)  # "has no effect and will be removed"
     if logger.save_dir is not None:
         folder = Path(logger.save_dir).resolve()

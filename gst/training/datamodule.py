@@ -1,4 +1,4 @@
-"""A dataset of graphs under Lightning: prepared once, memory-mapped, split, dealt out in steps."""
+"""LightningDataModule of segmented graphs: prepares the store once, splits it, and makes the loaders of steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCORED = {"fit": VALID, "validate": VALID, "test": TEST}
 
 
 class SegmentDataModule(L.LightningDataModule):
-    """Segments of a dataset, or of the parts of one that is published in parts.
+    """Segments of one dataset that is split here, or of a dataset published in train, validation and test parts.
 
     Args:
         source: the graphs.
@@ -84,14 +84,14 @@ class SegmentDataModule(L.LightningDataModule):
         self.versions: dict[str, str] = {}
 
     def prepare_data(self) -> None:
-        """Where several processes train, one on each host prepares the data while the others wait."""
+        """Prepare the stores on one process of each host; the other processes wait."""
         if self.trainer is not None and self.trainer.world_size > 1:
             needed = _NEEDED.get(self.trainer.state.fn or "", ())
             for source in {id(each): each for each in map(self._source, needed)}.values():
                 self._prepared(source)
 
     def setup(self, stage: str) -> None:
-        """Prepare what `stage` needs and is not there yet.
+        """Open the parts that `stage` needs, preparing their stores if necessary.
 
         Raises:
             ValueError: what the sources, `prepare` and `split` refuse; training targets that teach nothing; a part with
@@ -107,11 +107,11 @@ class SegmentDataModule(L.LightningDataModule):
             _check_scorable(self.parts[_SCORED[stage]])
 
     def state_dict(self) -> dict[str, Any]:
-        """Goes into checkpoints: what was made of the files, which `gst rank` makes of its own."""
+        """Feature settings for the checkpoint; `gst rank` derives the same features from its file."""
         return self.source.derivation()
 
     def _read(self, part: int) -> None:
-        """This part or, if it has no source of its own, all parts that `source` is divided into."""
+        """Open one part or, if it has no source of its own, all parts that `source` is split into."""
         if part in self.published:
             self.versions[_NAMES[part]], graphs = self._prepared(self._source(part))
             self.parts[part] = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
@@ -146,11 +146,11 @@ class SegmentDataModule(L.LightningDataModule):
         return self._in_order(self._part(TEST))
 
     def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
-        """A step stays where it is: the estimator moves the segments it chose."""
+        """Leave the step on the host: the estimator moves the segments that it draws."""
         return batch
 
     def mean_log_target(self) -> float:
-        """Mean logarithm of the positive training targets: where a regression on log runtime starts."""
+        """Mean logarithm of the positive training targets: the initial offset of a regression on log runtime."""
         targets = np.concatenate([graph.targets[configs.numpy()] for graph, configs in self._part(TRAIN)])
         positive = targets[targets > 0]
         return float(np.log(positive).mean()) if len(positive) else 0.0
@@ -164,7 +164,7 @@ class SegmentDataModule(L.LightningDataModule):
         return StepLoader(selections, 1, self.eval_configs, shuffle=False, rank=rank, world_size=world_size)
 
     def _place(self) -> tuple[int, int]:
-        """Of this process among those that train, and how many they are."""
+        """Rank of this process and the number of processes."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
 
@@ -174,7 +174,7 @@ def _check_labels(selections: list[Selection]) -> None:
         raise ValueError("some training targets are NaN or infinite; drop these configurations before")
     together = np.concatenate(targets)
     if (together == together[0]).all():
-        raise ValueError("all training targets are equal: there is nothing to learn")
+        raise ValueError("all training targets are equal: there is nothing to learn; give sources whose targets differ")
 
 
 def _check_widths(train: list[Selection], valid: list[Selection]) -> None:

@@ -99,7 +99,7 @@ class SegmentTrainingModule(L.LightningModule):
             self.offset.fill_(self._data.mean_log_target())
 
     def materialise(self, step: Step) -> None:
-        """Give lazy layers their widths and make the table."""
+        """Initialise lazy layers and make the embedding table."""
         if self.trainer.world_size > 1:  # Lightning seeds anew where processes meet; one alone draws on
             torch.set_rng_state(self._drawn)
         embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
@@ -108,7 +108,7 @@ class SegmentTrainingModule(L.LightningModule):
             self.estimator.refresh = self.refresh
 
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
-        """Of all rows, or of those of this process where several train; `table_capacity` is that of all."""
+        """The embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
         processes, capacity = self.trainer.world_size, self.table_options["capacity"]
         path = self._disk() if self.table_options["tier"] == "disk" else None
         options = self.table_options | {"capacity": None if capacity is None else -(-capacity // processes)}
@@ -139,7 +139,7 @@ class SegmentTrainingModule(L.LightningModule):
         return loss if step.peers is None else loss * share_of(step, step.peers, self.loss)
 
     def on_train_start(self) -> None:
-        """A resumed training goes on with the steps of its own epoch. Segments are read one step ahead."""
+        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead."""
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
             if loader.world_size > 1:
@@ -149,7 +149,7 @@ class SegmentTrainingModule(L.LightningModule):
             loader.reader = Reader(draw, self.estimator.load)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """`max_steps` ends a training with a validation, which early stopping and the best checkpoint look at."""
+        """Validate after the last of `max_steps` too: early stopping and the best checkpoint monitor its metrics."""
         if 0 < self.trainer.max_steps <= self.trainer.global_step:
             self.trainer.should_stop = True
 
@@ -186,7 +186,7 @@ class SegmentTrainingModule(L.LightningModule):
         self._log_metrics("test")
 
     def _evaluate(self, step: Step, index: int) -> None:
-        """Keep what the scores of a step are; those of other processes come in at the end."""
+        """Append the scores of a step; `_log_metrics` gathers those of all processes."""
         if step.peers is not None and step.peers.idle:
             return
         scores = self(step).float().cpu()
@@ -227,7 +227,11 @@ _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predic
 
 
 def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """The metrics of one graph; NaN where its targets order nothing. Constant scores have a tau of 0."""
+    """Ranking metrics of one graph; NaN where its targets are all equal. Constant scores have a tau of 0.
+
+    >>> evaluate(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))["tau"]
+    1.0
+    """
     undecided = len(targets) > 1 and np.ptp(scores) == 0 and np.ptp(targets) > 0
     return {
         "tau": 0.0 if undecided else kendall_tau(scores, targets) if len(targets) > 1 else float("nan"),
@@ -238,7 +242,7 @@ def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 
 def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Share of graphs whose class has the highest score, and the mean of that share over classes."""
+    """Accuracy, and its mean over classes (balanced accuracy)."""
     correct = scores.argmax(-1) == targets
     by_class = [correct[targets == label].mean() for label in np.unique(targets)]
     return {"accuracy": float(correct.mean()), "balanced_accuracy": float(np.mean(by_class))}
@@ -255,8 +259,8 @@ def _mean_of_known(values: list[float]) -> float:
 
 
 class HeadFinetuning(L.Callback):
-    """For the last epochs: forget the embeddings of younger encoders, freeze the encoder, tune the head (Cao et al.
-    2023, section 3.4). Each segment is then encoded once, when it is first needed.
+    """Callback for head finetuning (+F; Cao et al. 2023, section 3.4): for the last epochs it clears the embedding
+    table, freezes the encoder and tunes the head. Each segment is then encoded once, when it is first needed.
 
     Args:
         epochs: how many of `max_epochs`.
@@ -282,7 +286,7 @@ class HeadFinetuning(L.Callback):
 
 
 def _reduce_what_learns(strategy: Strategy, module: SegmentTrainingModule) -> None:
-    """DistributedDataParallel waits for gradients of all parameters that learned when it was made: make it anew."""
+    """Wrap the module in a new DistributedDataParallel, which does not wait for gradients of frozen parameters."""
     if isinstance(strategy, DDPStrategy) and strategy.model is not module:
         strategy.model = module
         strategy.configure_ddp()

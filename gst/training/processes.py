@@ -1,4 +1,4 @@
-"""Training with several processes: shares of a loss, values over all of them, limits of waiting, FSDP2."""
+"""Training with several processes: loss weights, reduction of logged values, timeouts of collectives, FSDP2."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ COLLECTIVE = ("torch.distributed", "embedding_cache.sharded")
 
 
 def share_of(step: Step, peers: Peers, loss: str) -> float:
-    """What to multiply the loss of a process by, so that the mean over processes is the loss of all graphs together:
-    its share of the terms that the loss is a mean of, times the number of processes. An idle process has none.
+    """Weight of a process's loss, such that the mean over processes is the loss of all graphs together: its share of
+    the terms that the loss averages, times the number of processes; 0 for an idle process.
 
     Args:
         loss: its name in `gst.cost.losses.LOSSES`.
@@ -52,7 +52,11 @@ def _terms(targets: Tensor, loss: str) -> int:
 
 
 def gathered(own: Sequence[Entry]) -> list[Entry]:
-    """The entries of all processes, in turns as steps were dealt out: the first of each, the second of each, ..."""
+    """All-gather of lists: the first entry of each process, then the second of each, ..., as steps are dealt out.
+
+    >>> gathered([1, 2])  # one process alone
+    [1, 2]
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return list(own)
     every: list[Any] = [None] * dist.get_world_size()
@@ -62,12 +66,12 @@ def gathered(own: Sequence[Entry]) -> list[Entry]:
 
 
 def reduced(own: Mapping[str, tuple[float, Callable[[list[float]], float]]]) -> dict[str, float]:
-    """One value over all processes for each name. Whatever is logged goes through here, or is equal everywhere, and is
-    logged without `sync_dist`: Lightning reduces such values when somebody reads them, and the first process alone has
-    a progress bar, which does.
+    """Reduce each named value over all processes; a collective. Logged values either come from here or are equal on all
+    processes, and are logged with `sync_dist=False`: with `sync_dist` Lightning reduces a value when it is read, and
+    the progress bar, which reads it, exists on the first process alone.
 
     Args:
-        own: of each name the value of this process, and what makes one of the values of all, such as `max`.
+        own: for each name the value of this process and the reduction over processes, such as `max`.
 
     >>> reduced({"memory": (3.0, max), "speed": (2.0, sum)})
     {'memory': 3.0, 'speed': 2.0}
@@ -76,18 +80,18 @@ def reduced(own: Mapping[str, tuple[float, Callable[[list[float]], float]]]) -> 
     return {name: reduce([each[name] for each in every]) for name, (_, reduce) in own.items()}
 
 
-# Waiting for each other ------------------------------------------------------------------------------------------
+# Timeouts and signals --------------------------------------------------------------------------------------------
 
 
 def limit_waits(trainer: L.Trainer, seconds: float) -> None:
-    """Every collective of this training ends after `seconds` with an error, which `waits_explained` puts into words."""
+    """Set the timeout of all collectives of a training; `waits_explained` turns the error into a message."""
     if isinstance(trainer.strategy, DDPStrategy):
         trainer.strategy._timeout = timedelta(seconds=seconds)
 
 
 @contextmanager
 def waits_explained() -> Iterator[None]:
-    """Within it the error of a collective names the process and the place.
+    """Within it a collective that fails raises an error with the rank and the line of code that waited.
 
     Raises:
         TimeoutError: the other processes did not come to a collective in time.
@@ -112,9 +116,9 @@ def waits_explained() -> Iterator[None]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM end a process that waits for others. Python runs handlers of signals between two
-    calls of compiled code, and a collective is one call, which returns when all processes have come: where the main
-    thread is in the same one `GRACE` seconds after a signal, or a second after another signal, this process ends.
+    """Within it SIGINT and SIGTERM end a process that waits in a collective. Python runs signal handlers between calls
+    of compiled code, and a collective is one such call. So a thread ends the process if its main thread is still in the
+    same call `GRACE` seconds after a signal, or a second after a further signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -134,7 +138,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _watch(signals: int) -> None:
-    """Read the numbers of signals until the pipe is closed."""
+    """Body of the thread: read signal numbers until the pipe is closed."""
     main, patience = threading.main_thread().ident or 0, GRACE
     while number := os.read(signals, 1):
         frame = sys._current_frames().get(main)
@@ -147,7 +151,7 @@ def _watch(signals: int) -> None:
 
 
 def _still_waits(frame: FrameType, thread: int, seconds: float) -> bool:
-    """Whether `thread` is within one call of PyTorch, and idle, for so many seconds."""
+    """Whether `thread` stays in one collective, or in another call without using the CPU, for so many seconds."""
     instruction, clock = frame.f_lasti, time.pthread_getcpuclockid(thread)
     began, used, since = time.monotonic(), time.clock_gettime(clock), 0.0
     while sys._current_frames().get(thread) is frame and frame.f_lasti == instruction:
@@ -162,7 +166,7 @@ def _still_waits(frame: FrameType, thread: int, seconds: float) -> bool:
 
 
 def _place(frames: Sequence[FrameType]) -> str:
-    """Where the program called what waits; the innermost frame comes last."""
+    """Module, line and function of the innermost frame outside libraries; `frames` are ordered inwards."""
     modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
     callers = [i for i, name in enumerate(modules) if name != __name__ and name.split(".")[0] not in LIBRARIES]
     last = frames[callers[-1]] if callers else frames[-1]
@@ -188,7 +192,7 @@ class FullySharded(DDPStrategy):
     """
 
     def configure_ddp(self) -> None:
-        """Where a training begins; `setup_optimizers` comes next.
+        """Shard the parameters when training begins; Lightning calls `setup_optimizers` next.
 
         Raises:
             ValueError: a parameter has no axis, or they are in parts already.
@@ -205,7 +209,7 @@ class FullySharded(DDPStrategy):
         self._parts = dict(zip(whole, self._estimator.parameters(), strict=True))
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
-        """LightningCLI has made optimizers when parameters were whole.
+        """Replace whole parameters by their shards in the optimizers, which LightningCLI made earlier.
 
         Raises:
             ValueError: an optimizer remembers something of them.
@@ -219,14 +223,13 @@ class FullySharded(DDPStrategy):
         self._parts.clear()
 
     def teardown(self) -> None:
-        """Also where an error ended a step half-way."""
+        """Free gathered parameters, also after an error within a step."""
         if self.lightning_module is not None and self._in_parts:
             self._estimator.set_reshard_after_forward(True)  # else what was gathered stays
         super().teardown()
 
     def on_validation_start(self) -> None:
-        """Processes evaluate different numbers of graphs, so parameters are gathered before all of them. Where nothing
-        was trained they are whole."""
+        """Gather all parameters before an evaluation: processes evaluate different numbers of graphs."""
         if self._in_parts:
             _send_from_first(self._estimator.buffers())  # of norms, which saw other graphs in each process
             self._estimator.unshard()
@@ -244,7 +247,7 @@ class FullySharded(DDPStrategy):
         return self._whole(super().optimizer_state(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """From a checkpoint of any strategy."""
+        """Load optimizer states from a checkpoint of any strategy."""
         states = []
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -274,7 +277,7 @@ class FullySharded(DDPStrategy):
 
 
 def _part(value: Any, parameter: Tensor) -> Any:
-    """This process's part of what an optimizer remembers of a parameter; counters are whole.
+    """This process's shard of an optimizer state tensor; step counters are not sharded.
 
     Raises:
         ValueError: it is not shaped as the parameter.
@@ -288,7 +291,7 @@ def _part(value: Any, parameter: Tensor) -> Any:
 
 
 def _send_from_first(tensors: Iterable[Tensor]) -> None:
-    """Make them those of the first process."""
+    """Broadcast tensors in place from the first process."""
     for each in tensors:
         dist.broadcast(each.detach(), 0)
 

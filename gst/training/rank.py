@@ -1,4 +1,4 @@
-"""Scores of the configurations of one program, from a checkpoint."""
+"""`gst rank`: scores of the configurations of one program from a trained checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNCHANGED = {"features": (), "reduction": "none"}
 def load(
     checkpoint: Path, trusted: Sequence[str] = ()
 ) -> tuple[SegmentTrainingModule, Callable[[Graph], SegmentedGraph]]:
-    """The model of a checkpoint in evaluation mode, and what makes of a graph the segments it would have learned from.
+    """The model of a checkpoint in evaluation mode, and the function that segments a graph as its training did.
 
     Args:
         trusted: packages beside this one, torch and torch_geometric whose networks the checkpoint may name: they are

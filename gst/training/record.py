@@ -1,4 +1,4 @@
-"""What a training records beside its losses: speed, memory, predictions, versions, and a page of HTML."""
+"""Callbacks that record a training: speed, memory, predictions, versions, the HTML report, progress in a log."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _host_peak() -> float:
 
 
 def _plot(trainer: L.Trainer, module: L.LightningModule, part: str) -> None:
-    """What the last evaluation scored, evenly thinned to `MOST_POINTS` rows."""
+    """Log the scatter plot of the last evaluation, evenly thinned to `MOST_POINTS` rows."""
     assert isinstance(module, SegmentTrainingModule)
     loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
     if not (loggers and module.scored and trainer.is_global_zero):
@@ -135,8 +135,8 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class ReportPage(L.Callback):
-    """Keeps what `gst.reporting.report.render_training` shows of a training, and writes the page when the training has
-    ended: as `report.html` beside the directory of the first checkpoint callback, and nowhere if there is none.
+    """Callback that collects the record of a training and writes `report.html` at its end
+    (`gst.reporting.report.render_training`), beside the directory of the first checkpoint callback, if there is one.
 
     The record holds `name` (of that directory), `command`, `seconds`, `machine`, `epochs` (a list of `epoch` from 0,
     `steps`, `loss`, the metrics of the validation part and the statistics of the table), `held_out` (of the epoch with
@@ -174,7 +174,7 @@ class ReportPage(L.Callback):
         self._running["steps"] += 1
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Before checkpoints are saved, so that they hold the epoch."""
+        """Record the metrics before checkpoints are saved, so that these contain the epoch."""
         assert isinstance(pl_module, SegmentTrainingModule)
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
@@ -208,7 +208,7 @@ class ReportPage(L.Callback):
         print(f"Look at {path}")
 
     def _entry(self, trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, float]:
-        """That of the current epoch, with its loss so far and the table as it is."""
+        """The record of the current epoch, with its mean loss so far and the statistics of the table."""
         epoch = trainer.current_epoch
         if not self._epochs or self._epochs[-1]["epoch"] != epoch:
             self._epochs.append({"epoch": epoch})
@@ -228,7 +228,7 @@ def _page_of(trainer: L.Trainer) -> Path | None:
 
 
 def _held_out(scored: dict[str, tuple[torch.Tensor, torch.Tensor]], epoch: int, loss: str) -> dict[str, Any]:
-    """What was predicted of each graph beside what was measured; runtimes where the scores are their logarithms."""
+    """Predicted and measured values of each graph; runtimes where the scores are their logarithms."""
     graphs = []
     for name, (scores, measured) in scored.items():
         predicted = scores.argmax(-1) if loss == "cross_entropy" else scores.exp() if loss == "log_runtime" else scores
@@ -253,7 +253,7 @@ def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
 
 
 def _variant(module: SegmentTrainingModule) -> str:
-    """As the table of variants in the README names it."""
+    """Name of the variant of the method, as in the README."""
     if module.estimator.omit_rest:
         return "GST-One" if module.estimator.num_fresh == 1 else "GST without the other segments"
     letters = "E" * module.wants_table + "F" * module.estimator.encoder_frozen
@@ -288,8 +288,8 @@ def _checkpoints(trainer: L.Trainer) -> list[str]:
 
 
 class LogProgress(ProgressBar):
-    """Progress of a command whose output is no terminal: lines of a log, as `gst.process.progress.bar` writes them, and
-    one with the last metrics when a training ends."""
+    """Progress bar for output that is no terminal: lines of a log, as `gst.process.progress.bar` writes them, and a
+    line with the last metrics when a training ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class LogProgress(ProgressBar):
         self._enabled = True
 
     def disable(self) -> None:
-        """On all processes but the first."""
+        """Lightning calls this on all processes but the first."""
         self._enabled = False
 
     def on_train_batch_end(
@@ -311,7 +311,7 @@ class LogProgress(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
-        """A validation within a training is part of its epoch."""
+        """Progress of an evaluation; a validation within a training shows none."""
         totals = {"validate": trainer.num_val_batches, "test": trainer.num_test_batches}
         if (name := str(trainer.state.fn.value if trainer.state.fn else "")) != "fit":
             self._show(trainer, name, batch_idx, sum(totals.get(name, trainer.num_predict_batches)))

@@ -1,7 +1,7 @@
-"""A W&B sweep on this machine, without the service: Optuna (Akiba et al., KDD 2019) draws what is tried.
+"""W&B sweep files run on this machine: Optuna (Akiba et al., KDD 2019) draws the parameters, no service is needed.
 
-What a trial tries depends on the seed, on how many ended before it and on what came of these. So a sweep that was
-killed goes on as if it had not been: the trial that was under way is made again.
+The parameters of a trial depend on the seed and on the results of the trials before it. So a killed sweep resumes
+exactly: the interrupted trial is run again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MISSING = "Optuna is not installed; pip install 'graph-segment-training[sweep]'"
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What a file says.
+    """A sweep file of W&B, parsed.
 
     Args:
         name: of the sweep; that of the file unless it gives one.
@@ -95,8 +95,8 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def metric_of(result: Mapping[str, Any], name: str) -> float:
-    """Its value in the result of a command: in the best epoch, where a checkpoint is kept for it, else in the last
-    one, else that of the result itself.
+    """Value of a metric in the JSON result of a command: that of the best epoch, if it is monitored, else of the last
+    epoch, else the field of the result.
 
     Raises:
         ValueError: it is not there, or not finite.
@@ -162,7 +162,7 @@ def _distribution(name: Any, given: Any) -> Any:
 
 
 def _usual(given: Mapping[str, Any]) -> str:
-    """What W&B takes a parameter for that names no distribution."""
+    """The distribution that W&B assumes for a parameter that names none."""
     if given.keys() >= {"min", "max"}:
         return "int_uniform" if all(isinstance(given[end], int) for end in ("min", "max")) else "uniform"
     return "constant" if "value" in given else "categorical"
@@ -189,7 +189,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Trial:
-    """One that ended.
+    """A finished trial.
 
     Args:
         number: of its directory, `trial-NNNN`.
@@ -253,18 +253,18 @@ def run_sweep(
 
 
 def best_of(trials: list[Trial], goal: str) -> list[Trial]:
-    """Those with a value, the best first."""
+    """Trials that have a value, the best first."""
     sign = 1 if goal == "minimize" else -1
     return sorted((each for each in trials if each.value is not None), key=lambda each: sign * (each.value or 0.0))
 
 
 def folder_of(out: Path, number: int) -> Path:
-    """Where a trial keeps its files."""
+    """Directory of a trial."""
     return out / f"trial-{number:04d}"
 
 
 def _opened(sweep: Sweep, out: Path, seed: int, resume: bool) -> Any:
-    """The study in `out`. What ran when it was killed has failed there, for no reason of its own."""
+    """The Optuna study in `out`. A trial that was running when the sweep was killed is marked failed."""
     import optuna
 
     out.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ def _opened(sweep: Sweep, out: Path, seed: int, resume: bool) -> Any:
 
 
 def _ended(study: Any) -> list[Trial]:
-    """All but those that were killed: they have neither a value nor an error."""
+    """Finished trials; interrupted ones, which have neither a value nor an error, are left out."""
     return [
         Trial(each.number, each.params, each.value, each.user_attrs["seconds"], each.user_attrs.get("error", ""))
         for each in study.get_trials(deepcopy=False)
@@ -298,7 +298,7 @@ def _sampler(method: str, seed: int) -> Any:
 
 
 def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | None, str]:
-    """The value of the metric, or why there is none."""
+    """Run a trial; returns the value of the metric, or None and the error."""
     folder.mkdir(exist_ok=True)
     result, log = folder / "result.json", folder / "output.log"
     command = [*_here(sweep.words(values)), "--json", str(result)]
@@ -316,19 +316,19 @@ def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | 
 
 
 def _environment(group: str) -> dict[str, str]:
-    """With a service of W&B of its own: that of this process, if it logged anything, writes to where it was started."""
+    """Environment of a trial: offline by default, with its own W&B service, which writes to the trial's directory."""
     ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": group} | ours
 
 
 def _here(words: list[str]) -> list[str]:
-    """The same with the `gst` and the Python that run now, whether or not they are on the PATH."""
+    """The command with the `gst` and the Python of this process, whether or not they are on the PATH."""
     known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}
     return [*known.get(words[0], words[:1]), *words[1:]]
 
 
 def _run(command: list[str], environment: dict[str, str], log: IO[str]) -> int:
-    """Its exit status. It ends when this process is asked to end, and on Linux also when this process is killed."""
+    """Run a command; returns its exit status. It ends with this process, on Linux also when this process is killed."""
     parent, libc = os.getpid(), ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def end_with_parent() -> None:
