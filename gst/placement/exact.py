@@ -1,4 +1,4 @@
-"""Plans that are proved to be the best, by constraint programming (CP-SAT of OR-tools): small graphs only."""
+"""Optimal plans of small graphs by constraint programming (CP-SAT of OR-tools)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Machines that are not here: devices, links and the costs of a program on them, by the roofline model.
-
-What is said of plans on them is simulated, never measured.
-"""
+"""Simulated machines: devices, links and the costs of a program on them by the roofline model, never measured."""
 
 from __future__ import annotations
 
@@ -108,8 +105,11 @@ GPU = Chip("cuda", gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
 
 
 def machine(name: str) -> Machine:
-    """`cores:K`, K cores that copy at 5 GB/s: computing takes the time. `gpus:K`, K GPUs on a bus of 12 GB/s: moving
-    values takes the time.
+    """A simulated machine by name: `cores:K` is K cores that copy at 5 GB/s (computing takes the time), `gpus:K` is K
+    GPUs on a bus of 12 GB/s (moving values takes the time).
+
+    >>> [device.name for device in machine("gpus:2").devices]
+    ['cuda:0', 'cuda:1']
 
     Raises:
         ValueError: no such machine.

@@ -1,4 +1,4 @@
-"""Plans to learn from: random, but spread from the useless to the best known."""
+"""Random plans of a task, from useless ones to the baselines: what a cost model is trained on."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ MAX_MUTATIONS = 30
 
 def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """Distinct plans and the kind of each, the same for the same seed; a task with few plans ends early.
+
+    >>> from gst.placement.policies.generated_tasks import generated_task
+    >>> next(random_plans(generated_task(0, num_nodes=60, num_devices=2)))[0]
+    'baseline'
 
     First every baseline (`baseline`), then in turns
 

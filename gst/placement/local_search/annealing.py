@@ -1,4 +1,4 @@
-"""Simulated annealing over plans: a search that learns nothing."""
+"""Simulated annealing over plans, with the steps of `Neighbourhood`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def anneal(
     start: Sequence[Plan] = (),
 ) -> None:
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.
+
+    >>> from gst.placement.objective import SimulatedRuntime
+    >>> from gst.placement.policies.generated_tasks import generated_task
+    >>> task = generated_task(0, num_nodes=60, num_devices=2)
+    >>> objective = Budgeted(SimulatedRuntime(task), budget=100)
+    >>> anneal(task, objective)
+    >>> objective.num_asked
+    100
 
     Energy is the runtime in ms. A step moves a few operations (see `Neighbourhood`) or changes their order; kinds of
     steps that found better plans lately are drawn more often. The temperature falls geometrically from what the first

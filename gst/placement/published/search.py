@@ -1,4 +1,4 @@
-"""Simulated annealing for the published latency objective, compiled."""
+"""Simulated annealing over plans of a published cost graph, compiled."""
 
 from __future__ import annotations
 
