@@ -29,8 +29,9 @@ from matplotlib.patches import Patch
 
 from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, discover, select
 from gst.devices.execute.costs import measure_costs
+from gst.devices.execute.native import quickest_runs
 from gst.devices.execute.timeline import KINDS, Timeline, chrome_trace, kind_of, save_trace
-from gst.devices.simulate.calibration import calibrate
+from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.random_plans import random_plans
@@ -53,7 +54,7 @@ def both(
         task = Task.of_profile(program, devices, costs.times_us)
         plan = plan or heft(task)
         others = (other for _, other in random_plans(task, 0) if other.key != plan.key)
-        contention = calibrate(executor, costs, list(islice(others, NUM_CALIBRATION)))
+        contention = fit(costs, quickest_runs(executor, list(islice(others, NUM_CALIBRATION))))
         LoadGate().wait()
         runs, meter = [], LoadMeter()
         for _ in range(repetitions + 1):

@@ -15,6 +15,7 @@ from jaxtyping import Int64
 
 from gst.devices.describe.discover import Device
 from gst.files.untrusted import plain, read_json, shown
+from gst.files.writing import atomic_write
 from gst.programs import Program
 
 SCHEMA = 1
@@ -92,9 +93,8 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Write `path` at once or not at all."""
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.to_dict()))
-        partial.replace(path)
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file)
 
     @staticmethod
     def load(path: Path) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from gst.devices.describe.discover import Device
 from gst.devices.describe.machine import machine_file, this_machine
 from gst.files.untrusted import plain, read_object
+from gst.files.writing import atomic_write
 
 SCHEMA = 1
 
@@ -70,10 +70,8 @@ def rates_path(directory: Path | None = None) -> Path:
 def save_rates(rates: Rates, directory: Path | None = None) -> Path:
     """Write them at once or not at all."""
     path = rates_path(directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps({"schema": SCHEMA, **asdict(rates)}, indent=1))
-    partial.replace(path)
+    with atomic_write(path) as file:
+        json.dump({"schema": SCHEMA, **asdict(rates)}, file, indent=1)
     return path
 
 

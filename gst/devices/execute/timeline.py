@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices.describe.discover import Device
+from gst.files.writing import atomic_write
 from gst.programs import Operation, Program
 from gst.programs.features import is_elementwise
 
@@ -103,10 +104,8 @@ def chrome_trace(program: Program, devices: Sequence[Device], runs: Mapping[str,
 
 def save_trace(trace: Mapping[str, Any], path: Path) -> None:
     """Write it at once or not at all; the folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(trace))
-    partial.replace(path)
+    with atomic_write(path) as file:
+        json.dump(trace, file)
 
 
 def _name(what: str, process: int, row: int, name: str) -> dict[str, Any]:

@@ -10,28 +10,20 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.native import NativeExecutor, quickest_runs
 from gst.devices.execute.timeline import Timeline
-from gst.devices.plan import Plan
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention, Simulator
 from partitioners.compiled import compiled
 
 TRIMMED = 0.01  # share of the operations left out, those that fit least: interrupted by something else
 
 
-def calibrate(executor: NativeExecutor, costs: Costs, plans: Sequence[Plan]) -> Contention:
-    """Run plans that use several devices, and learn from the quickest run of each.
+def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED) -> Contention:
+    """Fit the contention under which the simulator gives the operations of `runs` the durations they had.
 
     Args:
-        executor: entered, with the devices of `costs`.
-        costs: measured on it.
-        plans: a dozen will do; they should keep several devices busy.
-    """
-    return fit(costs, quickest_runs(executor, plans))
-
-
-def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED) -> Contention:
-    """The contention under which the simulator gives the operations of `runs` the durations they had.
+        costs: of the program, on the devices that ran it.
+        runs: the quickest of each plan (`quickest_runs`); a dozen plans that keep several devices busy will do.
+        start: what is not fitted, and what stands for times that no run shows.
 
     An operation loses a share of its speed for as long as another runs beside it, so what its duration exceeds its time
     alone by is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
@@ -42,11 +34,11 @@ def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED
     simulator = Simulator(costs)
     rows = np.concatenate([_rows(simulator, run, start.helper_spin_us) for run in runs])
     scale = np.maximum(np.abs(rows[:, :-1]).max(0), 1e-12)
-    known, excess = rows[:, :-1] / scale, rows[:, -1]
-    weights, _ = nnls(known, excess)
-    errors = excess - known @ weights
+    terms, excess = rows[:, :-1] / scale, rows[:, -1]
+    weights, _ = nnls(terms, excess)
+    errors = excess - terms @ weights
     usual_ones = np.abs(errors) <= np.quantile(np.abs(errors), 1 - TRIMMED)
-    weights, _ = nnls(known[usual_ones], excess[usual_ones])
+    weights, _ = nnls(terms[usual_ones], excess[usual_ones])
     slowdown, memory_slowdown, remote, helper_us = weights / scale
     gaps = [_gaps(simulator, run, start.spin_us) for run in runs]
     medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
@@ -136,7 +128,7 @@ def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
     for producer, consumer in costs.edges[:, costs.computed[costs.edges[0]]].T.tolist():
         if run.end_us[producer] > latest_end[consumer]:
             latest[consumer], latest_end[consumer] = producer, run.end_us[producer]
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    gaps: tuple[list[float], list[float], list[float]] = ([], [], [])
     last_on_core: dict[int, int] = {}
     bits = [int(bit) for bit in np.unique(leader)]
     nodes = np.flatnonzero(costs.computed)
@@ -152,9 +144,9 @@ def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
             continue
         gap = run.begin_us[node] - run.end_us[trigger]
         if worker[trigger] == worker[node]:
-            found[0].append(gap)
+            gaps[0].append(gap)
         elif own >= 0 and worker[own] == worker[node] and run.end_us[trigger] - run.end_us[own] < spin_us:
-            found[1].append(gap)
+            gaps[1].append(gap)
         else:
-            found[2].append(gap)
-    return _Gaps(*(np.array(each) for each in found))
+            gaps[2].append(gap)
+    return _Gaps(*(np.array(each) for each in gaps))
