@@ -1,7 +1,6 @@
-"""The noise ceiling: the Kendall tau that a model would reach that knows the true mean runtime of every configuration.
+"""The noise ceiling: Kendall's tau of a model that knows the true mean runtime of every configuration.
 
-It falls short of 1 because the measured runtimes it is held against carry noise. Repeated measurements of one
-configuration tell how much.
+It is below 1 because the measured runtimes are noisy; repeated measurements of one configuration tell by how much.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ITERATIONS = 100  # of the deconvolution; 50 to 200 give the same ceiling to 0.0
 @dataclass(frozen=True)
 class Ceiling:
     """Args:
-    tau: what a perfect model is expected to reach.
+    tau: expected tau of a perfect model.
     standard_error: of `tau`, from the draws of the truth and from how well the repeats tell the noise.
     noise: standard deviation of one measurement, pooled from all repeats, in the unit of the targets.
     """
@@ -63,13 +62,13 @@ def noise_ceiling(
     Runtimes that are equal in truth are drawn a little apart, so the ceiling errs by up to .02 upwards where most are.
 
     Args:
-        graph: `counts` and `spreads` hold the repeats if they were merged; else equal configurations are looked for,
-            and the ceiling is that of single runs, a perfect model giving equal configurations equal scores.
-        configs: those that a model is scored on, all if not given. The others still tell of the noise.
+        graph: `counts` and `spreads` hold the repeats if they were merged; else equal configurations are found,
+            and the ceiling is that of single runs, since a perfect model scores equal configurations equally.
+        configs: configurations that a model is scored on, all by default. The others still inform the noise.
         draws: of the truth, and of the bootstrap; a pair takes a second with 24,000 configurations.
 
     Raises:
-        ValueError: no configuration was measured twice, so the noise is not known, or there are no real targets.
+        ValueError: no configuration was measured twice, so the noise is unknown, or targets are placeholders.
     """
     if draws < 2:
         raise ValueError(f"draws is {draws}; a spread takes 2 or more")

@@ -10,11 +10,15 @@ from torch import Tensor, nn
 
 Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
-LEAST = -1e300  # log of as good as nothing
+LEAST = -1e300  # stands for log(0)
 
 
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
-    """Mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j (TpuGraphs, section 4.1)."""
+    """Mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j (TpuGraphs, section 4.1).
+
+    >>> pairwise_hinge(torch.tensor([[0.0, 3.0, 2.5]]), torch.tensor([[1.0, 2.0, 3.0]])).item()
+    0.5
+    """
     slower = targets[:, :, None] > targets[:, None, :]  # False where either is NaN
     gaps = scores[:, :, None] - scores[:, None, :]
     return (margin - gaps).clamp(min=0)[slower].sum() / slower.sum().clamp(min=1)
@@ -47,8 +51,8 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 
 def _first_slower(ascending: Scores) -> Int64[Tensor, "graphs configs"]:
-    """For each target the place of the first larger one in its row, the length of the row if there is none. NaN comes
-    last, and equals itself."""
+    """Place of the first larger target in the row of each, the length of the row if there is none. NaN sorts last and
+    equals itself."""
     finite = torch.where(ascending.isnan(), torch.inf, ascending).contiguous()
     return torch.searchsorted(finite, finite, right=True)
 

@@ -1,5 +1,5 @@
-"""How well scores order configurations: of one graph, NaN where nothing can be ordered, and of whole collections, as
-TpuGraphs is scored (Phothilimthana et al. 2023, arXiv 2308.13490, and its Kaggle competition)."""
+"""Ranking metrics of one graph, NaN where nothing can be ordered, and scores of the collections of TpuGraphs
+(Phothilimthana et al. 2023, arXiv 2308.13490, and its Kaggle competition)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ LAYOUTS = ("layout/xla/random", "layout/xla/default", "layout/nlp/random", "layo
 
 
 def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
-    """Kendall's tau-b, as `scipy.stats.kendalltau` gives it: the layout score of TpuGraphs."""
+    """Kendall's tau-b, `scipy.stats.kendalltau`: the layout score of TpuGraphs.
+
+    >>> round(kendall_tau(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])), 3)
+    0.333
+    """
     from scipy.stats import kendalltau
 
     return float(kendalltau(scores, targets).statistic)
@@ -24,7 +28,11 @@ def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray
 def ordered_pair_accuracy(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
     """Share of the pairs with different targets that the scores put in the right order; equal scores count half.
 
-    Kendall's tau-b gives concordant minus discordant over a norm known from the ties: solved for the share."""
+    >>> round(float(ordered_pair_accuracy(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))), 3)
+    0.667
+
+    Kendall's tau-b is concordant minus discordant pairs over a norm that follows from the ties: solved for the share.
+    """
     total = len(targets) * (len(targets) - 1) / 2
     different = total - _tied_pairs(targets)
     if not different:
@@ -39,7 +47,11 @@ def _tied_pairs(values: Float[np.ndarray, " configs"]) -> float:
 
 
 def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"], k: int) -> float:
-    """(best target among the k with the lowest scores - best of all) / best of all: error@K of the tile task."""
+    """(best target among the k with the lowest scores - best of all) / best of all: error@K of the tile task.
+
+    >>> slowdown_at_k(np.array([1.0, 2.0, 3.0]), np.array([12.0, 10.0, 20.0]), k=1)
+    0.2
+    """
     top = np.argsort(scores, kind="stable")[:k]
     best = float(targets.min())
     return (float(targets[top].min()) - best) / best if best else float("nan")
@@ -50,7 +62,7 @@ def layout_score(graphs: Mapping[str, Scored]) -> float:
     of a graph order nothing and count 0.
 
     Args:
-        graphs: what was scored, by name.
+        graphs: scores and targets by name of the graph.
 
     Raises:
         ValueError: there are no graphs, or one has placeholders for targets, NaN, or targets that are all equal.
@@ -92,7 +104,11 @@ def kaggle_score(layout_scores: Mapping[str, float], tile_error_at_5: float) -> 
 
 
 def are_placeholders(targets: Float[np.ndarray, " configs"]) -> bool:
-    """Whether the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime."""
+    """Whether the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime.
+
+    >>> are_placeholders(np.zeros(3))
+    True
+    """
     return bool((targets == 0).all())
 
 

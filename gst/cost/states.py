@@ -1,9 +1,9 @@
-"""Runtimes of one program from few measurements: what each decision costs, and what pairs of decisions cost together.
+"""Runtimes of one program from few measurements, by a linear model of its layout decisions and pairs of them.
 
 A program runs its operations one after another, so its runtime is a sum over them, and what an operation takes depends
 on the layouts of its own tensors. That makes runtimes, not their logarithms or ranks, nearly additive in the states of
 the configurable nodes; a copy between two operations whose layouts differ adds terms of pairs (the functional ANOVA
-decomposition of order two, Hoeffding 1948). It says nothing about other programs: see `CostModel` for that.
+decomposition of order two, Hoeffding 1948). It does not transfer to other programs; `CostModel` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64
 from gst.cost.metrics import kendall_tau
 from gst.graphs.graph import Graph
 
-MAIN_PENALTY = 1e-4  # of a squared cost, in measurements: only what was never seen apart is held at zero
+MAIN_PENALTY = 1e-4  # of a squared cost, in measurements: only costs that cannot be told apart are held at zero
 PAIR_PENALTIES = (0.3, 3.0, 30.0)
 MOST_DECISIONS = 16  # of which pairs are told apart: their equations are dense
 FOLDS = 5  # of cross-validation, to choose among these and no pairs at all
@@ -27,6 +27,11 @@ ROUNDS = 8
 
 def decisions(graph: Graph) -> Int64[np.ndarray, "configs decisions"]:
     """The state of each decision under each configuration, numbered by first appearance.
+
+    >>> layouts = np.array([[[0], [0], [5]], [[1], [1], [5]], [[0], [0], [5]]], np.int8)  # the first two nodes agree
+    >>> edges, nodes = np.zeros((2, 0), np.int64), np.arange(3)
+    >>> decisions(Graph(np.zeros((3, 1), np.float32), edges, nodes, nodes, layouts, np.ones(3))).tolist()
+    [[0], [1], [0]]
 
     Configurable nodes whose states always change together are one decision: operations along which the compiler hands a
     layout on. In the AlexNet graph of TpuGraphs 26 nodes make 9 decisions. Nodes that never change make none.
@@ -43,17 +48,22 @@ def decisions(graph: Graph) -> Int64[np.ndarray, "configs decisions"]:
 class StateModel:
     """Runtime = base + cost of every decision's state + cost of every pair of states, fitted by robust least squares.
 
-        model = StateModel().fit(graph, measured)        # numbers of the configurations that were measured
-        model.predict()                                   # all configurations of the graph, in the unit of its targets
+    >>> layouts = np.array([[[a], [b]] for a in range(3) for b in range(3)], np.int8)
+    >>> runtimes = np.array([10.0 + 2 * a + 3 * b for a in range(3) for b in range(3)])
+    >>> nodes, edges = np.arange(2), np.zeros((2, 0), np.int64)
+    >>> graph = Graph(np.zeros((2, 1), np.float32), edges, nodes, nodes, layouts, runtimes)
+    >>> model = StateModel().fit(graph, measured=np.array([0, 1, 2, 3, 6]))    # numbers of measured configurations
+    >>> model.predict().round().tolist()        # all configurations of the graph, in the unit of its targets
+    [10.0, 13.0, 16.0, 12.0, 15.0, 18.0, 14.0, 17.0, 20.0]
 
     Pairs enter if they order held-out measurements better (Kendall's tau) by more than the standard error of five-fold
     cross-validation; with fewer than 50 measurements or more than 16 decisions they are left out. A cost that the
-    measurements say nothing about is zero. AlexNet's 9 decisions and 1,100 pairs take two seconds with 200 measurements
+    measurements do not determine is zero. AlexNet's 9 decisions and 1,100 pairs take two seconds with 200 measurements
     and ten with 20,000.
     """
 
     def fit(self, graph: Graph, measured: Int64[np.ndarray, " measured"] | None = None, seed: int = 0) -> StateModel:
-        """Learn from the targets of the `measured` configurations, all of them if not given.
+        """Fit to the targets of the `measured` configurations, all of them by default.
 
         Args:
             seed: of the folds.
@@ -61,17 +71,17 @@ class StateModel:
         Raises:
             ValueError: fewer than two measurements, or one of them is missing (NaN).
         """
-        known = np.arange(graph.num_configs) if measured is None else np.asarray(measured)
-        runtimes = graph.targets[known]
-        if len(known) < 2 or not np.isfinite(runtimes).all():
+        chosen = np.arange(graph.num_configs) if measured is None else np.asarray(measured)
+        runtimes = graph.targets[chosen]
+        if len(chosen) < 2 or not np.isfinite(runtimes).all():
             raise ValueError(
-                f"{len(known)} measurements of {graph.name!r}, {int(np.isfinite(runtimes).sum())} of them numbers; "
+                f"{len(chosen)} measurements of {graph.name!r}, {int(np.isfinite(runtimes).sum())} of them numbers; "
                 f"give at least two, all of them numbers"
             )
         states = decisions(graph)
         self._features, main = _indicators(states)
-        self.pair_penalty = self._choose_penalty(known, runtimes, main, np.random.default_rng(seed))
-        self._base, self._costs = self._solve(known, runtimes, main, self.pair_penalty)
+        self.pair_penalty = self._choose_penalty(chosen, runtimes, main, np.random.default_rng(seed))
+        self._base, self._costs = self._solve(chosen, runtimes, main, self.pair_penalty)
         return self
 
     def predict(self) -> Float64[np.ndarray, " configs"]:
@@ -79,39 +89,39 @@ class StateModel:
         return self._base + self._features[:, : len(self._costs)] @ self._costs
 
     def _choose_penalty(
-        self, known: np.ndarray, runtimes: np.ndarray, main: int, random: np.random.Generator
+        self, chosen: np.ndarray, runtimes: np.ndarray, main: int, random: np.random.Generator
     ) -> float | None:
         """The penalty of pairs, None to leave them out."""
-        if len(known) < 10 * FOLDS or self._features.shape[1] == main:
+        if len(chosen) < 10 * FOLDS or self._features.shape[1] == main:
             return None
-        folds = np.array_split(random.permutation(len(known)), FOLDS)
-        plain = self._cross_validated(known, runtimes, main, None, folds)
+        folds = np.array_split(random.permutation(len(chosen)), FOLDS)
+        plain = self._cross_validated(chosen, runtimes, main, None, folds)
         best: tuple[float, float | None] = (0.0, None)
         for penalty in PAIR_PENALTIES:
-            gains = self._cross_validated(known, runtimes, main, penalty, folds) - plain
+            gains = self._cross_validated(chosen, runtimes, main, penalty, folds) - plain
             if gains.mean() > max(best[0], gains.std(ddof=1) / FOLDS**0.5):
                 best = (gains.mean(), penalty)
         return best[1]
 
     def _cross_validated(
-        self, known: np.ndarray, runtimes: np.ndarray, main: int, penalty: float | None, folds: list[np.ndarray]
+        self, chosen: np.ndarray, runtimes: np.ndarray, main: int, penalty: float | None, folds: list[np.ndarray]
     ) -> np.ndarray:
         """tau on each of the folds, of a fit to the others."""
         taus = []
         for fold in folds:
-            rest = np.setdiff1d(np.arange(len(known)), fold)
-            base, costs = self._solve(known[rest], runtimes[rest], main, penalty)
-            taus.append(kendall_tau(base + self._features[known[fold], : len(costs)] @ costs, runtimes[fold]))
+            rest = np.setdiff1d(np.arange(len(chosen)), fold)
+            base, costs = self._solve(chosen[rest], runtimes[rest], main, penalty)
+            taus.append(kendall_tau(base + self._features[chosen[fold], : len(costs)] @ costs, runtimes[fold]))
         return np.array(taus)
 
     def _solve(
-        self, known: np.ndarray, runtimes: np.ndarray, main: int, pair_penalty: float | None
+        self, chosen: np.ndarray, runtimes: np.ndarray, main: int, pair_penalty: float | None
     ) -> tuple[float, np.ndarray]:
         """Huber's estimate by iteratively reweighted ridge regression, and the base that goes with it."""
         width = main if pair_penalty is None else self._features.shape[1]
-        x = self._features[known][:, :width]
+        x = self._features[chosen][:, :width]
         penalty = np.where(np.arange(width) < main, MAIN_PENALTY, pair_penalty or 0.0)
-        weight, middle = np.ones(len(known)), float(np.median(runtimes))
+        weight, middle = np.ones(len(chosen)), float(np.median(runtimes))
         base, costs = middle, np.zeros(width)
         for _ in range(ROUNDS):
             total = weight.sum()

@@ -1,4 +1,4 @@
-"""Published cost graphs: what the layers or operators of a network cost on a CPU, on an accelerator and on the way.
+"""Published cost graphs: times of layers or operators on a CPU and on an accelerator, and of transfers between them.
 
 The format and its cost model are those of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
 Operators" (NeurIPS 2020; github.com/msr-fiddle/dnn-partitioning, README, "Input format"), which calls accelerators
@@ -31,10 +31,10 @@ MOST_DEVICES = 4096  # of a kind
 MOST = 2**53  # whole numbers are read as float64, which holds those below exactly
 HIGHEST = 1e15  # of any number of a file: sums and products of such are finite
 BYTES_PER_MS = 2**31 / 1e3
-"""What the published transfer times amount to: the link of the latency inputs."""
+"""Bandwidth that the published transfer times amount to."""
 
 NO_OVERHEAD = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
-"""For a `Simulator` of published costs, which know nothing of threads that wake up."""
+"""For a `Simulator` of published costs, which have no delays of threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,13 @@ class CostGraph:
         ids: of each node as published.
         edges: producer -> consumer.
         cpu_ms: time of each node on a CPU core.
-        accelerator_ms: on an accelerator; infinite where it cannot run there.
-        transfer_ms: to move the output of each node between an accelerator and the memory of the CPU; 0 if unread.
+        accelerator_ms: time on an accelerator; infinite where the node cannot run there.
+        transfer_ms: time to move the output of each node between an accelerator and the memory of the CPU; 0 if unread.
         sizes: bytes that each node takes on its accelerator as long as the plan lasts.
         colocation: nodes with the same number belong on the same device.
         backward: nodes of the backward pass.
-        num_accelerators: how many there are.
-        num_cores: of the CPU.
+        num_accelerators: number of accelerators.
+        num_cores: number of CPU cores.
         memory_limit: bytes that the nodes of one accelerator may take.
     """
 
@@ -86,9 +86,9 @@ class CostGraph:
         """For `gst.devices.simulate.simulator.Simulator`, with `NO_OVERHEAD`.
 
         A value goes from accelerator to accelerator by way of the CPU's memory, at twice the published time. Bytes of
-        values follow from their published times of transfer at `BYTES_PER_MS`. The published sizes are not in here:
-        they count for a whole plan (see `refusal`), while a simulation tells which values
-        live at which moment. Where an operation cannot run its time is infinite; a simulation of such a plan fails.
+        values follow from their published times of transfer at `BYTES_PER_MS`. The published sizes are left out: they
+        count for a whole plan (see `refusal`), whereas a simulation tracks which values live at which moment. The time
+        of an operation on a device that cannot run it is infinite; a simulation of such a plan fails.
         """
         devices = self.devices
         on_cpu = np.array([device.kind == "cpu" for device in devices])

@@ -22,9 +22,13 @@ LARGEST_ID = 10**18
 
 
 def read_edge_list(path: Path) -> Int64[np.ndarray, "2 edges"]:
-    """Edges of a file with one `caller callee` a line; empty lines and those that start with # are passed over.
+    """Edges of a file with one `caller callee` a line; empty lines and lines that start with # are skipped.
 
-    Nodes are numbered anew, in the order of their ids; those without any edge are not in such a file.
+    >>> text = Path("app.edgelist").write_text("# caller callee\\n10 7\\n7 42\\n")
+    >>> read_edge_list(Path("app.edgelist")).tolist()
+    [[1, 0], [0, 2]]
+
+    Nodes are renumbered in the order of their ids; the format has no nodes without edges.
 
     Raises:
         ValueError: a line is something else, or there is no edge; the message names the file and the line.
@@ -76,7 +80,7 @@ class MalNet(GraphSource):
         return (_read(path, number[path.parent.parent.name]) for path in self.files)
 
     def fingerprint(self) -> str:
-        """Equal for equal files, so that a prepared dataset is found without reading them all."""
+        """Equal for equal files, so that a segment store is found without reading the files."""
         digest = hashlib.sha256(repr((VERSION, self.classes)).encode())
         for path in self.files:
             status = path.stat()

@@ -1,11 +1,10 @@
-"""Plans that were run for real, as a `Graph`: the program is the graph, a plan is a configuration."""
+"""Measured plans as graphs: the program is the graph, each plan is a configuration, its runtime the target."""
 
 from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gst.data.source import GraphSource, fingerprint_of_files
 from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.plan import ranks
 from gst.files.untrusted import plain, read_arrays, shown
+from gst.files.writing import atomic_path
 from gst.graphs.graph import Graph
 
 LOG = "measurements.jsonl"
@@ -25,7 +25,7 @@ VERSION = 1  # of the features of plans
 
 @dataclass(frozen=True, eq=False)
 class Profiled:
-    """What is known of a program on devices before any plan of it runs.
+    """A program and its profile on devices, before any plan runs.
 
     Args:
         graph: of the program, without configurations.
@@ -41,7 +41,7 @@ class Profiled:
 
 
 def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
-    """Which device takes which core; a device that may use any core, or is no CPU, has a column of its own."""
+    """Incidence of devices and cores; a device that may use any core, or is no CPU, has a column of its own."""
     cores: dict[tuple[str, int], int] = {}
     taken = [
         [cores.setdefault(key, len(cores)) for key in [("core", core) for core in device.cores] or [("own", position)]]
@@ -115,10 +115,10 @@ class MeasuredSet:
     """A directory that `gst measure` wrote.
 
     Args:
-        header: the first record of the log: what was measured, on what, by which versions.
+        header: the first record of the log: program, devices and versions.
         profiled: the program on its devices.
-        plans: those measured, in that order.
-        measurements: of each of them.
+        plans: the measured plans, in order.
+        measurements: of each plan.
     """
 
     header: dict[str, Any]
@@ -142,26 +142,22 @@ class MeasuredSet:
 
 
 def write_header(directory: Path, header: dict[str, Any], profiled: Profiled) -> None:
-    """Begin a directory of measured plans: the graph, then the first line of the log, each at once or not at all."""
+    """Begin a directory of measured plans: write the graph, then the first line of the log, each atomically."""
     graph = profiled.graph
-    content = BytesIO()
-    np.savez_compressed(
-        content, node_features=graph.node_features, edges=graph.edges, opcodes=graph.opcodes,
-        output_bytes=profiled.output_bytes,
-    )  # fmt: skip
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / f"{GRAPH}.partial"
-    partial.write_bytes(content.getvalue())
-    partial.replace(directory / GRAPH)
+    with atomic_path(directory / GRAPH) as partial, partial.open("wb") as file:
+        np.savez_compressed(
+            file, node_features=graph.node_features, edges=graph.edges, opcodes=graph.opcodes,
+            output_bytes=profiled.output_bytes,
+        )  # fmt: skip
     on_devices = {"devices": [asdict(each) for each in profiled.devices], "times_us": profiled.times_us.tolist()}
     Log(directory / LOG).append(header | on_devices)
 
 
 def read_measured(directory: Path) -> MeasuredSet:
-    """Read what `gst measure` wrote, as far as it came.
+    """Read a directory of `gst measure`, complete or not.
 
     Raises:
-        ValueError: there is nothing, or it is damaged.
+        ValueError: the directory holds no measurements, or damaged ones.
     """
     records = Log(directory / LOG).read()
     if not records:
@@ -215,21 +211,21 @@ class MeasuredPlans(GraphSource):
         self.directories = tuple(directories)
 
     def paths(self) -> list[Path]:
-        """The directories found, in order of name, each once.
+        """The matching directories by name, each once.
 
         Raises:
             ValueError: nothing was measured in one of `directories`.
         """
-        found: set[Path] = set()
+        paths: set[Path] = set()
         for pattern in self.directories:
             logs = glob.glob(f"{pattern}/{LOG}")  # noqa: PTH207 (absolute patterns too)
             if not logs:
                 raise ValueError(f"no measured plans in {pattern!r}; make them with gst measure PROGRAM --out DIR")
-            found |= {Path(log).parent for log in logs}
-        return sorted(found)
+            paths |= {Path(log).parent for log in logs}
+        return sorted(paths)
 
     def fingerprint(self) -> str:
-        """Another one when a file changed."""
+        """Equal for equal files, so that a segment store is found without reading the files."""
         files = [path / name for path in self.paths() for name in (GRAPH, LOG)]
         return fingerprint_of_files(files, f"measured plans {VERSION}")
 

@@ -14,10 +14,17 @@ from gst.graphs.graph import Graph
 def from_pyg(data: Any, name: str = "") -> Graph:
     """A PyG `Data` as a `Graph`. Nodes keep their numbers; `edge_index[0]` sends to `edge_index[1]`.
 
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> data = SimpleNamespace(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([4.0]))
+    >>> graph = from_pyg(data, name="path")
+    >>> graph.num_nodes, graph.targets.tolist()
+    (3, [4.0])
+
     Args:
         data: has `x` (nodes, features), `edge_index` (2, edges) and, if it is labelled, one number `y`: a class or
-            anything to regress. Features of edges are left behind, with a warning.
-        name: unique within a dataset; `data.name` or, failing that, made from the content if not given.
+            a regression target. Edge features are dropped, with a warning.
+        name: unique within a dataset; by default `data.name` or else made from the content.
 
     Raises:
         ValueError: an attribute is missing or has the wrong shape, or `data` is a batch.

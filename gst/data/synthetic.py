@@ -1,4 +1,4 @@
-"""Giant programs whose runtime is known by construction and is nowhere written in a part of them."""
+"""Synthetic programs of any size, whose runtimes are sums over the whole graph and therefore known exactly."""
 
 from __future__ import annotations
 
@@ -33,15 +33,19 @@ def synthetic_program(
 
     The runtime of a configuration, in ns, is the sum over configurable nodes of size x cost[opcode, choice] plus, for
     every edge between two configurable nodes that choose differently, the size of the producer (a layout copy). The
-    graph has regions, and each configuration mixes the choices of each region in its own way: a region tells nothing
-    of another, so the whole graph is needed.
+    graph has regions, and each configuration draws the choices of each region from another mix: no region predicts
+    another, so a model needs the whole graph.
+
+    >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)
+    >>> graph.num_nodes, graph.config_features.shape[0]
+    (100, 4)
 
     Args:
         num_regions: stretches of the graph with their own mix of choices.
-        configurable: share of nodes that choose. They come in pairs joined by an edge.
+        configurable: share of configurable nodes. They come in pairs joined by an edge.
         scratch: an empty directory for the arrays, which are then memory-mapped; without one they are in memory.
-        chunk: how much is drawn at once. It bounds the memory needed besides the arrays and a few numbers per
-            configurable node, and does not change what is drawn.
+        chunk: numbers drawn at once, which bounds the memory besides the arrays and a few numbers per configurable
+            node; it does not change the graph.
 
     Raises:
         ValueError: there are no nodes.
@@ -80,7 +84,7 @@ def synthetic_program(
 def _edges(
     generator: np.random.Generator, num_nodes: int, first: np.ndarray, scratch: Path | None, chunk: int
 ) -> Int64[np.ndarray, "2 edges"]:
-    """Every node but the first hears of two nodes shortly before it, and pairs are joined. Sorted, each edge once."""
+    """Edges to every node but the first from two nodes shortly before it, and within pairs; sorted, each edge once."""
     reach = empty_array(scratch, "reach", (2, num_nodes - 1), np.int32)
     for row in reach:
         for part in chunks(num_nodes - 1, chunk):
@@ -110,7 +114,7 @@ def _edges(
 def _choices(
     generator: np.random.Generator, mixes: tuple[int, int], region: np.ndarray, scratch: Path | None, chunk: int
 ) -> Int8[np.ndarray, "configs configurable"]:
-    """What each configurable node chooses, drawn from the mix of its region: how many limits its draw is above."""
+    """Choice of each configurable node, drawn from the mix of its region: the number of limits below its draw."""
     bounds = generator.dirichlet(np.full(NUM_CHOICES, 0.5), mixes).cumsum(-1)
     choices = empty_array(scratch, "choices", (len(bounds), len(region)), np.int8)
     for row, bound in zip(choices, bounds, strict=True):
@@ -151,8 +155,8 @@ class SyntheticPrograms(GraphSource):
     """A dataset of `num_graphs` synthetic programs; arguments as in `synthetic_program`.
 
     Args:
-        scratch: directory for the arrays of programs of more than a million nodes while they are read; the system's
-            directory for temporary files if not given, which should lie on a disk.
+        scratch: directory for the arrays of programs of more than a million nodes while they are read, on a disk; the
+            system's directory for temporary files by default.
     """
 
     num_graphs: int = 1
@@ -173,9 +177,9 @@ class SyntheticPrograms(GraphSource):
                 prefix="synthetic-", dir=self.scratch, ignore_cleanup_errors=True
             ) as scratch:
                 program = synthetic_program(*arguments, seed, Path(scratch))
-            yield program  # what is mapped stays readable until nobody holds it
+            yield program  # mapped files stay readable until the arrays are garbage
 
     def fingerprint(self) -> str:
-        """Equal for equal programs, so that a prepared dataset is found without making them."""
+        """Equal for equal programs, so that a segment store is found without making them."""
         arguments = {key: value for key, value in asdict(self).items() if key != "scratch"}
         return f"synthetic programs {VERSION}, numpy {np.__version__}: {arguments}"

@@ -1,4 +1,4 @@
-"""aarch64 machine code: the same as `x86`, and simpler, since every instruction is four bytes long.
+"""aarch64 machine code -> instructions of each kind in a function, and targets of its branches, as in `x86`.
 
 Arm Architecture Reference Manual for A-profile (DDI 0487), chapter C4. There is no kind `stack`: registers are saved by
 stores. Calls through slots are indirect calls here, except from the linkage table.

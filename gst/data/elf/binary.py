@@ -1,4 +1,4 @@
-"""A linked ELF file: its sections, and the tables that name what it imports and exports."""
+"""Linked ELF files: sections, dynamic symbols and relocations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIGHEST_ADDRESS = 1 << 61
 
 @dataclass(frozen=True)
 class Section:
-    """A stretch of the file and, if it is loaded, its address; `size` is what the file really holds of it."""
+    """A range of the file and, if it is loaded, its address; `size` counts only bytes that the file holds."""
 
     name: str
     address: int
@@ -58,24 +58,24 @@ class Binary:
         return next((section for section in self.sections if section.name in names), None)
 
     def content(self, *names: str) -> UInt8[np.ndarray, " bytes"]:
-        """Its bytes; none where there is no such section."""
+        """Bytes of the first section with one of these names; none without such a section."""
         section = self.section(*names)
         return self.data[section.offset : section.offset + section.size] if section else self.data[:0]
 
     def code(self) -> list[Section]:
-        """Executable sections by address, linkage tables left out; those of a damaged file that overlap, too."""
-        kept: list[Section] = []
+        """Executable sections by address, without linkage tables and, in damaged files, without overlaps."""
+        sections: list[Section] = []
         for section in sorted(self.sections, key=lambda section: section.address):
             if section.executable and not section.name.startswith(".plt"):
-                kept += [section] * (not kept or kept[-1].end <= section.address)
-        return kept
+                sections += [section] * (not sections or sections[-1].end <= section.address)
+        return sections
 
     def linkage_tables(self) -> list[Section]:
-        """Stubs that jump to the functions of other libraries."""
+        """Sections of stubs that jump to functions of other libraries."""
         return [section for section in self.sections if section.executable and section.name.startswith(".plt")]
 
     def word(self, address: int) -> int:
-        """The 64-bit number that the file has at this address; 0 where it has none."""
+        """The 64-bit number at this address of the file; 0 outside of the file."""
         for section in self.sections:
             if section.loaded and section.address <= address <= section.end - 8:
                 at = section.offset + address - section.address
@@ -83,7 +83,7 @@ class Binary:
         return 0
 
     def table(self, name: str, row: np.dtype) -> Shaped[np.ndarray, " rows"]:
-        """The rows of a section, without what is left of a last one that is cut short."""
+        """The rows of a section, without an incomplete last one."""
         content = self.content(name)
         return content[: len(content) // row.itemsize * row.itemsize].view(row)
 
@@ -97,11 +97,11 @@ class Binary:
 
     @cached_property
     def symbols(self) -> Shaped[np.ndarray, " symbols"]:
-        """Of the dynamic symbol table."""
+        """The dynamic symbol table."""
         return self.table(".dynsym", SYMBOL)
 
     def needed(self) -> list[str]:
-        """Names of the libraries it asks for."""
+        """Names of the libraries that the binary needs."""
         entries = self.table(".dynamic", DYNAMIC)
         return [self.string(int(value)) for value in entries["value"][entries["tag"] == NEEDED]]
 
@@ -110,7 +110,7 @@ def open_binary(path: Path) -> Binary:
     """Read the headers of a program or library.
 
     Raises:
-        ValueError: it is no such file, or a damaged one; the message is the reason, without the name of the file.
+        ValueError: it is no linked ELF file of a known machine, or damaged; the message does not name the file.
         OSError: it cannot be read.
     """
     from elftools.common.exceptions import ELFError
@@ -138,7 +138,7 @@ def open_binary(path: Path) -> Binary:
 
 
 def _problem(elf: Any) -> str:
-    """Why the file is of no use, by its first header; empty if it is."""
+    """Reason to refuse a file by its first header; empty if there is none."""
     if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
         return "not a linked program or library"
     if elf["e_machine"] not in MACHINES or elf.elfclass != 64 or not elf.little_endian:
@@ -147,7 +147,7 @@ def _problem(elf: Any) -> str:
 
 
 def _section(section: Any, file_bytes: int) -> Section:
-    """The header as numbers within bounds: what lies outside of the file, or is not loaded from it, has size 0."""
+    """A section header within the bounds of the file: what lies outside, or is not stored in it, has size 0."""
     offset, flags = section["sh_offset"], section["sh_flags"]
     size = 0 if section["sh_type"] == "SHT_NOBITS" else max(0, min(section["sh_size"], file_bytes - offset))
     return Section(section.name, section["sh_addr"], offset, size, bool(flags & LOADED), bool(flags & EXECUTABLE))

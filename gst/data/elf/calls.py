@@ -31,7 +31,7 @@ class CallGraph:
         instructions: how many of each of `KINDS` a function has.
         imports: names of the imported functions that are called.
         edges: row 0 calls row 1, directly or by a jump to its start; every pair once.
-        unresolved: calls, other than indirect ones, of which the callee was not found.
+        unresolved: direct calls with an unknown callee.
     """
 
     bounds: Int64[np.ndarray, "functions 2"]
@@ -53,7 +53,7 @@ def call_graph(binary: Binary) -> CallGraph:
     Calls through other pointers, and calls into the middle of a function, lead nowhere.
 
     Raises:
-        ValueError: no functions are found; the message is the reason.
+        ValueError: the binary has no table of functions.
     """
     bounds = function_bounds(binary)
     if not len(bounds):
@@ -65,9 +65,9 @@ def call_graph(binary: Binary) -> CallGraph:
     callees[linked], imports = _loaded(binary, bounds[:, 0], slots[linked])
 
     jumps = (modes == JUMPS_TO_CODE) | (modes == JUMPS_TO_SLOT)
-    found = (callees != MISSING) & ~(jumps & (callers == callees))  # a jump to one's own start is a loop
+    resolved = (callees != MISSING) & ~(jumps & (callers == callees))  # a jump to one's own start is a loop
     num_nodes = len(bounds) + len(imports)
-    edges = np.stack(np.divmod(np.unique(callers[found] * num_nodes + callees[found]), num_nodes))
+    edges = np.stack(np.divmod(np.unique(callers[resolved] * num_nodes + callees[resolved]), num_nodes))
     return CallGraph(bounds, instructions, imports, edges, int((callees[~jumps] == MISSING).sum()))
 
 
@@ -94,18 +94,18 @@ def _position(sorted_numbers: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _slots_of_stubs(binary: Binary, targets: np.ndarray) -> np.ndarray:
-    """The slot through which the stub at each target jumps; MISSING where there is no stub."""
+    """Address of the slot through which the stub at each target jumps; MISSING for targets that are no stub."""
     slots = np.full(len(targets), MISSING)
     for section in binary.linkage_tables():
         inside = np.flatnonzero((targets >= section.address) & (targets < section.end))
         stubs, which = np.unique(targets[inside] - section.address, return_inverse=True)
-        found = MACHINES[binary.machine].stub_slots(_padded(binary, section), stubs, section.address)
-        slots[inside] = found[which]
+        slots_of_stubs = MACHINES[binary.machine].stub_slots(_padded(binary, section), stubs, section.address)
+        slots[inside] = slots_of_stubs[which]
     return slots
 
 
 def _loaded(binary: Binary, starts: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Node of the function whose address the loader puts in each slot, and the names of the imported ones."""
+    """Node of the function whose address the loader writes to each slot, and the names of the imported functions."""
     distinct, which = np.unique(slots, return_inverse=True)
     named, addresses = {}, np.full(len(distinct), MISSING)
     for i, filling in enumerate(_fillings(binary, distinct)):
@@ -121,7 +121,7 @@ def _loaded(binary: Binary, starts: np.ndarray, slots: np.ndarray) -> tuple[np.n
 
 
 def _fillings(binary: Binary, slots: np.ndarray) -> list[int | str]:
-    """What each slot will hold: an address of this binary or the name of an import."""
+    """Content of each slot after loading: an address of this binary or the name of an import."""
     machine = MACHINES[binary.machine]
     relocations = np.concatenate([binary.table(name, RELOCATION) for name in (".rela.plt", ".rela.dyn")])
     relocations = relocations[np.isin(relocations["offset"], slots)]
@@ -144,7 +144,7 @@ def node_features(graph: CallGraph) -> Float32[np.ndarray, "nodes features"]:
     """The columns of `NODE_FEATURES`: the local degree profile, numbers of callers and callees, of bytes and
     instructions, all as log(1 + number); 1 for an imported function; the share of each kind among its instructions.
 
-    What describes code is 0 for an imported function.
+    Columns that describe code are 0 for an imported function.
     """
     functions, instructions = len(graph.bounds), graph.instructions.sum(1)
     counts = np.zeros((graph.num_nodes, 4))
@@ -163,7 +163,7 @@ def node_features(graph: CallGraph) -> Float32[np.ndarray, "nodes features"]:
 
 
 def language(binary: Binary) -> str:
-    """The programming language that most of the binary was written in, by the traces that its compiler left.
+    """The programming language of most of the binary, by the traces of its compiler.
 
     Go by its build information; Rust by its compiler's name in `.comment` or the paths of its library; C++ by the
     libraries it needs, by mangled names, or by the type names of a C++ library linked into it; C otherwise.
@@ -187,8 +187,8 @@ def _holds(binary: Binary, sections: tuple[str, ...], *words: bytes) -> bool:
 def call_depth(graph: CallGraph) -> float:
     """Logarithm of 1 + the mean, over all functions, of the longest chain of calls that a function can start.
 
-    Functions that call each other in a circle count as one. This is how deep the stack grows, a property of the whole
-    graph: no function knows more than whom it calls itself.
+    Functions that call each other in a circle count as one. The depth of the stack is a property of the whole graph,
+    which no function alone determines.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -202,7 +202,7 @@ def call_depth(graph: CallGraph) -> float:
 
 
 def _chains(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Int64[np.ndarray, " nodes"]:
-    """Edges of the longest path that starts at each node of a graph without circles."""
+    """Length of the longest path from each node of a graph without circles."""
     callers = edges[0][np.argsort(edges[1], kind="stable")]
     ends = np.cumsum(np.bincount(edges[1], minlength=num_nodes))
     waiting = np.bincount(edges[0], minlength=num_nodes)

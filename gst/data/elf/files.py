@@ -23,13 +23,13 @@ def large_files(root: Path, min_bytes: int, skipped: dict[Path, str]) -> Iterato
     """Regular files of at least `min_bytes` bytes, by path; a file with several names (hard links) comes once.
 
     Args:
-        skipped: receives the folders that cannot be read, and why.
+        skipped: receives folders that cannot be read and the reasons.
     """
 
     def note(error: OSError) -> None:
         skipped[Path(os.fsdecode(error.filename))] = reason(error)
 
-    seen: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(root, onerror=note):
         folders.sort()
         for name in sorted(names):
@@ -40,18 +40,18 @@ def large_files(root: Path, min_bytes: int, skipped: dict[Path, str]) -> Iterato
                 skipped[path] = reason(error)
                 continue
             inode = (status.st_dev, status.st_ino)
-            if stat.S_ISREG(status.st_mode) and status.st_size >= min_bytes and inode not in seen:
-                seen.add(inode)
+            if stat.S_ISREG(status.st_mode) and status.st_size >= min_bytes and inode not in inodes:
+                inodes.add(inode)
                 yield path
 
 
 def binaries(paths: Iterable[Path], skipped: dict[Path, str]) -> list[Path]:
-    """Those of `paths` that `open_binary` can read, each content once.
+    """The files that `open_binary` accepts, each content once.
 
     Args:
-        skipped: receives the others, and why they were left out.
+        skipped: receives the other files and the reasons.
     """
-    kept: list[Path] = []
+    result: list[Path] = []
     of_size: dict[int, list[Path]] = {}
     for path in paths:
         try:
@@ -64,12 +64,12 @@ def binaries(paths: Iterable[Path], skipped: dict[Path, str]) -> list[Path]:
             skipped[path] = reason(error)
             continue
         twins.append(path)
-        kept.append(path)
-    return kept
+        result.append(path)
+    return result
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, without the name of the file."""
+    """The message of an error, without the name of the file."""
     return (error.strerror or "unreadable") if isinstance(error, OSError) else str(error)
 
 
@@ -84,7 +84,7 @@ class Package:
 
 
 def owners(paths: Iterable[Path], dpkg: Path) -> dict[Path, Package]:
-    """The package of each of `paths` that belongs to one.
+    """The Debian package of each of `paths` that belongs to one.
 
     Args:
         paths: without symbolic links.
@@ -123,7 +123,7 @@ def _packages(status: Path) -> dict[str, Package]:
 
 
 def groups(paths: Sequence[Path], packages: Mapping[Path, Package]) -> list[str]:
-    """A name for each file, the same for files that may share code, which no split should part.
+    """Group of each file: files that may share code are in one group, which no split should part.
 
     Files share a group when they come from one source package or, without a package, from one folder three levels deep;
     versions are left out of these names (`llvm-toolchain-14` and `-15` are one). Groups that hold files of the same

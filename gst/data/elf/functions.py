@@ -1,4 +1,4 @@
-"""Where the functions of a binary begin and end, also when its symbols have been stripped."""
+"""Bounds of the functions of a binary, without its symbols, which may have been stripped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def function_bounds(binary: Binary) -> Int64[np.ndarray, "functions 2"]:
 
 
 def _call_frames(binary: Binary) -> Iterator[tuple[int, int]]:
-    """Start and end of what every frame description entry describes."""
+    """Start and end of the code of every frame description entry."""
     section = binary.section(".eh_frame")
     if section is None:
         return
@@ -75,7 +75,7 @@ def _frame(data: bytes, at: int, address: int, encoding: int) -> tuple[int, int]
 
 
 def _encoding(entry: bytes) -> int | None:
-    """How a common information entry has the addresses of its frames written; None where that cannot be read.
+    """Encoding of the addresses of the frames of a common information entry; None if it cannot be parsed.
 
     Args:
         entry: from its version on.

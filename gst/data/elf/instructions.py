@@ -1,4 +1,4 @@
-"""What an instruction does, whatever the machine, and how it names the place it leads to."""
+"""Kinds of machine instructions, the same for all processors, and how branches name their targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ other pointer. A branch is conditional, a jump is not."""
 OTHER, MOVE, LOAD, STORE, ADDRESS, ARITHMETIC, VECTOR, STACK, CALL, INDIRECT_CALL, JUMP, BRANCH, RETURN = range(13)
 
 NOWHERE, CALLS_CODE, JUMPS_TO_CODE, CALLS_SLOT, JUMPS_TO_SLOT = range(-1, 4)
-"""How a branch names its target: by its address, or by the address of a slot that holds it."""
+"""Modes of branches: the target is named by its address, or by the address of a slot in memory that holds it."""
 
 PADDING = 16
 """Readable bytes that a sweep needs after the last instruction: none is longer than 15."""

@@ -1,7 +1,7 @@
-"""x86-64 machine code -> how many instructions of each kind a function has, and where its branches lead.
+"""x86-64 machine code -> instructions of each kind in a function, and targets of its branches.
 
-One linear sweep per function. Only the length of an instruction, its kind and the target of a branch are decoded, which
-is a hundred times faster than a full disassembler. Opcode maps: Intel 64 and IA-32 manual, volume 2, chapter 2 and
+One linear sweep per function decodes only the length and kind of an instruction and the target of a branch, which is
+tens of times as fast as a full disassembler (capstone). Opcode maps: Intel 64 and IA-32 manual, volume 2, chapter 2 and
 appendix A; XOP: AMD64 manual, volume 6.
 """
 
