@@ -19,7 +19,9 @@ from embedding_cache.storage import Rows, Tier, rows_for
 
 
 class EmbeddingTable(nn.Module):
-    """The last known row of each key. Memory is taken for the keys in use, not for all that may be.
+    """Historical embedding table: key -> row, with the step each row was written at.
+
+    Memory is taken for the keys in use, not for all that may be.
 
     A module, so that `state_dict` carries it in checkpoints; it has no parameters and no buffers, so `.to()`,
     `.half()` and DistributedDataParallel leave it where and as it was made.
@@ -47,6 +49,12 @@ class EmbeddingTable(nn.Module):
         ValueError: a size below 1, more keys than int32 slots, a dtype that is not floating, an unknown tier, or
             `path` without the tier "disk" or the reverse.
         OSError: the file cannot be made.
+
+    >>> table = EmbeddingTable(num_keys=3, channels=2)
+    >>> table.push(torch.tensor([2]), torch.ones(1, 2), step=5)
+    >>> rows, ages, is_known = table.pull(torch.tensor([0, 2]), step=7)
+    >>> rows.tolist(), ages.tolist(), is_known.tolist()
+    ([[0.0, 0.0], [1.0, 1.0]], [-1, 2], [False, True])
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class EmbeddingTable(nn.Module):
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
     ) -> tuple[Float[Tensor, "keys channels"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
-        """What is known of `keys`, which may repeat.
+        """Rows of `keys`, their ages, and whether they were ever written. Keys may repeat.
 
         Args:
             keys: each 0..num_keys-1.
@@ -115,7 +123,7 @@ class EmbeddingTable(nn.Module):
         return Prefetched(self._background.run(partial(self._held.rows.gather, slots, out)), ages, is_known)
 
     def is_known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
-        """`pull(keys)[2]` without the rows."""
+        """Whether each of `keys` has a row: `pull(keys)[2]` without the rows."""
         return self._look_up(keys)[2]
 
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:

@@ -113,7 +113,7 @@ def partition(
     edge_weights: Int64[np.ndarray, " edges"] | None = None,
     time_limit: float | None = None,
 ) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node, 0..num_parts-1; no part is empty or holds more than `largest_part` allows.
+    """Cut a graph into parts: the part of each node, none empty and none larger than `largest_part` allows.
 
     Args:
         edges: node ids; direction, order, repetition, self-loops and connectedness do not matter, but for
@@ -131,6 +131,10 @@ def partition(
 
     Raises:
         ValueError: an argument is out of range; the message says which and what to ask for.
+
+    >>> chain = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+    >>> partition(chain, num_nodes=6, num_parts=2, method="contiguous").tolist()
+    [0, 0, 0, 1, 1, 1]
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; wanted one of {', '.join(METHODS)}: pick one")

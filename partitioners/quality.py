@@ -13,7 +13,7 @@ from partitioners.csr import checked_edges, checked_weights
 
 @dataclass(frozen=True)
 class Quality:
-    """Measured on the edges as given: parallel edges count each, self-loops not at all.
+    """Edge cut and balance of a partition. Parallel edges count each, self-loops not at all.
 
     Args:
         num_parts: number of parts, empty ones included.
@@ -40,7 +40,7 @@ def quality(
     node_weights: Int64[np.ndarray, " nodes"] | None = None,
     edge_weights: Int64[np.ndarray, " edges"] | None = None,
 ) -> Quality:
-    """Measure `parts`.
+    """Edge cut and balance of `parts`.
 
     Args:
         edges: node ids, in either direction or both.
@@ -51,6 +51,9 @@ def quality(
     Raises:
         ValueError: edges name nodes without a part, a part is out of range, or weights are refused by
             `checked_weights`.
+
+    >>> quality(np.array([[0, 1, 2], [1, 2, 3]]), np.array([0, 0, 0, 1])).balance
+    1.5
     """
     sources, targets = checked_edges(edges, len(parts))
     if num_parts is None:

@@ -18,8 +18,8 @@ Assignment = Int64[np.ndarray, " nodes"]
 
 @dataclass(frozen=True, eq=False)
 class SegmentedGraph:
-    """A graph whose arrays stand segment by segment, in memory or memory-mapped. Segment j holds the rows
-    `row_ptr[j]:row_ptr[j+1]`, of which the first `owned_counts[j]` are its own nodes and the others context.
+    """A graph cut into segments, its arrays stored segment by segment, in memory or memory-mapped. Segment j holds
+    the rows `row_ptr[j]:row_ptr[j+1]`, of which the first `owned_counts[j]` are its own nodes and the others context.
 
     Args:
         name: as in `Graph`.
@@ -92,6 +92,11 @@ def segment(
 
     Raises:
         ValueError: `graph` is no `Graph`, an argument is out of range, or `parts` do not fit the graph.
+
+    >>> edges = np.array([[0, 1, 2], [1, 2, 3]])
+    >>> halves = segment(Graph(np.zeros((4, 1), np.float32), edges), max_nodes=3, method="contiguous")
+    >>> halves.num_segments, halves.owned_counts.tolist(), round(halves.edge_cut, 2)
+    (2, [2, 2], 0.33)
     """
     if not isinstance(graph, Graph):
         given = type(graph).__name__

@@ -16,7 +16,7 @@ from gst.graphs.segments import SegmentedGraph
 
 @dataclass(frozen=True, eq=False)
 class SegmentBatch:
-    """Segments as one disconnected graph. No edge leads from one segment to another.
+    """Input of an encoder: segments side by side as one disconnected graph. No edge joins two segments.
 
     Args:
         node_features: what is known of a node whatever the configuration.
@@ -78,9 +78,9 @@ class SegmentBatch:
         `x` holds the node features, then the features of the configuration (zeros at nodes that it does not touch).
         """
         configs, nodes = self.num_configs, self.num_nodes
-        given = self.node_features.new_zeros(configs, nodes, self.config_features.shape[2])
-        given[:, self.config_nodes] = self.config_features.transpose(0, 1)
-        x = torch.cat([self.node_features.expand(configs, -1, -1), given], dim=-1)
+        per_node = self.node_features.new_zeros(configs, nodes, self.config_features.shape[2])
+        per_node[:, self.config_nodes] = self.config_features.transpose(0, 1)
+        x = torch.cat([self.node_features.expand(configs, -1, -1), per_node], dim=-1)
         shift = torch.arange(configs, device=self.edge_index.device) * nodes
         edge_index = self.edge_index[:, None, :] + shift[None, :, None]
         return x.flatten(0, 1), edge_index.flatten(1)

@@ -26,7 +26,7 @@ PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at on
 
 
 class GraphSegmentTraining(nn.Module):
-    """An encoder and a head under Graph Segment Training. In training mode `forward` estimates the prediction from a
+    """Graph Segment Training of an encoder and a head. In training mode `forward` estimates the prediction from a
     few fresh segments per graph; in evaluation mode it is `exact`. What stands for the other segments:
 
     | variant | arguments |
@@ -415,7 +415,7 @@ class GraphSegmentTraining(nn.Module):
 
 
 def _scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
-    """The same values, their gradients times `weights` (one for each segment and configuration)."""
+    """The same values, with their gradients times `weights` (one for each segment and configuration)."""
     scale = weights.to(embedded)[..., None]
     return embedded.detach() + (embedded - embedded.detach()) * scale
 

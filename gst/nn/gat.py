@@ -39,7 +39,7 @@ class GATConvolution(nn.Module):
 
 
 class GAT(Encoder):
-    """What a node hears of a neighbour depends on both.
+    """Graph attention encoder (GAT): the weight of a message depends on its sender and its receiver.
 
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions

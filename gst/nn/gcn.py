@@ -24,7 +24,7 @@ class GCNConvolution(nn.Module):
 
 
 class GCN(Encoder):
-    """Neighbours, and the node itself, added up by the square roots of their degrees.
+    """Graph convolutional encoder (GCN): a sum over neighbours and the node itself, scaled by square roots of degrees.
 
     A message weighs by the degree of its sender, so a segment sees what the whole graph sees with a `halo` of one hop
     more than there are layers.

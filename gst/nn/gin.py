@@ -34,7 +34,7 @@ class GINConvolution(nn.Module):
 
 
 class GIN(Encoder):
-    """Neighbours are counted, not averaged: what a node hears twice weighs twice.
+    """Graph isomorphism encoder (GIN): messages are summed, not averaged, so that repeated neighbours count.
 
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions

@@ -88,7 +88,7 @@ class GPSLayer(nn.Module):
 
 
 class GPS(Encoder):
-    """Messages along edges, as in `SAGE`, and attention between all nodes of a segment, in every layer.
+    """Graph transformer encoder (GPS): messages as in `SAGE`, and attention among all nodes of a segment.
 
     A node hears the whole of its segment, context nodes (`halo`) too, and nothing outside: segments are part of the
     model, not only of its training. After the first layer all nodes of a segment tell apart the configurations that any

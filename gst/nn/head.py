@@ -9,11 +9,15 @@ from gst.nn.gat import check_heads
 
 
 class Head(nn.Module):
-    """One number per graph and configuration: a linear term, which a sum over nodes deserves, plus an MLP.
+    """Score of each graph and configuration from its pooled embedding: a linear term plus an MLP.
 
     Args:
         channels: width of the embedding and of the hidden layer of the MLP.
         outputs: numbers per graph and configuration; if more than one (classes), they are the last axis.
+
+    >>> import torch
+    >>> Head(channels=8)(torch.zeros(2, 5, 8)).shape
+    torch.Size([2, 5])
     """
 
     def __init__(self, channels: int = 64, outputs: int = 1) -> None:
@@ -27,7 +31,7 @@ class Head(nn.Module):
 
 
 class CrossConfigHead(nn.Module):
-    """Scores of configurations that have heard of other configurations of their graph: cross-configuration attention
+    """Head with cross-configuration attention: each configuration attends to reference configurations of its graph
     (TGraph, Khizbullin et al. 2024, arXiv 2405.16623), by scaled dot products (Vaswani et al. 2017, eq. 1).
 
     TGraph lets the configurations of a list hear each other, so that a score depends on which others happen to stand in
@@ -63,6 +67,6 @@ class CrossConfigHead(nn.Module):
                 f"are references; put those first, with gst.method.references.with_references"
             )
         normed = self.norm(embedding)
-        known, asked = normed[:, : self.references], normed[:, self.references :]
-        heard, _ = self.attention(asked, known, known, need_weights=False)
+        references, queries = normed[:, : self.references], normed[:, self.references :]
+        heard, _ = self.attention(queries, references, references, need_weights=False)
         return self.head(embedding[:, self.references :] + heard)

@@ -74,7 +74,7 @@ class SAGELayer(nn.Module):
 
 
 class SAGE(Encoder):
-    """Encoder of computation graphs: `SegmentBatch` -> `NodeStates`.
+    """GraphSAGE encoder over directed edges: `SegmentBatch` -> `NodeStates`.
 
     Args:
         channels: width of every layer and of the embeddings.

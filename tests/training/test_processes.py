@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gst.cli import main
+from tests.checks import without_checks
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -196,7 +197,6 @@ def test_fsdp2_and_ddp_agree_on_clipping_accumulation_and_finetuning(tmp_path: P
 
 BROKEN = """
 from gst.nn import SAGE
-from tests.checks import without_checks
 class Broken(SAGE):
     calls = 0
     def forward(self, batch):

@@ -15,13 +15,14 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Int64
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from gst.cost.losses import Loss, pairwise_hinge

@@ -46,7 +46,7 @@ def prepare(
     block_nodes: int = BLOCK_NODES,
     workers: int | None = None,
 ) -> Path:
-    """Segment `graphs` and write the store of them under `root`; returns its directory.
+    """Cut `graphs` into segments and write them as a store under `root`; returns its directory.
 
     Graphs are read one after the other and never all held. One with more than `block_nodes` nodes is cut and written in
     pieces, so that memory does not grow with it if its own arrays are memory-mapped.
