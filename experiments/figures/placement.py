@@ -16,7 +16,7 @@ COLUMNS = {
 FEW = ("pytorch_ms", "compile_ms", "one_device_ms", "heft_ms", "fused_ms")
 RATIOS = {"fused_over_pytorch": "PyTorch / with fusion", "fused_over_compile": "torch.compile / with fusion"}
 MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
-METHODS = {"guided_search": "ours", "annealing": "annealing", "go": "GO", "hdp": "HDP", "colocrl": "ColocRL"}
+METHODS = {"guided_search": "guided search", "annealing": "annealing", "go": "GO", "hdp": "HDP", "colocrl": "ColocRL"}
 
 
 def placement(columns: tuple[str, ...] = tuple(COLUMNS)) -> str:
@@ -62,7 +62,7 @@ def simulated_machines() -> str:
          f"{100 * each['guided_search']['gap']:.1f} %", *(f"{1 + each[method]['gain']:.2f}x" for method in METHODS)]
         for name, each in found.items()
     ]  # fmt: skip
-    head = ["", "programs", "best baseline above the lower bound", "ours above it"]
+    head = ["", "programs", "best baseline above the lower bound", "guided search above it"]
     return table([*head, *(f"best baseline / {name}" for name in METHODS.values())], rows)
 
 
@@ -83,14 +83,15 @@ def public_graphs() -> str:
          f"{each['exact']['bound']:.1f}{', reached: optimal' if each['exact']['proved'] else ''}"]
         for name, each in result("public_graphs")["graphs"].items()
     ]  # fmt: skip
-    head = ["ms", "layers", "human expert", "ours, with the expert's means", "best baseline", "annealing", "ours",
+    head = ["ms", "layers", "human expert", "guided search, with the expert's means", "best baseline", "annealing",
+            "guided search",
             "no plan can take less than"]  # fmt: skip
     return table(head, rows)
 
 
 def search_loop() -> str:
     found = result("search_loop")
-    names = {"loop": f"our search, {found['budget']} measurements, plans screened by the corrected simulator",
+    names = {"loop": f"guided search, {found['budget']} measurements, plans screened by the corrected simulator",
              "alone": f"annealing on the hardware alone, {found['budget']} measurements",
              "alone_more": f"the same, {found['more'] * found['budget']} measurements"}  # fmt: skip
     return table(
@@ -109,7 +110,7 @@ def search_loop_simulated() -> str:
         [f"{program} on {where}", *(f"{each['over_loop'][key]:.2f}x" for key in names)]
         for where, programs in found["machines"].items() for program, each in programs.items()
     ]  # fmt: skip
-    head = ["simulated", *(f"{about} / our search, {found['budget']}" for about in names.values())]
+    head = ["simulated", *(f"{about} / guided search, {found['budget']}" for about in names.values())]
     return table(head, [*rows, ["geometric mean", *(f"**{_mean_over_loop(key):.2f}x**" for key in names)]])
 
 

@@ -21,7 +21,7 @@ COLUMNS: dict[str, Columns] = {
     },
     "go": {
         "expert": ("expert",), "METIS": ("metis",), "list schedules": LISTS, "HDP": ("hdp",),
-        "annealing": ("annealing",), "ours": ("guided_search",),
+        "annealing": ("annealing",), "guided search": ("guided_search",),
     },
 }  # fmt: skip
 NAMES = {"colocrl": "ColocRL", "hdp": "HDP", "go": "GO"}
