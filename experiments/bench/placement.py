@@ -15,7 +15,7 @@ from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import median_interval
 from gst.placement.fusion.measured import fused_task, whole_step
-from gst.placement.objective import MeasuredRuntime, SimulatedRuntime
+from gst.placement.objective import MeasuredObjective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.search import Search, as_is
@@ -93,26 +93,26 @@ def _one(
         def search(
             task: Task, planned: Mapping[str, Planned], where: str, seed: int, as_run: Callable[[Plan], Plan] = as_is
         ) -> Plan:
-            runtime, log = MeasuredRuntime(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
+            runtime, log = MeasuredObjective(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
             starts = plans_found(planned)
             return as_run(Search(task, runtime, log, starts, budget, evaluations, seed=seed, as_run=as_run).run())
 
         chosen: list[str] = []
         plans: dict[str, list[Plan]] = {"one_device": [cores.plan(np.zeros(program.num_nodes, np.int64))]}
         for seed in range(seeds):
-            planned = plan_all(cores, SimulatedRuntime(cores), PLANNED[2:], evaluations, seed=seed)
+            planned = plan_all(cores, SimulatedObjective(cores), PLANNED[2:], evaluations, seed=seed)
             for label in PLANNED if seed == 0 else PLANNED[2:]:
                 _add(plans, label, planned[label].plan)
             _add(plans, "best", search(cores, planned, f"cores-{seed}", seed))
-            planned = plan_all(moldable, SimulatedRuntime(moldable), ("annealing",), evaluations, seed=seed)
+            planned = plan_all(moldable, SimulatedObjective(moldable), ("annealing",), evaluations, seed=seed)
             _add(plans, "moldable", search(moldable, planned, f"sets-{seed}", seed))
             if not compiled:
                 continue
             candidates = {"moldable": plans["moldable"][-1], "whole": whole_step(moldable)}
             if fused is not None:
-                planned = plan_all(fused.task, SimulatedRuntime(fused.task), ("annealing",), evaluations, seed=seed)
+                planned = plan_all(fused.task, SimulatedObjective(fused.task), ("annealing",), evaluations, seed=seed)
                 candidates["groups"] = search(fused.task, planned, f"fused-{seed}", seed, fused.unfold)
-            took = MeasuredRuntime(isolated, CHOOSING_RUNS, gate=gate)(list(candidates.values()))
+            took = MeasuredObjective(isolated, CHOOSING_RUNS, gate=gate)(list(candidates.values()))
             chosen.append(list(candidates)[int(np.nanargmin(took))])
             _add(plans, "fused", candidates[chosen[-1]])
         beside = {"pytorch": stack.enter_context(PlainPyTorch(name))}

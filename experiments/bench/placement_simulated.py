@@ -20,7 +20,7 @@ from typing import Any
 from gst.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.planning import Planned, plan_all
 from gst.process.progress import bar
 from gst.programs import traced
@@ -31,7 +31,7 @@ WEAKER = ("hdp", "colocrl")
 def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
     """One program on one machine."""
     task = machine(machine_name).task(traced(program))
-    runtime = SimulatedRuntime(task)
+    runtime = SimulatedObjective(task)
     found = [plan_all(task, runtime, methods, evaluations, seed=seed) for seed in range(seeds)]
     portfolio = {name: each.expected_ms for name, each in found[0].items() if name not in methods}
     best_of_portfolio = min(portfolio, key=lambda name: portfolio[name])

@@ -33,7 +33,7 @@ from gst.devices.execute.measure import median_interval
 from gst.devices.simulate.simulator import Contention
 from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
-from gst.placement.objective import Batches, Budgeted, MeasuredRuntime, Objective, SimulatedRuntime
+from gst.placement.objective import Batches, Budgeted, MeasuredObjective, Objective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
 from gst.placement.planning import plan_all, plans_found
 from gst.placement.screening import NetworkSurrogate
@@ -50,11 +50,11 @@ SHARED = Contention(slowdown=0.1, memory_slowdown=0.05, remote_ns_per_byte=0.02)
 RESULTS = Path("experiments/results")
 
 
-class PretendedRuntime:
+class PretendedObjective:
     """`SEARCH_RUNS` noisy runs of each plan on a machine that is simulated."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        self._truth, self._generator = SimulatedRuntime(task), np.random.default_rng([seed, 1])
+        self._truth, self._generator = SimulatedObjective(task), np.random.default_rng([seed, 1])
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
@@ -88,7 +88,7 @@ def unlike(task: Task, seed: int) -> Task:
 
 
 def starts_of(task: Task, seed: int) -> dict[str, Plan]:
-    return plans_found(plan_all(task, SimulatedRuntime(task), ("annealing",), EVALUATIONS, seed=seed))
+    return plans_found(plan_all(task, SimulatedObjective(task), ("annealing",), EVALUATIONS, seed=seed))
 
 
 def alone(task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int) -> dict[str, Plan]:
@@ -108,9 +108,9 @@ def measured(name: str, budget: int, repetitions: int, seeds: int) -> dict[str, 
         for seed in range(seeds):
             task = measured_task(program, isolated, seed)
             starts, log = starts_of(task, seed), Log(Path(empty) / f"{seed}.jsonl")
-            gated = MeasuredRuntime(isolated, SEARCH_RUNS, gate=LoadGate())
+            gated = MeasuredObjective(isolated, SEARCH_RUNS, gate=LoadGate())
             plans.append(("loop", Search(task, gated, log, starts, budget, EVALUATIONS, seed=seed).run()))
-            plans += alone(task, MeasuredRuntime(isolated, SEARCH_RUNS), starts, budget, seed).items()
+            plans += alone(task, MeasuredObjective(isolated, SEARCH_RUNS), starts, budget, seed).items()
         seen = measure_plans(isolated, [plan for _, plan in plans], repetitions, 2, LoadGate())
     good: dict[str, list[Measurement]] = {"loop": [], "alone": [], "alone_more": []}
     for (key, _), each in zip(plans, seen, strict=True):
@@ -124,14 +124,14 @@ def pretended(name: str, machine_name: str, budget: int, seed: int) -> dict[str,
     task = machine(machine_name).task(traced(name))
     real = unlike(task, seed)
     starts = starts_of(task, seed)
-    plans = alone(task, PretendedRuntime(real, seed), starts, budget, seed)
+    plans = alone(task, PretendedObjective(real, seed), starts, budget, seed)
     loops = {"loop": (None, EVALUATIONS), "network": (NetworkSurrogate(task, seed), NETWORK_EVALUATIONS)}
     for key, (surrogate, evaluations) in loops.items():
         with TemporaryDirectory() as empty:
-            log, runtime = Log(Path(empty) / "measurements.jsonl"), PretendedRuntime(real, seed)
+            log, runtime = Log(Path(empty) / "measurements.jsonl"), PretendedObjective(real, seed)
             search = Search(task, runtime, log, starts, budget, evaluations, seed=seed, surrogate=surrogate)
             plans[key] = search.run()
-    truth = SimulatedRuntime(real)
+    truth = SimulatedObjective(real)
     best = float(np.nanmin(truth([plan for key, plan in starts.items() if key != "annealing"])))
     return {"portfolio_ms": best} | {f"{key}_ms": float(truth([plan])[0]) for key, plan in plans.items()}
 

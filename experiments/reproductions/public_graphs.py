@@ -31,7 +31,7 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted
 from gst.placement.published.exact import published_optimum
-from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.latency import PublishedObjective, published_bound
 from gst.placement.published.search import search_published
 from gst.placement.task import Task
 
@@ -42,7 +42,7 @@ EVALUATIONS = 2_000
 
 def study(graph: CostGraph, expert: Plan, seeds: int, steps: int, limit_s: float) -> dict[str, Any]:
     """Everything about one graph."""
-    runtime, task = PublishedRuntime(graph), Task.of_cost_graph(graph)
+    runtime, task = PublishedObjective(graph), Task.of_cost_graph(graph)
     admitted = _admitted(runtime, expert)
     means = _means(graph, expert)
     baselines = runtime(list(portfolio(task).values()))
@@ -58,8 +58,8 @@ def study(graph: CostGraph, expert: Plan, seeds: int, steps: int, limit_s: float
     hint = plans[int(np.argmin(best["each"]))]
     record: dict[str, Any] = {
         "nodes": graph.num_nodes, "accelerators": graph.num_accelerators, "lower_bound": published_bound(graph),
-        "expert": float(PublishedRuntime(means)([expert])[0]), "expert_admitted": admitted,
-        "best_with_expert_means": float(PublishedRuntime(means)([search_published(means, 0, steps, [expert])])[0]),
+        "expert": float(PublishedObjective(means)([expert])[0]), "expert_admitted": admitted,
+        "best_with_expert_means": float(PublishedObjective(means)([search_published(means, 0, steps, [expert])])[0]),
         "portfolio": float(np.nanmin(baselines)) if np.isfinite(baselines).any() else None,
         "annealing": annealed, "best": best, "steps": steps, "limit_s": limit_s,
     }  # fmt: skip
@@ -74,7 +74,7 @@ def study(graph: CostGraph, expert: Plan, seeds: int, steps: int, limit_s: float
     return record
 
 
-def _admitted(runtime: PublishedRuntime, plan: Plan) -> bool:
+def _admitted(runtime: PublishedObjective, plan: Plan) -> bool:
     try:
         return bool(np.isfinite(runtime([plan])[0]))
     except ValueError:  # it names an accelerator that the graph has not
@@ -93,7 +93,7 @@ def _means(graph: CostGraph, plan: Plan) -> CostGraph:
     )  # fmt: skip
 
 
-def _annealed(task: Task, runtime: PublishedRuntime, seed: int) -> float:
+def _annealed(task: Task, runtime: PublishedObjective, seed: int) -> float:
     budgeted = Budgeted(runtime, EVALUATIONS)
     anneal(task, budgeted, seed)
     return budgeted.best_ms

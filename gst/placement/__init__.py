@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gst.devices.plan import Plan
     from gst.placement.machines import machine
-    from gst.placement.objective import Budgeted, MeasuredRuntime, Measurer, Objective, SimulatedRuntime
+    from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
     from gst.placement.outcome import PlacementResult, Settings
     from gst.placement.pipeline import place_measured
     from gst.placement.place_on_costs import place_graph, place_simulated
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gst.placement.task import Task
 
 __all__ = [
-    "Budgeted", "MeasuredRuntime", "Measurer", "Objective", "Placed", "PlacementResult", "Plan", "Planned", "Search",
-    "Settings", "SimulatedRuntime", "Task", "load_plan", "machine", "place", "place_graph", "place_measured",
+    "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacementResult", "Plan", "Planned", "Search",
+    "Settings", "SimulatedObjective", "Task", "load_plan", "machine", "place", "place_graph", "place_measured",
     "place_simulated", "plan_all", "save_plan",
 ]  # fmt: skip
 
 _MODULES = {
     "gst.devices.plan": ("Plan",),
     "gst.placement.machines": ("machine",),
-    "gst.placement.objective": ("Budgeted", "MeasuredRuntime", "Measurer", "Objective", "SimulatedRuntime"),
+    "gst.placement.objective": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
     "gst.placement.outcome": ("PlacementResult", "Settings"),
     "gst.placement.pipeline": ("place_measured",),
     "gst.placement.place_on_costs": ("place_graph", "place_simulated"),

@@ -17,7 +17,7 @@ from gst.placement.drawing import plan_drawing
 from gst.placement.fleet.cluster import kind_of_search, kinds_with
 from gst.placement.fleet.connection import joined
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion.costs import FusedRuntime
+from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.outcome import PlacementResult, Settings
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
@@ -87,7 +87,7 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
         chips = machine(options.machine)
         program = _captured(options, progress)
         limited = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
-        runtime = FusedRuntime(limited, program) if "fusion" in settings.tasks else None
+        runtime = FusedObjective(limited, program) if "fusion" in settings.tasks else None
         return place_simulated(limited.task(program), options.out, settings, progress, runtime)
     if isinstance(options.workers, str):
         return _place_by_fleet(options, options.workers, limit, settings, progress)

@@ -44,7 +44,7 @@ def as_completed_batches(
         yield positions[future], future.result()
 
 
-class MeasuredRuntime:
+class MeasuredObjective:
     """Runs plans on the devices, in turns, on quiet cores.
 
     Args:
@@ -78,7 +78,7 @@ class MeasuredRuntime:
         return [seen[label] for label in labels]
 
 
-class SimulatedRuntime:
+class SimulatedObjective:
     """Simulates plans of a task; a plan that takes more of a memory than its limit fails.
 
     Args:

@@ -29,7 +29,7 @@ from gst.placement.baselines.portfolio import single
 from gst.placement.finals import NUM_AGAIN, Finals, by_name, fastest, finalists
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
-from gst.placement.objective import MeasuredRuntime, Measurer, SimulatedRuntime
+from gst.placement.objective import MeasuredObjective, Measurer, SimulatedObjective
 from gst.placement.outcome import AS_USUAL, PlacementResult, Settings, check_fits, curves, evaluations, placed_result
 from gst.placement.planning import Planned, plan_all, plans_found
 from gst.placement.random_plans import random_plans
@@ -125,7 +125,7 @@ def _planned(task: Task, path: Path, settings: Settings, progress: Progress) -> 
     """What baselines and methods find in simulation. Groups are of the task, or there are none."""
     methods = [name for name in settings.methods if name != "guided_search"]  # which measures
     return plan_all(
-        task, SimulatedRuntime(task), methods, evaluations(settings),
+        task, SimulatedObjective(task), methods, evaluations(settings),
         [name for name in settings.tasks if name != "fusion"], settings.seed, Log(path), progress,
     )  # fmt: skip
 
@@ -189,7 +189,7 @@ def _measurer(
         return
     gate = LoadGate(patience_s=settings.patience_s, progress=progress)
     if settings.workers == 1:
-        yield MeasuredRuntime(isolated, SEARCH_RUNS, gate=gate)
+        yield MeasuredObjective(isolated, SEARCH_RUNS, gate=gate)
         return
     make = partial(IsolatedExecutor, source, isolated.devices, isolated.memory_limit)
     with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:

@@ -11,10 +11,10 @@ import numpy as np
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Log, Plan
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.objective import Objective, SimulatedRuntime
+from gst.placement.objective import Objective, SimulatedObjective
 from gst.placement.outcome import AS_USUAL, PlacementResult, Settings, check_fits, curves, evaluations, placed_result
 from gst.placement.planning import Planned, plan_all
-from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.latency import PublishedObjective, published_bound
 from gst.placement.published.search import search_published
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
@@ -30,13 +30,13 @@ def place_simulated(
     """Plan by every method on costs alone: a program on a machine that is not here. Nothing is measured.
 
     Args:
-        objective: who simulates; `SimulatedRuntime(task)` if None. With fusion the lower bound is of operations one by
-            one, which fused ones may pass.
+        objective: what simulates; `SimulatedObjective(task)` if None. With fusion the lower bound is of operations one
+            by one, which fused ones may pass.
 
     Raises:
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
     """
-    simulated = SimulatedRuntime(task) if objective is None else objective
+    simulated = SimulatedObjective(task) if objective is None else objective
     return _place_on_costs(task, simulated, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)
 
 
@@ -55,7 +55,7 @@ def place_graph(
     if graph.backward.any():
         return place_simulated(task, out, settings, progress)
     return _place_on_costs(
-        task, PublishedRuntime(graph), "published", published_bound(graph), out, settings, progress,
+        task, PublishedObjective(graph), "published", published_bound(graph), out, settings, progress,
         lambda: search_published(graph, settings.seed),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from gst.data.measured_plans import Profiled, core_use, plans_graph
 from gst.devices import Plan
 from gst.devices.plan import ranks
 from gst.graphs.cutting import BLOCK_NODES, neighbours
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
@@ -44,10 +44,10 @@ class Surrogate(Protocol):
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]: ...
 
 
-class ScreenedRuntime:
+class ScreenedObjective:
     """An `Objective` that runs nothing: simulated runtimes, corrected by what was learned of measured ones.
 
-        screened = ScreenedRuntime(task)
+        screened = ScreenedObjective(task)
         screened.learn(plans, measured_ms)            # again and again, as measurements come in
         milliseconds, factors = screened.with_spread(others)
 
@@ -58,7 +58,7 @@ class ScreenedRuntime:
 
     def __init__(self, task: Task, surrogate: Surrogate | None = None) -> None:
         self.task = task
-        self.simulated = SimulatedRuntime(task)
+        self.simulated = SimulatedObjective(task)
         self.surrogate = LinearSurrogate(task) if surrogate is None else surrogate
         self._known: dict[str, tuple[Plan, float, float]] = {}  # plan, simulated ms, logarithm of the ratio
 
@@ -91,7 +91,7 @@ class ScreenedRuntime:
         return self.with_spread(plans)[0]
 
     def excess(self, plan: Plan) -> float:
-        """How much of what it may take a plan takes too much, as `SimulatedRuntime` says."""
+        """How much of what it may take a plan takes too much, as `SimulatedObjective` says."""
         return self.simulated.excess(plan)
 
     def with_spread(self, plans: Sequence[Plan], coverage: float = 0.68) -> tuple[Answers, Answers]:

@@ -20,7 +20,7 @@ from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import crossover, mutate
 from gst.placement.objective import Budgeted, Measurer, Objective
 from gst.placement.planning import Planned, restrict
-from gst.placement.screening import ScreenedRuntime, Surrogate
+from gst.placement.screening import ScreenedObjective, Surrogate
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 
@@ -120,7 +120,7 @@ class Search:
         records = self.log.read()
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
-        self.screen = ScreenedRuntime(self.task, self.surrogate)
+        self.screen = ScreenedObjective(self.task, self.surrogate)
         self._settings = {
             "tasks": [name for name in self.tasks if name != "fusion"], "memory_limits": self.task.memories
         }  # fmt: skip

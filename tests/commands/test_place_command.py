@@ -21,7 +21,7 @@ from gst.devices import Plan
 from gst.devices.describe.discover import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.machines import machine
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.outcome import COST_MODELS, Settings
 from gst.placement.screening import NetworkSurrogate
 from gst.programs import WORKLOADS, capture
@@ -174,7 +174,7 @@ def test_simulated_figures_are_of_the_plan_that_is_written() -> None:
     assert main([*arguments, "--out", "out", "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     task = machine("cores:2").task(capture(WORKLOADS["rnnlm"](**SIZES)))
-    (simulated,) = SimulatedRuntime(task)([Plan.load(Path("out/plan.json"))])
+    (simulated,) = SimulatedObjective(task)([Plan.load(Path("out/plan.json"))])
     assert result["objective"] == pytest.approx(simulated) and result["runtime"] == "simulated"
     assert (
         result["lower_bound"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.bench import search_loop
-from experiments.bench.search_loop import PretendedRuntime, over_loop, pretended, unlike
+from experiments.bench.search_loop import PretendedObjective, over_loop, pretended, unlike
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.programs import traced
 
 TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
@@ -19,7 +19,7 @@ TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
 def test_the_machine_is_another_for_each_seed_and_the_same_for_one(name: str) -> None:
     task = machine(name).task(traced(TINY))
     plans = list(portfolio(task).values())
-    believed, *real = (SimulatedRuntime(each)(plans) for each in (task, *(unlike(task, seed) for seed in (0, 0, 1))))
+    believed, *real = (SimulatedObjective(each)(plans) for each in (task, *(unlike(task, seed) for seed in (0, 0, 1))))
     assert (real[0] == real[1]).all() and (real[0] != real[2]).any()
     assert (np.abs(np.log(real[0] / believed)) > 0.01).all() and (real[0] / believed < 3).all()
 
@@ -27,8 +27,8 @@ def test_the_machine_is_another_for_each_seed_and_the_same_for_one(name: str) ->
 def test_runs_are_noisy_about_the_truth() -> None:
     task = machine("cores:2").task(traced(TINY))
     (plan, *_) = portfolio(task).values()
-    (truth,) = SimulatedRuntime(task)([plan])
-    runs = [each.samples_ms for each in PretendedRuntime(task, 0).measure([plan] * 200)]
+    (truth,) = SimulatedObjective(task)([plan])
+    runs = [each.samples_ms for each in PretendedObjective(task, 0).measure([plan] * 200)]
     assert np.std(np.log(runs)) == pytest.approx(search_loop.NOISE, rel=0.15)
     assert np.mean(np.log(runs)) == pytest.approx(np.log(truth), abs=0.01)
 

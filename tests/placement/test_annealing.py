@@ -15,12 +15,12 @@ from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.task import Task
 
 
 def annealed(task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
-    budgeted = Budgeted(SimulatedRuntime(task), budget)
+    budgeted = Budgeted(SimulatedObjective(task), budget)
     anneal(task, budgeted, seed, **settings)  # type: ignore[arg-type]
     return budgeted
 
@@ -39,7 +39,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_does_not(task: Task) -> 
 
 
 def test_it_is_never_worse_than_its_start_and_far_better_than_one_device(task: Task) -> None:
-    runtime, start = SimulatedRuntime(task), single(task, 0)
+    runtime, start = SimulatedObjective(task), single(task, 0)
     least = np.nanmin(runtime(list(portfolio(task).values())))
     assert annealed(task, 100).best_ms <= least
     assert annealed(task, 30, start=[start]).best_ms <= runtime([start])[0]
@@ -63,7 +63,7 @@ def test_memory_limits_are_kept_also_when_no_start_fits(task: Task) -> None:
         task.costs, devices=apart, latency_us=5.0 * (1 - np.eye(2)), bytes_per_us=np.where(np.eye(2), np.inf, 1e3)
     )
     limited = replace(task, costs=costs)
-    runtime = SimulatedRuntime(limited)
+    runtime = SimulatedObjective(limited)
     start = [single(limited, 0), single(limited, 1)]
     assert np.isnan(runtime(start)).all()
     budgeted = annealed(limited, 400, start=start)
@@ -147,7 +147,7 @@ def test_it_gains_on_simulated_machines(task: Task) -> None:
     assert task.program is not None
     for name in ("cores:2", "gpus:2"):
         placed = machine(name).task(task.program)
-        least = np.nanmin(SimulatedRuntime(placed)(list(portfolio(placed).values())))
+        least = np.nanmin(SimulatedObjective(placed)(list(portfolio(placed).values())))
         assert annealed(placed, 600).best_ms <= least
 
 
@@ -161,4 +161,4 @@ def test_single_operations_become_narrow_where_all_cores_together_waste_time(tas
     wide = single(overlapping, 2)
     budgeted = annealed(overlapping, 4_000, start=[wide])
     assert budgeted.best is not None and len(set(budgeted.best.placement.tolist())) == 3
-    assert budgeted.best_ms < 0.99 * SimulatedRuntime(overlapping)([wide])[0]
+    assert budgeted.best_ms < 0.99 * SimulatedObjective(overlapping)([wide])[0]

@@ -19,7 +19,7 @@ from gst.placement.baselines.portfolio import chunks, expert, layers, metis, por
 from gst.placement.baselines.units import colocated, held_bytes, smallest_units
 from gst.placement.local_search.population import crossover, mutate
 from gst.placement.machines import CORE, GPU, Machine, machine
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"
@@ -52,7 +52,7 @@ def test_the_portfolio_always_holds_every_baseline(task: Task) -> None:
 def test_every_plan_can_be_simulated_and_the_same_is_found_again(gpus: Task) -> None:
     first, second = portfolio(gpus), portfolio(gpus)
     assert [plan.key for plan in first.values()] == [plan.key for plan in second.values()]
-    assert np.isfinite(SimulatedRuntime(gpus)(list(first.values()))).all()
+    assert np.isfinite(SimulatedObjective(gpus)(list(first.values()))).all()
     assert all(plan.devices == gpus.names for plan in first.values())
 
 
@@ -142,7 +142,7 @@ def test_a_slow_device_is_left_alone(task: Task) -> None:
 @pytest.mark.parametrize("share", [0.6, 0.8])
 def test_where_one_device_cannot_hold_everything_all_other_plans_fit(gpus: Task, share: float) -> None:
     short = limited(gpus, share)
-    runtime, plans = SimulatedRuntime(short), portfolio(short)
+    runtime, plans = SimulatedObjective(short), portfolio(short)
     missing = ALWAYS - set(plans)
     assert len(missing) <= 2, missing
     for name, plan in plans.items():
@@ -155,7 +155,7 @@ def test_a_small_accelerator_beside_a_slow_core_holds_what_it_can(task: Task, sh
     peak = both.memory_use(both.simulator.run(single(both, 0)))["cuda:0"]
     capped = (replace(both.devices[0], memory_limit=int(share * peak)), both.devices[1])
     short = replace(both, costs=replace(both.costs, devices=capped))
-    runtime, plans = SimulatedRuntime(short), portfolio(short)
+    runtime, plans = SimulatedObjective(short), portfolio(short)
     assert set(plans) >= ALWAYS
     runtimes = {name: float(runtime([plan])[0]) for name, plan in plans.items()}
     assert np.isnan(runtimes.pop("single:cuda:0")) and not np.isnan(list(runtimes.values())).any()
@@ -174,7 +174,7 @@ def test_what_is_held_adds_up_to_the_peak_of_program_order(gpus: Task) -> None:
 def test_published_costs_keep_groups_whole_and_accelerators_within_their_memory() -> None:
     task = Task.of_cost_graph(read_cost_graph(PUBLISHED))
     task = replace(task, colocation=np.arange(task.num_nodes) // 3)
-    runtime, plans = SimulatedRuntime(task), portfolio(task)
+    runtime, plans = SimulatedObjective(task), portfolio(task)
     assert set(plans) >= ALWAYS - {"sct"}
     for name in ALWAYS & set(plans):
         assert runtime.excess(plans[name]) == 0

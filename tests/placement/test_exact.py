@@ -13,7 +13,7 @@ from placement_graphs import FIXTURE, cost_graph, made_task
 from gst.data.cost_graphs import CostGraph, read_cost_graph
 from gst.placement.exact import optimum, replayed_us
 from gst.placement.published.exact import published_optimum
-from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.latency import PublishedObjective, published_bound
 from gst.placement.published.search import search_published
 from gst.placement.task import Task
 
@@ -78,7 +78,7 @@ def test_what_fits_nowhere_is_refused_in_one_line() -> None:
 
 
 def best_home(graph: CostGraph) -> float:
-    runtime, devices = PublishedRuntime(graph), range(-1, graph.num_accelerators)
+    runtime, devices = PublishedObjective(graph), range(-1, graph.num_accelerators)
     return float(np.nanmin(runtime([runtime.plan(np.array(h)) for h in product(devices, repeat=graph.num_nodes)])))
 
 
@@ -104,7 +104,7 @@ def test_contiguous_plans_of_a_chain_are_proved_to_be_the_best() -> None:
     assert found.objective_ms == pytest.approx(best_home(graph))
     assert contiguous.proved and contiguous.objective_ms >= found.objective_ms - 1e-6
     assert contiguous.plan is not None
-    assert PublishedRuntime(graph)([contiguous.plan])[0] == pytest.approx(contiguous.objective_ms)
+    assert PublishedObjective(graph)([contiguous.plan])[0] == pytest.approx(contiguous.objective_ms)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_published_graph_is_solved() -> None:
     hint = search_published(graph, steps=20_000)
     found = published_optimum(graph, time_limit_s=120, hint=hint)
     assert published_bound(graph) <= found.bound_ms + 1e-3
-    assert found.objective_ms <= PublishedRuntime(graph)([hint])[0]
+    assert found.objective_ms <= PublishedObjective(graph)([hint])[0]
 
 
 def test_without_or_tools_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gst.devices import Plan, fusion_groups, legalise, pointwise_chains
 from gst.devices.fusion.rewrite import CompiledGroup, rewritten
-from gst.placement.fusion.costs import FusedRuntime
+from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import GPU, Chip, Machine, machine
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import Program, Reference, TrainingStep, capture
 from gst.programs.features import flops
@@ -44,7 +44,7 @@ def nodes_named(program: Program, name: str) -> np.ndarray:
     return np.flatnonzero([each.name.startswith(name) for each in program.operations])
 
 
-def fusing(runtime: FusedRuntime, members: np.ndarray, placement: np.ndarray | None = None) -> Plan:
+def fusing(runtime: FusedObjective, members: np.ndarray, placement: np.ndarray | None = None) -> Plan:
     """Everything on the first device unless placed, these nodes in one group."""
     fusion = np.full(runtime.task.num_nodes, -1)
     fusion[members] = 3
@@ -53,12 +53,12 @@ def fusing(runtime: FusedRuntime, members: np.ndarray, placement: np.ndarray | N
 
 
 @pytest.fixture(scope="module")
-def runtime(task: Task) -> FusedRuntime:
+def runtime(task: Task) -> FusedObjective:
     assert task.program is not None
-    return FusedRuntime(machine("gpus:2"), task.program)
+    return FusedObjective(machine("gpus:2"), task.program)
 
 
-def random_plan(runtime: FusedRuntime, generator: np.random.Generator, groups: int) -> Plan:
+def random_plan(runtime: FusedObjective, generator: np.random.Generator, groups: int) -> Plan:
     """With groups that are legal."""
     nodes = runtime.task.num_nodes
     placement = generator.integers(0, 2, runtime.task.num_groups)[runtime.task.colocation]
@@ -66,9 +66,9 @@ def random_plan(runtime: FusedRuntime, generator: np.random.Generator, groups: i
     return Plan(runtime.task.names, placement, generator.permutation(nodes), fusion)
 
 
-def test_without_groups_it_is_the_simulated_runtime(runtime: FusedRuntime) -> None:
+def test_without_groups_it_is_the_simulated_runtime(runtime: FusedObjective) -> None:
     generator = np.random.default_rng(0)
-    plain = SimulatedRuntime(runtime.task)
+    plain = SimulatedObjective(runtime.task)
     for _ in range(5):
         plan = replace(random_plan(runtime, generator, 4), fusion=None)
         assert runtime([plan])[0] == plain([plan])[0]
@@ -79,7 +79,7 @@ def test_without_groups_it_is_the_simulated_runtime(runtime: FusedRuntime) -> No
 @pytest.mark.parametrize("width", [1_000, 4_000_000])
 @pytest.mark.parametrize("times", [2, 7])
 def test_a_chain_saves_its_launches_and_its_traffic(width: int, times: int) -> None:
-    runtime = FusedRuntime(machine("gpus:1"), program_of(negated(times), width))
+    runtime = FusedObjective(machine("gpus:1"), program_of(negated(times), width))
     plan = fusing(runtime, nodes_named(runtime.program, "neg"))
     arithmetic, traffic = width / GPU.gflops / 1e3, 8 * width / GPU.gb_per_s / 1e3
     one, all_of_them = max(arithmetic, traffic), max(times * arithmetic, traffic)
@@ -88,7 +88,7 @@ def test_a_chain_saves_its_launches_and_its_traffic(width: int, times: int) -> N
     assert 1e3 * (before - after) == pytest.approx(saved, rel=1e-9)
 
 
-def test_a_group_takes_what_its_members_and_its_border_say(runtime: FusedRuntime) -> None:
+def test_a_group_takes_what_its_members_and_its_border_say(runtime: FusedObjective) -> None:
     program, generator = runtime.program, np.random.default_rng(1)
     counted, size = flops(program.operations), program.output_bytes
     for groups in (2, 10, 60):
@@ -105,7 +105,7 @@ def test_a_group_takes_what_its_members_and_its_border_say(runtime: FusedRuntime
         assert (contracted.times_us[:, found.node_of[alone]] == runtime.task.times_us[:, alone]).all()
 
 
-def test_the_new_task_is_that_of_the_program_rewritten_for_real(runtime: FusedRuntime) -> None:
+def test_the_new_task_is_that_of_the_program_rewritten_for_real(runtime: FusedObjective) -> None:
     program, generator = runtime.program, np.random.default_rng(2)
     for groups in (1, 3, 30, 100):
         plan = random_plan(runtime, generator, groups)
@@ -128,7 +128,7 @@ def test_the_new_task_is_that_of_the_program_rewritten_for_real(runtime: FusedRu
             assert planned.priority[node] == members.max()
 
 
-def test_nothing_is_lost_and_nothing_comes_too_early(runtime: FusedRuntime) -> None:
+def test_nothing_is_lost_and_nothing_comes_too_early(runtime: FusedObjective) -> None:
     generator, costs = np.random.default_rng(3), runtime.task.costs
     for groups in (1, 5, 50):
         plan = random_plan(runtime, generator, groups)
@@ -148,7 +148,7 @@ def test_nothing_is_lost_and_nothing_comes_too_early(runtime: FusedRuntime) -> N
 @settings(max_examples=30)
 @given(STEPS, st.integers(0, 10_000), st.integers(1, 4))
 def test_refused_is_what_would_have_to_be_made_legal(steps: list, seed: int, groups: int) -> None:
-    runtime, generator = FusedRuntime(machine("gpus:2"), random_program(steps)), np.random.default_rng(seed)
+    runtime, generator = FusedObjective(machine("gpus:2"), random_program(steps)), np.random.default_rng(seed)
     nodes = runtime.task.num_nodes
     placement, asked = generator.integers(0, 2, nodes), generator.integers(-1, groups, nodes)
     if generator.random() < 0.7:
@@ -162,7 +162,7 @@ def test_refused_is_what_would_have_to_be_made_legal(steps: list, seed: int, gro
 
 def test_groups_that_wait_for_each_other_or_lie_on_two_devices_are_refused() -> None:
     program = program_of(lambda x: (-(x.cumsum(0)) + x.cumsum(0),), 8)
-    runtime = FusedRuntime(machine("gpus:2"), program)
+    runtime = FusedObjective(machine("gpus:2"), program)
     sums, neg, add = (nodes_named(program, name) for name in ("cumsum", "neg", "add"))
     around = np.concatenate([sums[:1], add])  # the negation is between them
     assert np.isnan(runtime([fusing(runtime, around)])[0])
@@ -176,7 +176,7 @@ def test_groups_that_wait_for_each_other_or_lie_on_two_devices_are_refused() -> 
 
 def test_only_tensors_cross_the_border_of_a_group() -> None:
     program = program_of(lambda x: (torch.cat(torch.ops.aten.split.Tensor(-x, 4)[::-1]),), 8)
-    runtime = FusedRuntime(machine("gpus:1"), program)
+    runtime = FusedObjective(machine("gpus:1"), program)
     neg, split, items = (nodes_named(program, name) for name in ("neg", "split", "getitem"))
     assert len(items) == 2
     assert np.isnan(runtime([fusing(runtime, np.concatenate([neg, split]))])[0])
@@ -184,7 +184,7 @@ def test_only_tensors_cross_the_border_of_a_group() -> None:
     assert np.isfinite(runtime([fusing(runtime, np.concatenate([neg, split, items]))])[0])
 
 
-def test_another_program_s_plan_is_refused(runtime: FusedRuntime) -> None:
+def test_another_program_s_plan_is_refused(runtime: FusedObjective) -> None:
     few = Plan(runtime.task.names, np.zeros(3, np.int64), fusion=np.zeros(3, np.int64))
     with pytest.raises(ValueError, match="3 numbers of fusion groups"):
         runtime([few])
@@ -196,7 +196,7 @@ def test_what_stays_within_a_group_takes_no_memory_and_the_rest_does() -> None:
 
     def answers(chips: int, limit: int) -> list[bool]:
         chip = Chip("cuda", 1.0, 1.0, 1.0, memory_bytes=limit)
-        runtime = FusedRuntime(Machine((chip,) * chips, 1.0, 1.0), program)
+        runtime = FusedObjective(Machine((chip,) * chips, 1.0, 1.0), program)
         plan = fusing(runtime, nodes_named(program, "neg"))
         return np.isfinite(runtime([replace(plan, fusion=None), plan])).tolist()
 
@@ -207,12 +207,12 @@ def test_what_stays_within_a_group_takes_no_memory_and_the_rest_does() -> None:
     assert answers(2, 9 * width) == [False, True]
 
 
-def test_element_wise_groups_pay_on_one_device_and_answers_do_not_depend_on_the_past(runtime: FusedRuntime) -> None:
+def test_element_wise_groups_pay_on_one_device_and_answers_do_not_depend_on_the_past(runtime: FusedObjective) -> None:
     nothing = np.zeros(runtime.task.num_nodes, np.int64)
     chains = pointwise_chains(runtime.program, nothing)
     plans = [Plan(runtime.task.names, nothing, fusion=fusion) for fusion in (None, chains)]
     plans += [random_plan(runtime, np.random.default_rng(4), 20)]
     answers = runtime(plans)
     assert answers[1] < 0.98 * answers[0]
-    fresh = FusedRuntime(runtime.machine, runtime.program)
+    fresh = FusedObjective(runtime.machine, runtime.program)
     assert (fresh(plans[::-1])[::-1] == answers).all()

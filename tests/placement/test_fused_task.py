@@ -17,7 +17,7 @@ from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.devices.execute.measure import Failure
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.outcome import Settings
 from gst.placement.pipeline import measured_task, place_measured
 from gst.placement.task import Task
@@ -208,6 +208,6 @@ def test_without_chains_the_whole_step_is_tried_all_the_same(devices: tuple[Devi
 
 def test_what_is_simulated_is_the_shorter_program(made: FusedTask, task: Task) -> None:
     placement = np.zeros(made.task.num_nodes, np.int64)
-    (shorter,) = SimulatedRuntime(made.task)([made.task.plan(placement)])
-    (longer,) = SimulatedRuntime(task)([task.plan(np.zeros(task.num_nodes, np.int64))])
+    (shorter,) = SimulatedObjective(made.task)([made.task.plan(placement)])
+    (longer,) = SimulatedObjective(task)([task.plan(np.zeros(task.num_nodes, np.int64))])
     assert shorter < longer

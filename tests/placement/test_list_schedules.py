@@ -11,7 +11,7 @@ from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, ran
 
 from gst.placement.baselines import list_schedules
 from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, sct, upward_rank
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 
 SEEDS = range(30)
@@ -41,7 +41,7 @@ def test_both_agree_with_their_slow_twins_where_memory_is_short(seed: int) -> No
             assert (plan is None) == (expected is None)
             if plan is not None:
                 assert plan.placement.tolist() == expected
-                held += int(SimulatedRuntime(task).excess(plan) == 0)
+                held += int(SimulatedObjective(task).excess(plan) == 0)
     assert held >= 4
 
 

@@ -11,7 +11,7 @@ from placement_graphs import made_task
 
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.local_search.population import cross_entropy, evolve
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.task import Task
 
 Search = Callable[..., None]
@@ -19,7 +19,7 @@ both = pytest.mark.parametrize("search", [cross_entropy, evolve])
 
 
 def searched(search: Search, task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
-    budgeted = Budgeted(SimulatedRuntime(task), budget)
+    budgeted = Budgeted(SimulatedObjective(task), budget)
     search(task, budgeted, seed, **settings)
     return budgeted
 
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_does_not(search: Search,
 
 @both
 def test_it_is_never_worse_than_its_start_and_improves_it(search: Search, task: Task) -> None:
-    runtime, start = SimulatedRuntime(task), single(task, 0)
+    runtime, start = SimulatedObjective(task), single(task, 0)
     assert searched(search, task, 1_000, start=[start]).best_ms < 0.95 * runtime([start])[0]
     assert searched(search, task, 60).best_ms <= np.nanmin(runtime(list(portfolio(task).values())))
 

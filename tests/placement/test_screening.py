@@ -16,9 +16,9 @@ from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.simulate.simulator import Contention
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
-from gst.placement.objective import Batches, Budgeted, SimulatedRuntime
+from gst.placement.objective import Batches, Budgeted, SimulatedObjective
 from gst.placement.random_plans import random_plans
-from gst.placement.screening import NetworkSurrogate, PlanFeatures, ScreenedRuntime
+from gst.placement.screening import NetworkSurrogate, PlanFeatures, ScreenedObjective
 from gst.placement.search import Search
 from gst.placement.task import Task
 
@@ -43,12 +43,12 @@ def plans(moldable: Task) -> list[Plan]:
 @pytest.fixture(scope="module")
 def measured(moldable: Task, plans: list[Plan]) -> np.ndarray:
     noise = np.random.default_rng(1).normal(scale=0.01, size=len(plans))
-    return SimulatedRuntime(replace(moldable, contention=TRUTH))(plans) * np.exp(noise)
+    return SimulatedObjective(replace(moldable, contention=TRUTH))(plans) * np.exp(noise)
 
 
 @pytest.fixture(scope="module")
-def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> ScreenedRuntime:
-    screened = ScreenedRuntime(moldable, NetworkSurrogate(moldable, seed=1, members=1))
+def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> ScreenedObjective:
+    screened = ScreenedObjective(moldable, NetworkSurrogate(moldable, seed=1, members=1))
     screened.learn(plans[:24], measured[:24])
     return screened
 
@@ -63,7 +63,7 @@ class Simulates:
     """Measures by simulation."""
 
     def __init__(self, task: Task) -> None:
-        self.simulated = SimulatedRuntime(task)
+        self.simulated = SimulatedObjective(task)
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
         return enumerate(map(self.measure, batches))
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_told_by_how_much(moldable: Task, plans: list[Plan]
     small = replace(moldable, costs=replace(moldable.costs, devices=tuple(
         replace(device, memory_limit=1) for device in moldable.devices
     )))  # fmt: skip
-    assert ScreenedRuntime(small).excess(plans[0]) == SimulatedRuntime(small).excess(plans[0]) > 0
+    assert ScreenedObjective(small).excess(plans[0]) == SimulatedObjective(small).excess(plans[0]) > 0
 
 
 def error(said: np.ndarray, measured: np.ndarray) -> float:
@@ -122,18 +122,18 @@ def test_one_node_moved_changes_itself_and_its_readers(moldable: Task, plans: li
 
 
 def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = ScreenedRuntime(moldable)
+    screened = ScreenedObjective(moldable)
     screened.learn(plans[:7], measured[:7])
-    assert np.array_equal(screened(plans), SimulatedRuntime(moldable)(plans))
+    assert np.array_equal(screened(plans), SimulatedObjective(moldable)(plans))
     assert np.ptp(screened.with_spread(plans)[1]) == 0 and (screened.with_spread(plans)[1] > 1).all()
 
 
 def test_sums_learn_what_the_simulator_does_not_know(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = ScreenedRuntime(moldable)
+    screened = ScreenedObjective(moldable)
     screened.learn(plans[:40], measured[:40])
-    simulated = SimulatedRuntime(moldable)(plans[40:])
+    simulated = SimulatedObjective(moldable)(plans[40:])
     said, factors = screened.with_spread(plans[40:])
-    factor = np.median(measured[:40] / SimulatedRuntime(moldable)(plans[:40]))
+    factor = np.median(measured[:40] / SimulatedObjective(moldable)(plans[:40]))
     assert error(said, measured[40:]) < error(simulated, measured[40:]) / 2
     assert error(said, measured[40:]) < error(factor * simulated, measured[40:])
     assert kendall_tau(said, measured[40:]) > kendall_tau(simulated, measured[40:])
@@ -144,24 +144,24 @@ def test_sums_learn_what_the_simulator_does_not_know(moldable: Task, plans: list
 
 
 def test_a_network_learns_it_too(
-    moldable: Task, plans: list[Plan], measured: np.ndarray, network: ScreenedRuntime
+    moldable: Task, plans: list[Plan], measured: np.ndarray, network: ScreenedObjective
 ) -> None:
-    simulated = SimulatedRuntime(moldable)(plans[24:])
+    simulated = SimulatedObjective(moldable)(plans[24:])
     assert error(network(plans[24:]), measured[24:]) < error(simulated, measured[24:]) / 2
     assert (network.with_spread(plans)[1] > 1).all()
 
 
-def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: ScreenedRuntime) -> None:
+def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: ScreenedObjective) -> None:
     assert isinstance(network.surrogate, NetworkSurrogate)
     wanted = network.surrogate.model.predict(plans_graph(moldable.profiled, plans))
-    assert np.allclose(network(plans), SimulatedRuntime(moldable)(plans) * wanted, rtol=1e-5)
+    assert np.allclose(network(plans), SimulatedObjective(moldable)(plans) * wanted, rtol=1e-5)
 
 
 def test_a_network_goes_on_and_repeats_by_seed(
     moldable: Task, plans: list[Plan], measured: np.ndarray, hurried: None
 ) -> None:
     def learned(seed: int) -> tuple[np.ndarray, np.ndarray]:
-        screened = ScreenedRuntime(moldable, NetworkSurrogate(moldable, seed, members=2))
+        screened = ScreenedObjective(moldable, NetworkSurrogate(moldable, seed, members=2))
         screened.learn(plans[:10], measured[:10])
         first = screened(plans[20:40])
         screened.learn(plans[10:20], measured[10:20])
@@ -173,7 +173,7 @@ def test_a_network_goes_on_and_repeats_by_seed(
 
 
 def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    once, twice = ScreenedRuntime(moldable), ScreenedRuntime(moldable)
+    once, twice = ScreenedObjective(moldable), ScreenedObjective(moldable)
     once.learn(plans[:30], measured[:30])
     twice.learn(plans[:12], measured[:12])
     twice.learn(plans[5:30], measured[5:30])
@@ -181,7 +181,7 @@ def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measu
 
 
 def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    clean, mixed = ScreenedRuntime(moldable), ScreenedRuntime(moldable)
+    clean, mixed = ScreenedObjective(moldable), ScreenedObjective(moldable)
     clean.learn(plans[:20], measured[:20])
     mixed.learn(plans[:25], np.r_[measured[:20], np.full(5, np.nan)])
     mixed.learn(plans[25:27], np.full(2, np.nan))
@@ -192,7 +192,7 @@ def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measur
 def test_a_factor_that_all_have_in_common(
     moldable: Task, plans: list[Plan], make: Callable[[Task], NetworkSurrogate | None]
 ) -> None:
-    simulated, screened = SimulatedRuntime(moldable)(plans), ScreenedRuntime(moldable, make(moldable))
+    simulated, screened = SimulatedObjective(moldable)(plans), ScreenedObjective(moldable, make(moldable))
     screened.learn(plans[:20], 1.5 * simulated[:20])
     assert np.allclose(screened(plans), 1.5 * simulated)
 
@@ -206,7 +206,7 @@ def test_what_cannot_run_gets_no_runtime(
     times = moldable.times_us.copy()
     times[2, 30] = np.inf
     able = replace(moldable, costs=replace(moldable.costs, times_us=times))
-    screened = ScreenedRuntime(able, make(able))
+    screened = ScreenedObjective(able, make(able))
     screened.learn(plans[:20], measured[:20])
     said = screened(plans)
     impossible = np.array([plan.placement[30] == 2 for plan in plans])
@@ -215,7 +215,7 @@ def test_what_cannot_run_gets_no_runtime(
 
 
 def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[Plan]) -> None:
-    screened = ScreenedRuntime(moldable)
+    screened = ScreenedObjective(moldable)
     with pytest.raises(ValueError, match="1 measurements of 2 plans"):
         screened.learn(plans[:2], np.ones(1))
     with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
@@ -225,7 +225,7 @@ def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[
 
 
 def test_no_plans_no_answers(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = ScreenedRuntime(moldable)
+    screened = ScreenedObjective(moldable)
     screened.learn([], np.zeros(0))
     screened.learn(plans[:20], measured[:20])
     assert screened([]).shape == (0,)

@@ -14,7 +14,7 @@ from gst.devices import Executor, Log, Plan
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.graphs.store import open_store
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objective import MeasuredRuntime
+from gst.placement.objective import MeasuredObjective
 from gst.placement.search import NUM_AGAIN, Search
 from gst.placement.task import Task
 from gst.placement.workers import Workers
@@ -28,7 +28,7 @@ def small() -> TrainingStep:
 
 
 def begun(task: Task, executor: Executor, log: Path, budget: int) -> Search:
-    runtime = MeasuredRuntime(executor, repetitions=3)
+    runtime = MeasuredObjective(executor, repetitions=3)
     return Search(task, runtime, Log(log), portfolio(task), budget, evaluations=60, rounds=2)
 
 
@@ -127,7 +127,7 @@ def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: P
     task.program.save(tmp_path / "program")
     plans = list(portfolio(task).values())[:2]
     with IsolatedExecutor(tmp_path / "program", task.devices) as isolated:
-        runtime = MeasuredRuntime(isolated, repetitions=2)
+        runtime = MeasuredObjective(isolated, repetitions=2)
         assert [each.plan_key for each in runtime.measure(plans)] == [plan.key for plan in plans]
         assert (runtime(plans) > 0).all()
 

@@ -29,7 +29,7 @@ from experiments.bench.placement_simulated import first_as_good
 from gst.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, go
 from gst.placement.policies.hdp import hdp
@@ -74,15 +74,15 @@ def compare(policy: GO, task: Task, plans: int, seed: int) -> dict[str, Any]:
     started = time.perf_counter()
     shot = zero_shot(policy, task, seed=seed)
     seconds = time.perf_counter() - started
-    tuned, alone = (Budgeted(SimulatedRuntime(task), plans) for _ in range(2))
-    drawn, weaker = (Budgeted(SimulatedRuntime(task), HDP_PLANS) for _ in range(2))
+    tuned, alone = (Budgeted(SimulatedObjective(task), plans) for _ in range(2))
+    drawn, weaker = (Budgeted(SimulatedObjective(task), HDP_PLANS) for _ in range(2))
     fine_tune(policy, task, tuned, seed)
     fine_tune(policy, task, drawn, seed, listed=False)
     go(task, alone, seed)
     hdp(task, weaker, seed)
     return {
         "num_nodes": task.num_nodes,
-        "portfolio_ms": float(np.nanmin(SimulatedRuntime(task)(list(portfolio(task).values())))),
+        "portfolio_ms": float(np.nanmin(SimulatedObjective(task)(list(portfolio(task).values())))),
         "zero_shot_ms": shot.simulated_ms[0], "zero_shot_s": seconds, "fine_tuned_ms": tuned.best_ms,
         "go_one_ms": alone.best_ms, "hdp_ms": weaker.best_ms, "hdp_plans": weaker.curve[-1][0],
         "as_good_as_hdp_after": first_as_good(tuned.curve, weaker.best_ms),

@@ -25,7 +25,7 @@ from jaxtyping import Float64
 from tqdm import tqdm
 
 from gst.devices import Plan, legalise, machine_record
-from gst.placement.fusion.costs import FusedRuntime
+from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.objective import Budgeted
 from gst.placement.planning import TASKS
@@ -36,7 +36,7 @@ from gst.programs import traced
 class _With:
     """A runtime of plans of which one decision counts, and all others are those of `base`."""
 
-    def __init__(self, runtime: FusedRuntime, base: Plan, decision: str) -> None:
+    def __init__(self, runtime: FusedObjective, base: Plan, decision: str) -> None:
         self.runtime, self.base, self.decision = runtime, base, decision
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
@@ -51,13 +51,13 @@ class _With:
         return replace(self.base, fusion=legalise(self.runtime.program, plan.fusion, self.base.placement))
 
 
-def joint(runtime: FusedRuntime, evaluations: int, seed: int, tasks: Sequence[str] = TASKS) -> float:
+def joint(runtime: FusedObjective, evaluations: int, seed: int, tasks: Sequence[str] = TASKS) -> float:
     budgeted = Budgeted(runtime, evaluations)
     go(runtime.task, budgeted, seed, tasks=tasks)
     return budgeted.best_ms
 
 
-def separate(runtime: FusedRuntime, evaluations: int, seed: int) -> float:
+def separate(runtime: FusedObjective, evaluations: int, seed: int) -> float:
     budgeted = Budgeted(runtime, evaluations // 3)
     go(runtime.task, budgeted, seed)
     best, best_ms = budgeted.best, budgeted.best_ms
@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: dict[str, Any] = json.loads(options.json.read_text())["rows"] if options.json.exists() else {}
     for name in tqdm([each for each in options.programs.split(",") if each not in rows], dynamic_ncols=True):
-        runtime = FusedRuntime(machine(options.machine), traced(name))
+        runtime = FusedObjective(machine(options.machine), traced(name))
         seeds, budget = range(options.seeds), options.evaluations
         rows[name] = {
             "joint_ms": [joint(runtime, budget, seed) for seed in seeds],

@@ -21,7 +21,7 @@ from gst.devices.plan import contracted_plan
 from gst.devices.simulate.event_kernel import pop, push
 from gst.graphs.graph import Graph
 from gst.placement.machines import VIEW_US, Machine
-from gst.placement.objective import SimulatedRuntime
+from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
@@ -205,7 +205,7 @@ def _storages(storages: Storages, value: Int64[np.ndarray, " nodes"], node_of: I
 REMEMBERED = 64  # sets of groups
 
 
-class FusedRuntime:
+class FusedObjective:
     """Simulates plans on a machine of the roofline, groups of fusion included; see `gst.placement.objective.Objective`.
 
     A group is one operation: it takes one launch, all of its arithmetic, and of its traffic what crosses its border:
@@ -213,7 +213,7 @@ class FusedRuntime:
     ready operations it has the greatest priority of its members. Where several values leave a group each is an item of
     it, as when it is compiled (`gst.devices.fusion`).
 
-    A plan without groups takes as long as `SimulatedRuntime` says. NaN where that says so, and where groups are not
+    A plan without groups takes as long as `SimulatedObjective` says. NaN where that says so, and where groups are not
     legal as they stand (`gst.devices.legalise`); a group of one operation is none.
 
     Args:
@@ -224,7 +224,7 @@ class FusedRuntime:
     def __init__(self, machine: Machine, program: Program) -> None:
         self.machine, self.program = machine, program
         self.task = machine.task(program)
-        self._plain = SimulatedRuntime(self.task)
+        self._plain = SimulatedObjective(self.task)
         self._arithmetic = flops(program.operations)
         self._computes = np.array([not each.is_view for each in program.operations])
         self._families = families(program)
@@ -248,7 +248,7 @@ class FusedRuntime:
         found = self._find(plan)
         if found is None:
             return float("nan")
-        return float(SimulatedRuntime(found.task, self._plain.check_memory)([found.plan(plan)])[0])
+        return float(SimulatedObjective(found.task, self._plain.check_memory)([found.plan(plan)])[0])
 
     def _find(self, plan: Plan) -> Contraction | None:
         if plan.fusion is None or len(plan.fusion) != self.task.num_nodes:

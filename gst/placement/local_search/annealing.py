@@ -31,10 +31,10 @@ def anneal(
 ) -> None:
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.
 
-    >>> from gst.placement.objective import SimulatedRuntime
+    >>> from gst.placement.objective import SimulatedObjective
     >>> from gst.placement.policies.generated_tasks import generated_task
     >>> task = generated_task(0, num_nodes=60, num_devices=2)
-    >>> objective = Budgeted(SimulatedRuntime(task), budget=100)
+    >>> objective = Budgeted(SimulatedObjective(task), budget=100)
     >>> anneal(task, objective)
     >>> objective.num_asked
     100

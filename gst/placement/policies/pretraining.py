@@ -17,7 +17,7 @@ from gst.devices import Plan
 from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
 from gst.files.writing import atomic_path
 from gst.placement.local_search.annealing import anneal
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import (
     Decisions,
     LogProbabilities,
@@ -124,7 +124,7 @@ def pretrain(
         samples: plans of each graph in an iteration of PPO.
     """
     imitate(policy, examples(tasks, evaluations, seed, progress), imitation_steps, seed=seed, progress=progress)
-    lessons = [Lesson(task, policy_inputs(task), SimulatedRuntime(task)) for task in tasks]
+    lessons = [Lesson(task, policy_inputs(task), SimulatedObjective(task)) for task in tasks]
     train(policy, lessons, iterations, samples, seed, learning_rate=3e-4, entropy=(1e-3, 1e-4), progress=progress)
     return policy
 
@@ -137,7 +137,7 @@ def examples(
     found = []
     for number, task in enumerate(tasks):
         progress("plans to imitate", number, len(tasks))
-        teacher = Budgeted(SimulatedRuntime(task), evaluations)
+        teacher = Budgeted(SimulatedObjective(task), evaluations)
         anneal(task, teacher, seed)
         if teacher.best is not None:
             inputs = policy_inputs(task)
@@ -177,7 +177,7 @@ class ZeroShot:
 def zero_shot(policy: GO, task: Task, samples: int = 32, seed: int = 0) -> ZeroShot:
     """Plans by one pass of a policy (`proposals`), simulated."""
     plans = proposals(policy, task, samples, seed)
-    took = SimulatedRuntime(task)(plans)
+    took = SimulatedObjective(task)(plans)
     order = np.argsort(np.nan_to_num(took, nan=np.inf), kind="stable")
     return ZeroShot([plans[each] for each in order], took[order].tolist())
 

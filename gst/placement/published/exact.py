@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
 from gst.placement.exact import Optimum, first_come, solve, solver_library
-from gst.placement.published.latency import PublishedRuntime, published_bound
+from gst.placement.published.latency import PublishedObjective, published_bound
 
 PER_MS = 1e6
 """The solver counts in whole nanoseconds, rounded down, so that its bound holds."""
@@ -261,7 +261,7 @@ def published_optimum(
     Raises:
         ValueError: OR-tools is not installed, or the graph has a backward pass.
     """
-    cp, runtime = solver_library(), PublishedRuntime(graph)
+    cp, runtime = solver_library(), PublishedObjective(graph)
     hint_ms = float("inf") if hint is None else float(runtime([hint])[0])
     known = (hint, hint_ms) if hint is not None and np.isfinite(hint_ms) else (None, float("inf"))
     on_accelerator = np.where(np.isfinite(graph.accelerator_ms), graph.accelerator_ms, 0.0)
@@ -304,7 +304,7 @@ def _merged_bound(cp: Any, graph: CostGraph, horizon: int, time_limit_s: float, 
     return least
 
 
-def _judge(cp: Any, runtime: PublishedRuntime, model: PublishedModel) -> Any:
+def _judge(cp: Any, runtime: PublishedObjective, model: PublishedModel) -> Any:
     """A callback of the solver that asks the objective itself about every plan the solver comes upon."""
 
     class Judge(cp.CpSolverSolutionCallback):

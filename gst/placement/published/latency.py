@@ -18,7 +18,7 @@ from gst.devices.simulate.orders import neighbour_lists
 from partitioners.compiled import compiled
 
 
-class PublishedRuntime:
+class PublishedObjective:
     """Latency of plans of a published cost graph; NaN for a plan that its cost model does not admit.
 
     Args:

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
 from gst.devices.simulate.orders import neighbour_lists
-from gst.placement.published.latency import PublishedRuntime, latency_arrays, orders, published_latency
+from gst.placement.published.latency import PublishedObjective, latency_arrays, orders, published_latency
 from partitioners.compiled import compiled
 
 HOT, COLD = 0.003, 0.00002
@@ -28,7 +28,7 @@ def search_published(graph: CostGraph, seed: int = 0, steps: int = 300_000, star
     Raises:
         ValueError: the graph has a backward pass.
     """
-    runtime = PublishedRuntime(graph)
+    runtime = PublishedObjective(graph)
     plans = [*start, *runtime.starts()]
     took = runtime(plans)
     order = [int(each) for each in np.argsort(took, kind="stable") if np.isfinite(took[each])][:2]

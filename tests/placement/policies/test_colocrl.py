@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gst.devices import Plan
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.colocrl import ColocRL, colocrl
 from gst.placement.policies.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
 from gst.placement.policies.units import Units, between, in_order, merged
@@ -124,18 +124,18 @@ def test_nothing_that_runs_leaves_nothing_best() -> None:
 
 
 def test_one_device_one_group_and_devices_that_cannot() -> None:
-    one = Budgeted(SimulatedRuntime(toy(4, 1)), 50)
+    one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
     colocrl(toy(4, 1), one)
     assert one.num_asked == 1 and one.best is not None
     together = replace(toy(4, 2), colocation=np.zeros(4, np.int64))
-    runtime = Budgeted(SimulatedRuntime(together), 20)
+    runtime = Budgeted(SimulatedObjective(together), 20)
     colocrl(together, runtime, hidden=8)
     assert len(set(runtime.best.placement.tolist())) == 1
     task = toy(6, 2)
     times = task.times_us.copy()
     times[0, 2:4] = np.inf
     lame, asked = replace(task, costs=replace(task.costs, times_us=times)), Asked()
-    colocrl(lame, Budgeted(noted(SimulatedRuntime(lame), asked), 40), hidden=8)
+    colocrl(lame, Budgeted(noted(SimulatedObjective(lame), asked), 40), hidden=8)
     assert all((plan.placement[2:4] == 1).all() for plans, _ in asked for plan in plans)
     assert np.isfinite(np.concatenate([answers for _, answers in asked])).all()
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64
 
 from gst.devices import Plan, legalise
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, RecurrentAttention, go
@@ -202,7 +202,7 @@ def test_a_plan_becomes_decisions_and_the_same_plan_again() -> None:
     assert torch.equal(again["placement"], drawn["placement"])
     renamed = canonical(inputs, plan)
     assert canonical(inputs, renamed).placement.tolist() == renamed.placement.tolist()
-    took = SimulatedRuntime(task)([plan, renamed])
+    took = SimulatedObjective(task)([plan, renamed])
     assert took[0] == pytest.approx(took[1])
 
 
@@ -266,7 +266,7 @@ class Recorded:
     """A runtime that remembers the plans; every third one fails."""
 
     def __init__(self, task: Task) -> None:
-        self.simulated, self.keys = SimulatedRuntime(task), list[str]()
+        self.simulated, self.keys = SimulatedObjective(task), list[str]()
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         numbers = len(self.keys) + np.arange(len(plans))
@@ -288,7 +288,7 @@ def test_go_spends_its_budget_and_seeds_repeat(budget: int) -> None:
 def test_go_works_with_one_device_and_with_one_group() -> None:
     task = generated_task(0, num_nodes=50, num_devices=1)
     for each in (task, replace(task, colocation=np.zeros(task.num_nodes, np.int64))):
-        budgeted = Budgeted(SimulatedRuntime(each), 12)
+        budgeted = Budgeted(SimulatedObjective(each), 12)
         go(each, budgeted, channels=16, tasks=("placement", "schedule"))
         assert budgeted.num_asked == 12 and budgeted.best is not None
 

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from gst.devices import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.neighbourhoods import Neighbourhood, State
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.guided_search import Guide, guided_annealing, guided_search
@@ -24,14 +24,14 @@ from gst.placement.task import Task
 
 
 def searched(task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
-    budgeted = Budgeted(SimulatedRuntime(task), budget)
+    budgeted = Budgeted(SimulatedObjective(task), budget)
     guided_search(task, budgeted, seed, **settings)  # type: ignore[arg-type]
     return budgeted
 
 
 def test_it_is_never_worse_than_the_portfolio_and_repeats_by_seed() -> None:
     task = generated_task(5, num_nodes=120, num_devices=3)
-    floor = np.nanmin(SimulatedRuntime(task)(list(portfolio(task).values())))
+    floor = np.nanmin(SimulatedObjective(task)(list(portfolio(task).values())))
     first, second = searched(task, 120), searched(task, 120)
     assert first.num_asked == 120 and first.best_ms < floor
     assert first.curve == second.curve
@@ -103,13 +103,13 @@ def test_nothing_is_asked_twice() -> None:
 
     def runtime(plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         keys.extend(plan.key for plan in plans)
-        return SimulatedRuntime(task)(plans)
+        return SimulatedObjective(task)(plans)
 
     budgeted = Budgeted(runtime, 400)
     start = portfolio(task)["heft"]
     guided_annealing(GO(channels=16), policy_inputs(task), task, budgeted, start)
     assert budgeted.num_asked == 400 and len(set(keys)) > 0.9 * 400
-    assert budgeted.best_ms < SimulatedRuntime(task)([start])[0]
+    assert budgeted.best_ms < SimulatedObjective(task)([start])[0]
 
 
 def test_a_pretrained_policy_is_read_and_left_as_it_was(tmp_path: Path) -> None:

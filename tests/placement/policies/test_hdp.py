@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.colocrl import SCALE
 from gst.placement.policies.hdp import HDP, hdp
 from gst.placement.policies.reinforce import surrogate
@@ -113,13 +113,13 @@ def test_failures_one_device_and_one_operation(task: Task) -> None:
     failing = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
     hdp(toy(4, 2), failing, hidden=8)
     assert failing.best is None and failing.left == 0
-    one = Budgeted(SimulatedRuntime(toy(4, 1)), 50)
+    one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
     hdp(toy(4, 1), one)
     assert one.num_asked == 1 and one.best is not None
-    alone = Budgeted(SimulatedRuntime(toy(1, 2)), 20)
+    alone = Budgeted(SimulatedObjective(toy(1, 2)), 20)
     hdp(toy(1, 2), alone, hidden=8)
-    assert alone.left == 0 and alone.best_ms == pytest.approx(SimulatedRuntime(toy(1, 2))([alone.best])[0])
-    captured = Budgeted(SimulatedRuntime(task), 20)
+    assert alone.left == 0 and alone.best_ms == pytest.approx(SimulatedObjective(toy(1, 2))([alone.best])[0])
+    captured = Budgeted(SimulatedObjective(task), 20)
     hdp(task, captured, hidden=8)
     for group in range(task.num_groups):
         assert len(set(captured.best.placement[task.colocation == group].tolist())) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import canonical, decisions_of, list_decoded, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
@@ -47,7 +47,7 @@ def test_generated_tasks_have_room_for_more_than_one_device() -> None:
     gains = []
     for seed in range(12):
         task = generated_task(seed, num_nodes=150)
-        found = dict(zip(portfolio(task), SimulatedRuntime(task)(list(portfolio(task).values())), strict=True))
+        found = dict(zip(portfolio(task), SimulatedObjective(task)(list(portfolio(task).values())), strict=True))
         alone = min(took for name, took in found.items() if name.startswith("single"))
         gains.append(alone / min(found.values()))
     assert min(gains) >= 1 and max(gains) > 1.5 and np.median(gains) > 1.05
@@ -99,7 +99,7 @@ def test_zero_shot_orders_its_plans() -> None:
     found, again = (zero_shot(GO(channels=16), task, samples=20) for _ in range(2))
     assert 21 <= len(found.plans) == len(found.simulated_ms) <= 61
     assert found.simulated_ms == sorted(found.simulated_ms) == again.simulated_ms
-    np.testing.assert_array_equal(SimulatedRuntime(task)(found.plans), found.simulated_ms)
+    np.testing.assert_array_equal(SimulatedObjective(task)(found.plans), found.simulated_ms)
     assert 2 <= len(zero_shot(GO(channels=16), task, samples=0).plans) <= 41
 
 
@@ -118,7 +118,7 @@ def test_list_schedules_follow_the_policy_as_far_as_it_is_sure() -> None:
 def test_fine_tuning_is_short_and_leaves_the_policy_alone() -> None:
     task, policy = generated_task(5, num_nodes=60, num_devices=2), GO(channels=16)
     weights = {name: each.clone() for name, each in policy.state_dict().items()}
-    budgeted, calls = Budgeted(SimulatedRuntime(task), 600), []
+    budgeted, calls = Budgeted(SimulatedObjective(task), 600), []
     inner = budgeted.runtime
     budgeted.runtime = lambda plans: calls.append(len(plans)) or inner(plans)  # type: ignore[func-returns-value]
     tuned = fine_tune(policy, task, budgeted)
@@ -130,7 +130,7 @@ def test_fine_tuning_is_short_and_leaves_the_policy_alone() -> None:
 def most_likely_ms(policy: GO, task: Task) -> float:
     inputs = policy_inputs(task)
     with torch.no_grad():
-        return float(SimulatedRuntime(task)(plans_of(task, inputs, most_likely(policy(inputs))))[0])
+        return float(SimulatedObjective(task)(plans_of(task, inputs, most_likely(policy(inputs))))[0])
 
 
 def test_pretraining_helps_on_graphs_it_never_saw() -> None:

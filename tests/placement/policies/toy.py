@@ -13,7 +13,7 @@ from torch import Tensor
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs, Storages
 from gst.graphs.graph import Graph
-from gst.placement.objective import Budgeted, SimulatedRuntime
+from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.reinforce import DrawsPlans
 from gst.placement.task import Task
 
@@ -79,7 +79,7 @@ def check_budget_and_seeds(learn: Callable[..., None], task: Task, budget: int) 
 
     def keys(seed: int) -> list[str]:
         asked = Asked()
-        runtime = Budgeted(noted(SimulatedRuntime(task), asked), budget)
+        runtime = Budgeted(noted(SimulatedObjective(task), asked), budget)
         learn(task, runtime, seed=seed, hidden=8)
         assert runtime.left == 0 and runtime.num_asked == budget
         return [plan.key for plans, _ in asked for plan in plans]
