@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
+from experiments.bench import child_environment
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
@@ -66,7 +67,9 @@ def run(
         for turn, name in enumerate(results):
             progress(f"{name}, seed {seed}", 2 * seed + turn, 2 * seeds)
             child = [sys.executable, "-m", "experiments.bench.against_full", name, str(seed), *options]
-            results[name].append(json.loads(subprocess.run(child, check=True, capture_output=True).stdout))
+            results[name].append(
+                json.loads(subprocess.run(child, check=True, capture_output=True, env=child_environment()).stdout)
+            )
     progress("done", 2 * seeds, 2 * seeds)
     curves = {name: [each["curve"] for each in runs] for name, runs in results.items()}
     seconds_to = {str(score): times_to(score, curves) for score in SCORES}

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from embedding_cache import EmbeddingTable
+from experiments.bench import child_environment
 from gst.cost.losses import pairwise_hinge
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.devices import machine_record
@@ -197,7 +198,10 @@ def watch(command: Sequence[str]) -> tuple[dict[str, Any], Memory]:
     """
     memory = Memory()
     said: list[dict[str, Any]] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child, selectors.DefaultSelector() as selector:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment()) as child,
+        selectors.DefaultSelector() as selector,
+    ):
         assert child.stdout is not None
         selector.register(child.stdout, selectors.EVENT_READ)
         while True:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from embedding_cache import EmbeddingTable
+from experiments.bench import child_environment
 from experiments.bench.published import PublishedSAGE, programs, standardised
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
@@ -79,7 +80,9 @@ def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
         progress(variant, done, len(names))
         child = [sys.executable, "-m", "experiments.bench.step", variant, json.dumps(dataclasses.asdict(setting))]
         child += ["--in-full"] * (variant == names[-1])
-        results[variant] = json.loads(subprocess.run(child, check=True, capture_output=True).stdout)
+        results[variant] = json.loads(
+            subprocess.run(child, check=True, capture_output=True, env=child_environment()).stdout
+        )
     progress("done", len(names), len(names))
     last, plain = results[names[-1]], results["unshared fp32"]
     keys = ("step_ms", "exact_eval_ms", "peak_mib", "tau_difference_bf16", "table_step_over_gst_one", "stall")

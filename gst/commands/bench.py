@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -14,13 +15,15 @@ def add_bench(commands: Any, command: Any) -> None:
     """Add `bench` with a subcommand for each door; `command` makes one as all of `gst` are."""
     bench = commands.add_parser("bench", help="measure this machine and this program on it")
     repository = Path(__file__).parents[2]
-    if not (repository / "experiments" / "bench").is_dir():
-        bench.set_defaults(run=_absent, json=None)
-        return
     if str(repository) not in sys.path:
         sys.path.append(str(repository))
-    doors = bench.add_subparsers(metavar="WHAT", required=True)
-    import_module("experiments.bench.commands").add_benchmarks(doors, command, DOORS)
+    try:
+        benchmarks = import_module("experiments.bench.commands")
+    except ImportError:  # an installed package without its repository, or another package of that name before it
+        bench.add_argument("what", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        bench.set_defaults(run=_absent, json=None)
+        return
+    benchmarks.add_benchmarks(bench.add_subparsers(metavar="WHAT", required=True), command, DOORS)
 
 
 def _absent(options: Any) -> dict[str, Any]:

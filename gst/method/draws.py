@@ -137,7 +137,7 @@ def draw_segments(
     generator, counts = generator_for(seed, number, 0), [graph.num_segments for graph in catalogue.graphs]
     if drift is None:
         chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
-        chances = [torch.full((count,), min(1.0, num_fresh / count)) for count in counts]
+        chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
     else:
         chances = [inclusion_probabilities(each, min(num_fresh, len(each))) for each in drift.split(counts)]
         chosen = [sample_by_probability(each, generator) for each in chances]

@@ -70,8 +70,9 @@ class Finals:
         """For a result: `winner` and, by the second set, `winner_ms`, `objective` (of the best plan), `pytorch_ms` and
         `compiled_ms`; None for what did not run."""
         ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
+        best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
         return {
-            "best": self.best, "objective": ms[self.best], "winner": self.winner, "winner_ms": ms[self.winner],
+            "best": self.best, "objective": best_ms, "winner": self.winner, "winner_ms": ms[self.winner],
             "pytorch_ms": ms[PYTORCH], "compiled_ms": ms[COMPILED],
         }  # fmt: skip
 

@@ -41,6 +41,7 @@ class Placed:
         result: what was measured, see `gst.placement.outcome.placed_result`.
         parameters: for a model, its parameters and buffers by name, as they are whenever it runs; empty for a step.
         input_spec: structure of what `module()` is called with.
+        modes: for a model, whether each of its modules was in training mode when it was captured.
     """
 
     model: nn.Module | Step
@@ -51,6 +52,7 @@ class Placed:
     result: dict[str, Any]
     parameters: Mapping[str, Tensor]
     input_spec: pytree.TreeSpec
+    modes: Mapping[nn.Module, bool]
 
     @property
     def winner(self) -> Literal["pytorch", "compiled", "plan"]:
@@ -118,7 +120,8 @@ class PlacedModule(nn.Module):
         tensors = placed.program.check_inputs([*state.values(), *placed.input_spec.flatten_up_to(inputs)])
         with self._turn:
             if self.run == PYTORCH:
-                return as_written(placed.model, inputs)
+                with _modes(placed.modes):
+                    return as_written(placed.model, inputs)
             if self._compiled is not None:
                 tensors = [
                     laid_out(got.detach(), like) for got, like in zip(tensors, placed.program.inputs, strict=True)
@@ -141,10 +144,23 @@ class PlacedModule(nn.Module):
             self.close()
 
 
+@contextmanager
+def _modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """Modules in training or evaluation mode as they were captured; as before afterwards."""
+    before = {module: module.training for module in modes}
+    try:
+        for module, training in modes.items():
+            module.training = training
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
 def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
-    """What a model or a step returns for inputs, without gradients of a model."""
-    if isinstance(model, Step):
-        return model.function(*inputs)
+    """What a model or a step returns for inputs, without gradients."""
+    if isinstance(model, Step):  # a training step takes gradients itself
+        return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
     with torch.no_grad():
         return model(*inputs)
 
@@ -191,6 +207,7 @@ def place(
         ValueError: it cannot be captured or does not run, there is no such device, or no plan fits the memory.
     """
     step, parameters = _step(model, example_inputs)
+    modes = {} if isinstance(model, Step) else {module: module.training for module in model.modules()}
     program = capture(step)
     chosen = usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit)
     settings = replace(settings or Settings(methods=("annealing", "guided_search")), budget=budget)
@@ -206,7 +223,7 @@ def place(
         written = partial(as_written, model, inputs)
         found = place_measured(program, saved, chosen, directory, settings, progress or bars.show, written=written)
     spec = pytree.tree_structure(inputs)
-    return Placed(model, program, tuple(chosen), found.plan, found.task, found.result, parameters, spec)
+    return Placed(model, program, tuple(chosen), found.plan, found.task, found.result, parameters, spec, modes)
 
 
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:

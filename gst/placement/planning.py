@@ -95,7 +95,10 @@ def plan_all(
         "task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations, "tasks": list(tasks),
         "memory_limits": task.memories,
     }  # fmt: skip
-    known = _logged(log, settings)
+    known = {
+        name: each if each.plan is None else replace(each, expected_ms=float(objective([each.plan])[0]))
+        for name, each in _logged(log, settings).items()  # costs of the machine may be others than then
+    }
     found: dict[str, Planned] = {}
     started = time.perf_counter()
     baselines = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}

@@ -50,7 +50,7 @@ def _measured(record: Record) -> str:
     if math.isnan(plain):
         return f"{words}; plain PyTorch was not measured"
     words += f"; plain PyTorch {brief(plain)} ms{_bracket(base)}, so it is {plain / found:.2f}x as fast"
-    if overlaps(best, base):
+    if "winner" not in record and overlaps(best, base):
         return f"{words}, but the intervals overlap: not settled which is faster"
     return words if found <= plain else f"{words}: plain PyTorch is faster here"
 

@@ -152,6 +152,8 @@ class SegmentTrainingModule(L.LightningModule):
         """Validate after the last of `max_steps` too: early stopping and the best checkpoint monitor its metrics."""
         if 0 < self.trainer.max_steps <= self.trainer.global_step:
             self.trainer.should_stop = True
+            if self.trainer.check_val_every_n_epoch is not None:
+                self.trainer.check_val_every_n_epoch = 1
 
     def on_train_epoch_end(self) -> None:
         if isinstance(self.trainer.train_dataloader, StepLoader):

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gst.data.loader import Step
 from gst.method.exchange import Peers
+from gst.process.interrupts import SIGNALS
 
 Entry = TypeVar("Entry")
 GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others
@@ -141,6 +142,8 @@ def _watch(signals: int) -> None:
     """Body of the thread: read signal numbers until the pipe is closed."""
     main, patience = threading.main_thread().ident or 0, GRACE
     while number := os.read(signals, 1):
+        if number[0] not in SIGNALS:
+            continue
         frame = sys._current_frames().get(main)
         if frame is not None and _still_waits(frame, main, patience):
             name = signal.Signals(number[0]).name

@@ -87,7 +87,7 @@ class NativeExecutor:
 
     def compile(self, plan: Plan) -> Scheduled:
         """Work out a plan once; the most recent are remembered. Groups that the plan fuses are compiled and measured
-        if this machine never saw their like, and run compiled if that is faster (see `gst.devices.fusion.fused`).
+        if this machine never saw their like, and run compiled if that is faster (see `gst.devices.fused`).
 
         Raises:
             ValueError: the plan does not fit the program or the devices.

@@ -46,11 +46,11 @@ def test_it_finds_a_plan_that_depends_on_features() -> None:
     wanted = (inputs.upward_rank < np.median(inputs.upward_rank)).astype(np.int64)
     lesson = Lesson(task, inputs, away_from(wanted))
     policy = GO(channels=16, seed=1)
-    before = lesson.runtime(drawn(policy, lesson)).mean()
+    before = lesson.objective(drawn(policy, lesson)).mean()
     learner = PPO(policy, learning_rate=3e-3)
     for iteration in range(60):
         learner.step(lesson, 32, iteration / 60)
-    after = lesson.runtime(drawn(policy, lesson)).mean()
+    after = lesson.objective(drawn(policy, lesson)).mean()
     assert before > 4 and after < 2.5, f"{before:.2f} -> {after:.2f} ms, 1 is best"
 
 
@@ -71,12 +71,12 @@ def test_several_graphs_of_other_sizes_and_machines_at_once() -> None:
     tasks = [generated_task(seed, 40 + 20 * seed, devices) for seed, devices in enumerate((2, 3, 5))]
     lessons = [Lesson(task, policy_inputs(task), away_from(np.zeros(task.num_nodes, np.int64))) for task in tasks]
     policy = GO(channels=16)
-    before = [lesson.runtime(drawn(policy, lesson)).mean() for lesson in lessons]
+    before = [lesson.objective(drawn(policy, lesson)).mean() for lesson in lessons]
     history = train(policy, lessons, iterations=45, samples=16, learning_rate=3e-3, at_once=2)
     assert len(history) == 45 and all(entry["failed"] == 0 for entry in history)
     assert history[-1]["reward"] > history[0]["reward"] + 0.1
     for lesson, first in zip(lessons, before, strict=True):
-        assert lesson.runtime(drawn(policy, lesson)).mean() < 0.75 * first
+        assert lesson.objective(drawn(policy, lesson)).mean() < 0.75 * first
 
 
 def test_advantages_leave_each_plan_out_of_its_own_baseline() -> None:

@@ -119,8 +119,8 @@ def test_fine_tuning_is_short_and_leaves_the_policy_alone() -> None:
     task, policy = generated_task(5, num_nodes=60, num_devices=2), GO(channels=16)
     weights = {name: each.clone() for name, each in policy.state_dict().items()}
     budgeted, calls = Budgeted(SimulatedObjective(task), 600), []
-    inner = budgeted.runtime
-    budgeted.runtime = lambda plans: calls.append(len(plans)) or inner(plans)  # type: ignore[func-returns-value]
+    inner = budgeted.objective
+    budgeted.objective = lambda plans: calls.append(len(plans)) or inner(plans)  # type: ignore[func-returns-value]
     tuned = fine_tune(policy, task, budgeted)
     assert budgeted.num_asked == 600 and len(calls) <= MAX_STEPS
     assert all(torch.equal(each, weights[name]) for name, each in policy.state_dict().items())
