@@ -149,8 +149,9 @@ def inclusion_probabilities(
     Raises:
         ValueError: an argument is out of its range.
 
-    >>> inclusion_probabilities(torch.tensor([3.0, 1.0, 0.0]), num_chosen=1, uniform_share=0.0).tolist()
-    [0.75, 0.25, 0.0]
+    Examples:
+        >>> inclusion_probabilities(torch.tensor([3.0, 1.0, 0.0]), num_chosen=1, uniform_share=0.0).tolist()
+        [0.75, 0.25, 0.0]
     """
     if num_chosen < 1:
         raise ValueError(f"num_chosen is {num_chosen}; wanted at least 1: an estimate needs a key computed anew")
@@ -175,8 +176,9 @@ def sample_by_probability(probabilities: Float[Tensor, " keys"], generator: torc
     Raises:
         ValueError: a probability is outside 0..1, or their sum is not a whole number.
 
-    >>> int(sample_by_probability(torch.tensor([0.75, 0.25, 1.0]), torch.Generator().manual_seed(0)).sum())
-    2
+    Examples:
+        >>> int(sample_by_probability(torch.tensor([0.75, 0.25, 1.0]), torch.Generator().manual_seed(0)).sum())
+        2
     """
     lengths = _lengths(probabilities.detach().cpu().double())
     order = torch.randperm(len(lengths), generator=generator)

@@ -50,11 +50,12 @@ class EmbeddingTable(nn.Module):
             `path` without the tier "disk" or the reverse.
         OSError: the file cannot be made.
 
-    >>> table = EmbeddingTable(num_keys=3, channels=2)
-    >>> table.push(torch.tensor([2]), torch.ones(1, 2), step=5)
-    >>> rows, ages, is_known = table.pull(torch.tensor([0, 2]), step=7)
-    >>> rows.tolist(), ages.tolist(), is_known.tolist()
-    ([[0.0, 0.0], [1.0, 1.0]], [-1, 2], [False, True])
+    Examples:
+        >>> table = EmbeddingTable(num_keys=3, channels=2)
+        >>> table.push(torch.tensor([2]), torch.ones(1, 2), step=5)
+        >>> rows, ages, is_known = table.pull(torch.tensor([0, 2]), step=7)
+        >>> rows.tolist(), ages.tolist(), is_known.tolist()
+        ([[0.0, 0.0], [1.0, 1.0]], [-1, 2], [False, True])
     """
 
     def __init__(

@@ -3,9 +3,10 @@
 Names and submodules are loaded when they are first touched: `import gst` is quick, and a machine that lacks a library
 lacks only the names that need it.
 
->>> import gst
->>> gst.nn.Head(channels=8).mlp[0].in_features
-8
+Examples:
+    >>> import gst
+    >>> gst.nn.Head(channels=8).mlp[0].in_features
+    8
 """
 
 from __future__ import annotations

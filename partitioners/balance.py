@@ -31,8 +31,9 @@ def largest_part(
     Raises:
         ValueError: `num_parts` is not in 1..num_nodes, `tolerance` is negative, or a weight is below 1.
 
-    >>> largest_part(num_nodes=100, num_parts=10, tolerance=0.1)
-    11
+    Examples:
+        >>> largest_part(num_nodes=100, num_parts=10, tolerance=0.1)
+        11
     """
     check_num_parts(num_nodes, num_parts)
     check_tolerance(tolerance)
@@ -54,8 +55,9 @@ def num_parts_for(num_nodes: int, max_nodes: int, tolerance: float = 0.1) -> int
     Raises:
         ValueError: a number of nodes below 1, or a negative `tolerance`.
 
-    >>> num_parts_for(num_nodes=1000, max_nodes=100)
-    11
+    Examples:
+        >>> num_parts_for(num_nodes=1000, max_nodes=100)
+        11
     """
     if num_nodes < 1 or max_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes} and max_nodes {max_nodes}; wanted both >= 1")

@@ -114,9 +114,10 @@ def symmetric_csr(
     Raises:
         ValueError: what `checked_edges` and `checked_weights` refuse.
 
-    >>> graph = symmetric_csr(np.array([[0, 1, 1], [1, 0, 2]]), num_nodes=3)
-    >>> graph.starts.tolist(), graph.neighbours.tolist(), graph.weights.tolist()
-    ([0, 1, 3, 4], [1, 0, 2, 1], [2, 2, 1, 1])
+    Examples:
+        >>> graph = symmetric_csr(np.array([[0, 1, 1], [1, 0, 2]]), num_nodes=3)
+        >>> graph.starts.tolist(), graph.neighbours.tolist(), graph.weights.tolist()
+        ([0, 1, 3, 4], [1, 0, 2, 1], [2, 2, 1, 1])
     """
     sources, targets = checked_edges(edges, num_nodes)
     if edge_weights is None:

@@ -132,9 +132,10 @@ def partition(
     Raises:
         ValueError: an argument is out of range; the message says which and what to ask for.
 
-    >>> chain = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
-    >>> partition(chain, num_nodes=6, num_parts=2, method="contiguous").tolist()
-    [0, 0, 0, 1, 1, 1]
+    Examples:
+        >>> chain = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+        >>> partition(chain, num_nodes=6, num_parts=2, method="contiguous").tolist()
+        [0, 0, 0, 1, 1, 1]
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; wanted one of {', '.join(METHODS)}: pick one")

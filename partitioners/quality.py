@@ -52,8 +52,9 @@ def quality(
         ValueError: edges name nodes without a part, a part is out of range, or weights are refused by
             `checked_weights`.
 
-    >>> quality(np.array([[0, 1, 2], [1, 2, 3]]), np.array([0, 0, 0, 1])).balance
-    1.5
+    Examples:
+        >>> quality(np.array([[0, 1, 2], [1, 2, 3]]), np.array([0, 0, 0, 1])).balance
+        1.5
     """
     sources, targets = checked_edges(edges, len(parts))
     if num_parts is None:

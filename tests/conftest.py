@@ -20,6 +20,8 @@ CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service to start, on a machine that is busy
+# What is compiled and measured for this machine is kept in this checkout: a user's own cache stays out of the tests.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
 beside_others = "PYTEST_XDIST_WORKER" in os.environ
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if beside_others else "2")))
 settings.register_profile("unhurried", deadline=None, derandomize=True)  # the first example waits for libraries

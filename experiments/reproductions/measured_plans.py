@@ -7,9 +7,10 @@
 `seen`: a fifth of the plans of each program is held out, and a model learns from the rest of that program. `unseen`:
 each program is left out in turn, and a model learns from four fifths of the plans of each other one. `tau` is of
 `gst.cost.CostModel`; `linear_tau` of ridge regression on summed costs (of each device the profiled time placed on it,
-of each core the time that it is taken, edges and bytes that cross threads), with the penalty chosen on a fifth of what it
-learns from. Both learn the runtime relative to the profiled time on the best single device, and are scored by Kendall's
-tau within the program. `repeats_tau`: between the medians of every other run of the same plans, so what noise leaves.
+of each core the time that it is taken, edges and bytes that cross threads), with the penalty chosen on a fifth of what
+it learns from. Both learn the runtime relative to the profiled time on the best single device, and are scored by
+Kendall's tau within the program. `repeats_tau`: between the medians of every other run of the same plans, so what
+noise leaves.
 """
 
 from __future__ import annotations

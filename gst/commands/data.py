@@ -188,8 +188,9 @@ def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
 def dataset(words: Sequence[str], **options: Any) -> GraphSource:
     """The dataset that the words of a command name: `synthetic:NODES`, `elf`, `malnet FOLDER`, or TpuGraphs files.
 
-    >>> dataset(["synthetic:500"]).num_nodes
-    500
+    Examples:
+        >>> dataset(["synthetic:500"]).num_nodes
+        500
 
     Args:
         options: arguments of `ElfBinaries`, `MalNet` or `TpuGraphs`, see `OPTIONS`.

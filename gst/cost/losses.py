@@ -16,8 +16,9 @@ LEAST = -1e300  # stands for log(0)
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
     """Mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j (TpuGraphs, section 4.1).
 
-    >>> pairwise_hinge(torch.tensor([[0.0, 3.0, 2.5]]), torch.tensor([[1.0, 2.0, 3.0]])).item()
-    0.5
+    Examples:
+        >>> pairwise_hinge(torch.tensor([[0.0, 3.0, 2.5]]), torch.tensor([[1.0, 2.0, 3.0]])).item()
+        0.5
     """
     slower = targets[:, :, None] > targets[:, None, :]  # False where either is NaN
     gaps = scores[:, :, None] - scores[:, None, :]

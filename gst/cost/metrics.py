@@ -17,8 +17,9 @@ LAYOUTS = ("layout/xla/random", "layout/xla/default", "layout/nlp/random", "layo
 def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
     """Kendall's tau-b, `scipy.stats.kendalltau`: the layout score of TpuGraphs.
 
-    >>> round(kendall_tau(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])), 3)
-    0.333
+    Examples:
+        >>> round(kendall_tau(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])), 3)
+        0.333
     """
     from scipy.stats import kendalltau
 
@@ -28,8 +29,9 @@ def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray
 def ordered_pair_accuracy(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
     """Share of the pairs with different targets that the scores put in the right order; equal scores count half.
 
-    >>> round(float(ordered_pair_accuracy(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))), 3)
-    0.667
+    Examples:
+        >>> round(float(ordered_pair_accuracy(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))), 3)
+        0.667
 
     Kendall's tau-b is concordant minus discordant pairs over a norm that follows from the ties: solved for the share.
     """
@@ -49,8 +51,9 @@ def _tied_pairs(values: Float[np.ndarray, " configs"]) -> float:
 def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"], k: int) -> float:
     """(best target among the k with the lowest scores - best of all) / best of all: error@K of the tile task.
 
-    >>> slowdown_at_k(np.array([1.0, 2.0, 3.0]), np.array([12.0, 10.0, 20.0]), k=1)
-    0.2
+    Examples:
+        >>> slowdown_at_k(np.array([1.0, 2.0, 3.0]), np.array([12.0, 10.0, 20.0]), k=1)
+        0.2
     """
     top = np.argsort(scores, kind="stable")[:k]
     best = float(targets.min())
@@ -106,8 +109,9 @@ def kaggle_score(layout_scores: Mapping[str, float], tile_error_at_5: float) -> 
 def are_placeholders(targets: Float[np.ndarray, " configs"]) -> bool:
     """Whether the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime.
 
-    >>> are_placeholders(np.zeros(3))
-    True
+    Examples:
+        >>> are_placeholders(np.zeros(3))
+        True
     """
     return bool((targets == 0).all())
 

@@ -45,16 +45,17 @@ Runtimes = Float64[np.ndarray, " configs"]
 class CostModel:
     """Predicts the runtime of graphs under configurations: Graph Segment Training (GST+ED) on logarithms of runtimes.
 
-    >>> from gst.data.synthetic import synthetic_program
-    >>> graph = synthetic_program(num_nodes=60, num_configs=30)     # graph.targets: measured runtimes
-    >>> model = CostModel(members=2)
-    >>> history = model.fit([graph], epochs=2)
-    >>> runtimes, factors = model.predict_with_spread(graph)        # in the unit of the targets, and how far off
-    >>> runtimes.shape, bool((factors >= 1).all())
-    ((30,), True)
-    >>> model.save("model.pt")
-    >>> bool((CostModel.load("model.pt").predict(graph) == runtimes).all())
-    True
+    Examples:
+        >>> from gst.data.synthetic import synthetic_program
+        >>> graph = synthetic_program(num_nodes=60, num_configs=30)     # graph.targets: measured runtimes
+        >>> model = CostModel(members=2)
+        >>> history = model.fit([graph], epochs=2)
+        >>> runtimes, factors = model.predict_with_spread(graph)        # in the unit of the targets, and how far off
+        >>> runtimes.shape, bool((factors >= 1).all())
+        ((30,), True)
+        >>> model.save("model.pt")
+        >>> bool((CostModel.load("model.pt").predict(graph) == runtimes).all())
+        True
 
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config: of the encoder, see `gst.nn.SAGE`.
@@ -330,9 +331,10 @@ class Member:
 class Calibration:
     """Normalised errors of held-out configurations, which scale spreads to intervals.
 
-    >>> calibration = Calibration.of(errors=np.array([0.1, -0.2, 0.4]), spreads=np.full(3, 0.5), offset=0.5)
-    >>> calibration.half_width(spreads=np.array([0.5, 1.5]), coverage=0.75).tolist()
-    [0.4, 0.8]
+    Examples:
+        >>> calibration = Calibration.of(errors=np.array([0.1, -0.2, 0.4]), spreads=np.full(3, 0.5), offset=0.5)
+        >>> calibration.half_width(spreads=np.array([0.5, 1.5]), coverage=0.75).tolist()
+        [0.4, 0.8]
 
     Args:
         ratios: e_i / (s_i + c) of each configuration, ascending.

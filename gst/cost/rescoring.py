@@ -50,14 +50,15 @@ class Change:
 class Rescorer:
     """Predicts the runtimes of `CostModel.predict` (to rounding) and encodes only segments with new content.
 
-    >>> from gst.data.synthetic import synthetic_program
-    >>> graph, model = synthetic_program(num_nodes=60, num_configs=10), CostModel(max_nodes=20)
-    >>> history = model.fit([graph], epochs=1)
-    >>> rescorer = Rescorer(model, graph)           # the first configuration of the graph is the base
-    >>> change = Change(graph.config_nodes[:1], graph.config_features[1, :1].astype(np.float32))
-    >>> rescorer.predict([change]).shape            # each is the base with some rows changed
-    (1,)
-    >>> rescorer.rebase(change)                     # the move is accepted: the changed configuration is the base
+    Examples:
+        >>> from gst.data.synthetic import synthetic_program
+        >>> graph, model = synthetic_program(num_nodes=60, num_configs=10), CostModel(max_nodes=20)
+        >>> history = model.fit([graph], epochs=1)
+        >>> rescorer = Rescorer(model, graph)           # the first configuration of the graph is the base
+        >>> change = Change(graph.config_nodes[:1], graph.config_features[1, :1].astype(np.float32))
+        >>> rescorer.predict([change]).shape            # each is the base with some rows changed
+        (1,)
+        >>> rescorer.rebase(change)                     # the move is accepted: the changed configuration is the base
 
     Args:
         model: fitted. When it is fitted again, everything is encoded again.

@@ -28,10 +28,11 @@ ROUNDS = 8
 def decisions(graph: Graph) -> Int64[np.ndarray, "configs decisions"]:
     """The state of each decision under each configuration, numbered by first appearance.
 
-    >>> layouts = np.array([[[0], [0], [5]], [[1], [1], [5]], [[0], [0], [5]]], np.int8)  # the first two nodes agree
-    >>> edges, nodes = np.zeros((2, 0), np.int64), np.arange(3)
-    >>> decisions(Graph(np.zeros((3, 1), np.float32), edges, nodes, nodes, layouts, np.ones(3))).tolist()
-    [[0], [1], [0]]
+    Examples:
+        >>> layouts = np.array([[[0], [0], [5]], [[1], [1], [5]], [[0], [0], [5]]], np.int8)  # two nodes agree
+        >>> edges, nodes = np.zeros((2, 0), np.int64), np.arange(3)
+        >>> decisions(Graph(np.zeros((3, 1), np.float32), edges, nodes, nodes, layouts, np.ones(3))).tolist()
+        [[0], [1], [0]]
 
     Configurable nodes whose states always change together are one decision: operations along which the compiler hands a
     layout on. In the AlexNet graph of TpuGraphs 26 nodes make 9 decisions. Nodes that never change make none.
@@ -48,13 +49,14 @@ def decisions(graph: Graph) -> Int64[np.ndarray, "configs decisions"]:
 class StateModel:
     """Runtime = base + cost of every decision's state + cost of every pair of states, fitted by robust least squares.
 
-    >>> layouts = np.array([[[a], [b]] for a in range(3) for b in range(3)], np.int8)
-    >>> runtimes = np.array([10.0 + 2 * a + 3 * b for a in range(3) for b in range(3)])
-    >>> nodes, edges = np.arange(2), np.zeros((2, 0), np.int64)
-    >>> graph = Graph(np.zeros((2, 1), np.float32), edges, nodes, nodes, layouts, runtimes)
-    >>> model = StateModel().fit(graph, measured=np.array([0, 1, 2, 3, 6]))    # numbers of measured configurations
-    >>> model.predict().round().tolist()        # all configurations of the graph, in the unit of its targets
-    [10.0, 13.0, 16.0, 12.0, 15.0, 18.0, 14.0, 17.0, 20.0]
+    Examples:
+        >>> layouts = np.array([[[a], [b]] for a in range(3) for b in range(3)], np.int8)
+        >>> runtimes = np.array([10.0 + 2 * a + 3 * b for a in range(3) for b in range(3)])
+        >>> nodes, edges = np.arange(2), np.zeros((2, 0), np.int64)
+        >>> graph = Graph(np.zeros((2, 1), np.float32), edges, nodes, nodes, layouts, runtimes)
+        >>> model = StateModel().fit(graph, measured=np.array([0, 1, 2, 3, 6]))    # numbers of measured configurations
+        >>> model.predict().round().tolist()        # all configurations of the graph, in the unit of its targets
+        [10.0, 13.0, 16.0, 12.0, 15.0, 18.0, 14.0, 17.0, 20.0]
 
     Pairs enter if they order held-out measurements better (Kendall's tau) by more than the standard error of five-fold
     cross-validation; with fewer than 50 measurements or more than 16 decisions they are left out. A cost that the

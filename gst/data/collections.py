@@ -26,9 +26,10 @@ class TpuGraphsCollection(GraphSource):
 
     Targets of the part test are placeholders, 0 for every configuration: models can rank them, nobody can score them.
 
-    >>> TpuGraphsCollection("~/data/tpugraphs", "layout/xla/fast")
-    Traceback (most recent call last):
-    ValueError: there is no collection 'layout/xla/fast'; there are layout/xla/random, layout/xla/default, ...
+    Examples:
+        >>> TpuGraphsCollection("~/data/tpugraphs", "layout/xla/fast")
+        Traceback (most recent call last):
+        ValueError: there is no collection 'layout/xla/fast'; there are layout/xla/random, layout/xla/default, ...
 
     Args:
         root: the folder that the archives were unpacked in, which holds `npz/layout/...` or `layout/...`.
@@ -149,8 +150,9 @@ def inventory(root: str) -> dict[str, int]:
 def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
     """A shell command that downloads and unpacks one part, and stops where the download fails.
 
-    >>> download_command("tile/xla", "valid", "tpu").partition(" && curl ")[0]
-    'mkdir -p tpu && cd tpu'
+    Examples:
+        >>> download_command("tile/xla", "valid", "tpu").partition(" && curl ")[0]
+        'mkdir -p tpu && cd tpu'
     """
     _check_names(collection, part)
     archive = f"npz_{collection.replace('/', '_')}_{part}.tar"

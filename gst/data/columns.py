@@ -102,8 +102,9 @@ ONE_DIMENSION = (
 def opcode_number(name: str) -> int:
     """Number of an opcode in TpuGraphs, 0 for one that it does not list.
 
-    >>> opcode_number("dot"), opcode_number("topk")
-    (34, 0)
+    Examples:
+        >>> opcode_number("dot"), opcode_number("topk")
+        (34, 0)
     """
     return _NUMBERS.get(name, 0)
 
@@ -111,8 +112,9 @@ def opcode_number(name: str) -> int:
 def entries(name: str) -> list[str]:
     """Names of the columns that hold the first few numbers of a list.
 
-    >>> entries("dynamic_slice_sizes")
-    ['dynamic_slice_sizes_0', 'dynamic_slice_sizes_1']
+    Examples:
+        >>> entries("dynamic_slice_sizes")
+        ['dynamic_slice_sizes_0', 'dynamic_slice_sizes_1']
     """
     return [column for column in NODE_FEATURES if column.startswith(f"{name}_") and column[len(name) + 1 :].isdigit()]
 

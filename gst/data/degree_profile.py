@@ -13,8 +13,9 @@ COLUMNS = ("degree", "least_around", "greatest_around", "mean_around", "deviatio
 def degree_profile(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Float64[np.ndarray, "nodes 5"]:
     """Degree of each node, and the least, greatest, mean and standard deviation of its neighbours' degrees.
 
-    >>> degree_profile(np.array([[0, 0, 0], [1, 2, 3]]), num_nodes=4)[:2].tolist()
-    [[3.0, 1.0, 1.0, 1.0, 0.0], [1.0, 3.0, 3.0, 3.0, 0.0]]
+    Examples:
+        >>> degree_profile(np.array([[0, 0, 0], [1, 2, 3]]), num_nodes=4)[:2].tolist()
+        [[3.0, 1.0, 1.0, 1.0, 0.0], [1.0, 3.0, 3.0, 3.0, 0.0]]
 
     Cai & Wang, A simple yet effective baseline for non-attributed graph classification, 2018 (arXiv 1811.03508),
     section 3. The graph counts as undirected, without self-loops and parallel edges; a node without neighbours has a

@@ -83,9 +83,10 @@ def enrich(graph: Graph, names: Sequence[str]) -> Graph:
 def check_features(names: Sequence[str]) -> None:
     """Refuse names that `FEATURES` lacks.
 
-    >>> check_features(["costs", "flops"])
-    Traceback (most recent call last):
-    ValueError: there is no feature 'flops'; there are costs, modulo, tiles, padding, layout, log
+    Examples:
+        >>> check_features(["costs", "flops"])
+        Traceback (most recent call last):
+        ValueError: there is no feature 'flops'; there are costs, modulo, tiles, padding, layout, log
     """
     for name in names:
         if name not in FEATURES:

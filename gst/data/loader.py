@@ -57,8 +57,9 @@ class Reader(Generic[Item, Draw, Read]):
 class Prefetched(Generic[Item, Draw, Read]):
     """Iterable of `(step, load(draw(step)))` that loads one step ahead wherever `draw` can decide ahead.
 
-    >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
-    [(1, 11), (2, 21), (3, 31)]
+    Examples:
+        >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
+        [(1, 11), (2, 21), (3, 31)]
 
     Attributes:
         waited: seconds that the consumer waited for loads, except the first.
@@ -105,12 +106,13 @@ class StepLoader:
     list is drawn twice, and all take as many steps. In a last step that is too short for all, some processes repeat the
     first graph; `Step.peers` tells.
 
-    >>> from gst.data.synthetic import synthetic_program
-    >>> from gst.graphs.segments import segment
-    >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
-    >>> loader = StepLoader([(graph, torch.arange(10))], configs_per_graph=4, seed=0)
-    >>> [step.configs.shape[1] for step in loader]
-    [2, 4, 4]
+    Examples:
+        >>> from gst.data.synthetic import synthetic_program
+        >>> from gst.graphs.segments import segment
+        >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
+        >>> loader = StepLoader([(graph, torch.arange(10))], configs_per_graph=4, seed=0)
+        >>> [step.configs.shape[1] for step in loader]
+        [2, 4, 4]
 
     Args:
         selections: graphs and the configurations to use of each.
@@ -235,12 +237,13 @@ def split(
 ) -> tuple[list[Selection], list[Selection], list[Selection]]:
     """Split a dataset into training, validation and test part.
 
-    >>> from gst.data.synthetic import synthetic_program
-    >>> from gst.graphs.segments import segment
-    >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
-    >>> parts = split([graph], by="configs", valid=2, test=3, seed=0)
-    >>> [len(configs) for part in parts for graph, configs in part]
-    [5, 2, 3]
+    Examples:
+        >>> from gst.data.synthetic import synthetic_program
+        >>> from gst.graphs.segments import segment
+        >>> graph = segment(synthetic_program(num_nodes=50, num_configs=10), max_nodes=20)
+        >>> parts = split([graph], by="configs", valid=2, test=3, seed=0)
+        >>> [len(configs) for part in parts for graph, configs in part]
+        [5, 2, 3]
 
     Args:
         by: `configs` holds out configurations of every graph, `graphs` whole graphs, `groups` whole groups of graphs

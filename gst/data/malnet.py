@@ -24,9 +24,10 @@ LARGEST_ID = 10**18
 def read_edge_list(path: Path) -> Int64[np.ndarray, "2 edges"]:
     """Edges of a file with one `caller callee` a line; empty lines and lines that start with # are skipped.
 
-    >>> text = Path("app.edgelist").write_text("# caller callee\\n10 7\\n7 42\\n")
-    >>> read_edge_list(Path("app.edgelist")).tolist()
-    [[1, 0], [0, 2]]
+    Examples:
+        >>> text = Path("app.edgelist").write_text("# caller callee\\n10 7\\n7 42\\n")
+        >>> read_edge_list(Path("app.edgelist")).tolist()
+        [[1, 0], [0, 2]]
 
     Nodes are renumbered in the order of their ids; the format has no nodes without edges.
 

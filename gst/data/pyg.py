@@ -14,12 +14,13 @@ from gst.graphs.graph import Graph
 def from_pyg(data: Any, name: str = "") -> Graph:
     """A PyG `Data` as a `Graph`. Nodes keep their numbers; `edge_index[0]` sends to `edge_index[1]`.
 
-    >>> import torch
-    >>> from types import SimpleNamespace
-    >>> data = SimpleNamespace(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([4.0]))
-    >>> graph = from_pyg(data, name="path")
-    >>> graph.num_nodes, graph.targets.tolist()
-    (3, [4.0])
+    Examples:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> data = SimpleNamespace(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([4.0]))
+        >>> graph = from_pyg(data, name="path")
+        >>> graph.num_nodes, graph.targets.tolist()
+        (3, [4.0])
 
     Args:
         data: has `x` (nodes, features), `edge_index` (2, edges) and, if it is labelled, one number `y`: a class or

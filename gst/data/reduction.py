@@ -34,10 +34,11 @@ _HOPS = re.compile(r"hops:(-?\d+)", re.ASCII)
 def reduce(graph: Graph, method: str = "none") -> Graph:
     """The graph of the kept nodes, in their order, with all edges among them, every configuration and every target.
 
-    >>> chain = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
-    >>> graph = Graph(np.zeros((6, 1), np.float32), chain, np.arange(6), np.array([1]))
-    >>> reduce(graph, "hops:2").opcodes.tolist()
-    [0, 1, 2, 3]
+    Examples:
+        >>> chain = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+        >>> graph = Graph(np.zeros((6, 1), np.float32), chain, np.arange(6), np.array([1]))
+        >>> reduce(graph, "hops:2").opcodes.tolist()
+        [0, 1, 2, 3]
 
     Args:
         method: `none`, or `hops:K` with a whole number K >= 0; edges count in both directions.

@@ -13,13 +13,14 @@ from gst.graphs.graph import Graph
 class GraphSource(ABC):
     """A dataset of graphs. Subclass it, define `__iter__`, and name the class by `class_path` in a configuration file.
 
-    >>> import numpy as np
-    >>> class Triangle(GraphSource):
-    ...     def __iter__(self):
-    ...         edges = np.array([[0, 1, 2], [1, 2, 0]])
-    ...         yield Graph(np.ones((3, 1), np.float32), edges, targets=np.array([5.0]), name="triangle")
-    >>> [(graph.name, graph.num_nodes) for graph in Triangle()]
-    [('triangle', 3)]
+    Examples:
+        >>> import numpy as np
+        >>> class Triangle(GraphSource):
+        ...     def __iter__(self):
+        ...         edges = np.array([[0, 1, 2], [1, 2, 0]])
+        ...         yield Graph(np.ones((3, 1), np.float32), edges, targets=np.array([5.0]), name="triangle")
+        >>> [(graph.name, graph.num_nodes) for graph in Triangle()]
+        [('triangle', 3)]
 
     A source may have a method `fingerprint() -> str`, equal for equal graphs, so that `gst.prepare` finds its segment
     store without reading the graphs.
@@ -38,8 +39,9 @@ class GraphSource(ABC):
 def group_of(name: str) -> str:
     """The group in the name of a graph, which a split by groups does not part.
 
-    >>> group_of("llvm-toolchain/bin/clang")
-    'llvm-toolchain'
+    Examples:
+        >>> group_of("llvm-toolchain/bin/clang")
+        'llvm-toolchain'
     """
     return name.partition("/")[0]
 

@@ -36,9 +36,10 @@ def synthetic_program(
     graph has regions, and each configuration draws the choices of each region from another mix: no region predicts
     another, so a model needs the whole graph.
 
-    >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)
-    >>> graph.num_nodes, graph.config_features.shape[0]
-    (100, 4)
+    Examples:
+        >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)
+        >>> graph.num_nodes, graph.config_features.shape[0]
+        (100, 4)
 
     Args:
         num_regions: stretches of the graph with their own mix of choices.

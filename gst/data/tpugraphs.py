@@ -58,12 +58,13 @@ def merge_repeats(graph: Graph) -> Graph:
     """One configuration for each distinct one, in order of first appearance, with the mean, the count and the spread
     (standard deviation) of the targets of its repeats.
 
-    >>> edges, node = np.array([[0], [1]]), np.array([1])
-    >>> graph = Graph(np.ones((2, 1), np.float32), edges, np.zeros(2, np.int64), node,
-    ...               np.array([[[3]], [[4]], [[3]]], np.int8), np.array([10.0, 7.0, 14.0]))
-    >>> merged = merge_repeats(graph)
-    >>> merged.targets.tolist(), merged.counts.tolist(), merged.spreads.tolist()
-    ([12.0, 7.0], [2, 1], [2.0, 0.0])
+    Examples:
+        >>> edges, node = np.array([[0], [1]]), np.array([1])
+        >>> graph = Graph(np.ones((2, 1), np.float32), edges, np.zeros(2, np.int64), node,
+        ...               np.array([[[3]], [[4]], [[3]]], np.int8), np.array([10.0, 7.0, 14.0]))
+        >>> merged = merge_repeats(graph)
+        >>> merged.targets.tolist(), merged.counts.tolist(), merged.spreads.tolist()
+        ([12.0, 7.0], [2, 1], [2.0, 0.0])
     """
     first, group = groups_of_equals(graph.config_features)
     counts = np.bincount(group, graph.counts).astype(np.int64)
@@ -127,8 +128,9 @@ def write_npz(graph: Graph, path: Path | str) -> None:
 class TpuGraphs(GraphSource):
     """A dataset of TpuGraphs files.
 
-    >>> TpuGraphs(["data/layout/xla/random/train/*.npz"], features=("costs",), reduction="hops:6").derivation()
-    {'features': ['costs'], 'reduction': 'hops:6'}
+    Examples:
+        >>> TpuGraphs(["data/layout/xla/random/train/*.npz"], features=("costs",), reduction="hops:6").derivation()
+        {'features': ['costs'], 'reduction': 'hops:6'}
 
     Args:
         files: paths or glob patterns of npz files.

@@ -35,9 +35,10 @@ class Plan:
     Raises:
         ValueError: lengths differ, or a node is placed on a device that is not in the list.
 
-    >>> plan = Plan(("cpu:0", "cpu:1"), np.array([0, 1, 1]), priority=np.array([0, 2, 5]))
-    >>> Plan.from_dict(plan.to_dict()).key == plan.key
-    True
+    Examples:
+        >>> plan = Plan(("cpu:0", "cpu:1"), np.array([0, 1, 1]), priority=np.array([0, 2, 5]))
+        >>> Plan.from_dict(plan.to_dict()).key == plan.key
+        True
     """
 
     devices: tuple[str, ...]
@@ -138,8 +139,9 @@ def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
     """Ranks 0 .. nodes - 1 of the nodes, distinct: of ready operations the one of least rank runs first. A greater
     priority gives a lesser rank; equal priorities keep the order of the program.
 
-    >>> ranks(Plan(("cpu:0",), np.array([0, 0, 0]), priority=np.array([1, 7, 1]))).tolist()
-    [1, 0, 2]
+    Examples:
+        >>> ranks(Plan(("cpu:0",), np.array([0, 0, 0]), priority=np.array([1, 7, 1]))).tolist()
+        [1, 0, 2]
     """
     order = np.arange(len(plan.placement)) if plan.priority is None else np.argsort(-plan.priority, kind="stable")
     rank = np.empty(len(order), np.int64)
@@ -150,8 +152,9 @@ def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
 def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
     """`Plan.priority` of an order of all nodes: the first gets the greatest number, the last 0.
 
-    >>> priority_of(np.array([2, 0, 1])).tolist()
-    [1, 0, 2]
+    Examples:
+        >>> priority_of(np.array([2, 0, 1])).tolist()
+        [1, 0, 2]
     """
     priority = np.empty(len(order), np.int64)
     priority[order] = np.arange(len(order))[::-1]

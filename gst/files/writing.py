@@ -22,12 +22,13 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
     """Open a new text file that replaces `path` once all of it is on the disk; missing folders are made. If anything
     fails, or the process is killed, `path` stays as it was.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "results" / "plan.json"
-    >>> with atomic_write(path) as file:
-    ...     _ = file.write("{}")
-    >>> path.read_text()
-    '{}'
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "results" / "plan.json"
+        >>> with atomic_write(path) as file:
+        ...     _ = file.write("{}")
+        >>> path.read_text()
+        '{}'
 
     Raises:
         OSError: it cannot be written; the message names `path`.
@@ -58,13 +59,14 @@ def directory_lock(directory: Path) -> Iterator[None]:
     """Make `directory` and lock it for this process. The system releases the lock (flock(2)) when the process ends,
     also if it is killed. Directories made here are removed again if nothing was written to them.
 
-    >>> import tempfile
-    >>> directory = Path(tempfile.mkdtemp()) / "runs"
-    >>> with directory_lock(directory):
-    ...     sorted(path.name for path in directory.iterdir())
-    ['.lock']
-    >>> directory.exists()
-    False
+    Examples:
+        >>> import tempfile
+        >>> directory = Path(tempfile.mkdtemp()) / "runs"
+        >>> with directory_lock(directory):
+        ...     sorted(path.name for path in directory.iterdir())
+        ['.lock']
+        >>> directory.exists()
+        False
 
     Raises:
         ValueError: another process holds the lock; the message names that process.
@@ -131,7 +133,8 @@ def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype
 def chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
     """Slices that cover 0 .. length, each of at most `size` entries.
 
-    >>> list(chunks(5, 2))
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    Examples:
+        >>> list(chunks(5, 2))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -35,9 +35,10 @@ class Graph:
         ValueError: something that should be a NumPy array is none, such as a tensor, or does not fit the others; the
             message says which, what it got and what it wanted.
 
-    >>> chain = Graph(np.zeros((3, 2), np.float32), np.array([[0, 1], [1, 2]]), targets=np.array([5.0, 7.0]))
-    >>> chain.num_nodes, chain.num_edges, chain.num_configs
-    (3, 2, 2)
+    Examples:
+        >>> chain = Graph(np.zeros((3, 2), np.float32), np.array([[0, 1], [1, 2]]), targets=np.array([5.0, 7.0]))
+        >>> chain.num_nodes, chain.num_edges, chain.num_configs
+        (3, 2, 2)
     """
 
     node_features: Float32[np.ndarray, "nodes features"]

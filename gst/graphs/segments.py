@@ -93,10 +93,11 @@ def segment(
     Raises:
         ValueError: `graph` is no `Graph`, an argument is out of range, or `parts` do not fit the graph.
 
-    >>> edges = np.array([[0, 1, 2], [1, 2, 3]])
-    >>> halves = segment(Graph(np.zeros((4, 1), np.float32), edges), max_nodes=3, method="contiguous")
-    >>> halves.num_segments, halves.owned_counts.tolist(), round(halves.edge_cut, 2)
-    (2, [2, 2], 0.33)
+    Examples:
+        >>> edges = np.array([[0, 1, 2], [1, 2, 3]])
+        >>> halves = segment(Graph(np.zeros((4, 1), np.float32), edges), max_nodes=3, method="contiguous")
+        >>> halves.num_segments, halves.owned_counts.tolist(), round(halves.edge_cut, 2)
+        (2, [2, 2], 0.33)
     """
     if not isinstance(graph, Graph):
         given = type(graph).__name__

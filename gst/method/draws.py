@@ -58,10 +58,11 @@ def segment_weights(
         kept: which segments Stale Embedding Dropout keeps if they are stale: `gst.method.draws.choose_kept`.
         keep_probability: p, in [0, 1].
 
-    >>> fresh, kept = torch.tensor([True, False, False]), torch.tensor([False, True, False])
-    >>> is_known = torch.ones(3, 1, dtype=torch.bool)
-    >>> segment_weights(fresh, torch.full((3,), 1 / 3), is_known, kept, keep_probability=0.5).squeeze(1)
-    tensor([2., 1., 0.])
+    Examples:
+        >>> fresh, kept = torch.tensor([True, False, False]), torch.tensor([False, True, False])
+        >>> is_known = torch.ones(3, 1, dtype=torch.bool)
+        >>> segment_weights(fresh, torch.full((3,), 1 / 3), is_known, kept, keep_probability=0.5).squeeze(1)
+        tensor([2., 1., 0.])
     """
     scale = inclusion.reciprocal()[:, None]
     when_fresh = torch.where(is_known, keep_probability + (1 - keep_probability) * scale, scale)

@@ -15,9 +15,10 @@ class Head(nn.Module):
         channels: width of the embedding and of the hidden layer of the MLP.
         outputs: numbers per graph and configuration; if more than one (classes), they are the last axis.
 
-    >>> import torch
-    >>> Head(channels=8)(torch.zeros(2, 5, 8)).shape
-    torch.Size([2, 5])
+    Examples:
+        >>> import torch
+        >>> Head(channels=8)(torch.zeros(2, 5, 8)).shape
+        torch.Size([2, 5])
     """
 
     def __init__(self, channels: int = 64, outputs: int = 1) -> None:

@@ -26,9 +26,10 @@ def finalists(planned: Mapping[str, Planned]) -> dict[str, Planned]:
     """The plans that are worth measuring: of the methods all, of the baselines the best by simulation, and of the
     devices alone (`single:*`) the best one.
 
-    >>> slow, fast = (Planned(None, ms, 0.0, 0) for ms in (2.0, 1.0))
-    >>> list(finalists({"single:cpu:0": slow, "single:cpu:1": fast, "heft": slow, "annealing": slow}))
-    ['single:cpu:1', 'heft', 'annealing']
+    Examples:
+        >>> slow, fast = (Planned(None, ms, 0.0, 0) for ms in (2.0, 1.0))
+        >>> list(finalists({"single:cpu:0": slow, "single:cpu:1": fast, "heft": slow, "annealing": slow}))
+        ['single:cpu:1', 'heft', 'annealing']
     """
     ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
     baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])

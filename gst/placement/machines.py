@@ -108,8 +108,9 @@ def machine(name: str) -> Machine:
     """A simulated machine by name: `cores:K` is K cores that copy at 5 GB/s (computing takes the time), `gpus:K` is K
     GPUs on a bus of 12 GB/s (moving values takes the time).
 
-    >>> [device.name for device in machine("gpus:2").devices]
-    ['cuda:0', 'cuda:1']
+    Examples:
+        >>> [device.name for device in machine("gpus:2").devices]
+        ['cuda:0', 'cuda:1']
 
     Raises:
         ValueError: no such machine.

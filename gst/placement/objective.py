@@ -116,11 +116,12 @@ class SimulatedObjective:
 class Budgeted:
     """An objective with a budget: counts the plans that are asked about, and remembers the best one.
 
-        >>> budgeted = Budgeted(lambda plans: np.arange(len(plans), 0.0, -1.0), budget=3)
-        >>> budgeted([Plan(("cpu:0",), np.zeros(2, np.int64))] * 5)
-        array([ 3.,  2.,  1., nan, nan])
-        >>> budgeted.best_ms, budgeted.left
-        (1.0, 0)
+        Examples:
+            >>> budgeted = Budgeted(lambda plans: np.arange(len(plans), 0.0, -1.0), budget=3)
+            >>> budgeted([Plan(("cpu:0",), np.zeros(2, np.int64))] * 5)
+            array([ 3.,  2.,  1., nan, nan])
+            >>> budgeted.best_ms, budgeted.left
+            (1.0, 0)
 
     Args:
         objective: who answers.

@@ -23,9 +23,10 @@ MAX_MUTATIONS = 30
 def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """Distinct plans and the kind of each, the same for the same seed; a task with few plans ends early.
 
-    >>> from gst.placement.policies.generated_tasks import generated_task
-    >>> next(random_plans(generated_task(0, num_nodes=60, num_devices=2)))[0]
-    'baseline'
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> next(random_plans(generated_task(0, num_nodes=60, num_devices=2)))[0]
+        'baseline'
 
     First every baseline (`baseline`), then in turns
 

@@ -34,9 +34,10 @@ def verbosity() -> str:
 def saying(level: Verbosity) -> Iterator[None]:
     """Set the verbosity within the context; `normal` leaves it as it is.
 
-    >>> with saying("quiet"):
-    ...     verbosity()
-    'quiet'
+    Examples:
+        >>> with saying("quiet"):
+        ...     verbosity()
+        'quiet'
     """
     before = os.environ.get(VARIABLE)
     if level != "normal":

@@ -18,10 +18,11 @@ threads than cores, unless the policy is ACTIVE."""
 def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables of `WAITING` that are not set yet. OpenMP reads them when torch is loaded: call this before.
 
-    >>> environment = {"OMP_WAIT_POLICY": "PASSIVE"}
-    >>> wait_briefly(environment)
-    >>> environment
-    {'OMP_WAIT_POLICY': 'PASSIVE', 'GOMP_SPINCOUNT': '1000'}
+    Examples:
+        >>> environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+        >>> wait_briefly(environment)
+        >>> environment
+        {'OMP_WAIT_POLICY': 'PASSIVE', 'GOMP_SPINCOUNT': '1000'}
     """
     for name, value in WAITING.items():
         environment.setdefault(name, value)

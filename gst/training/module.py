@@ -231,8 +231,9 @@ _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predic
 def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """Ranking metrics of one graph; NaN where its targets are all equal. Constant scores have a tau of 0.
 
-    >>> evaluate(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))["tau"]
-    1.0
+    Examples:
+        >>> evaluate(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))["tau"]
+        1.0
     """
     undecided = len(targets) > 1 and np.ptp(scores) == 0 and np.ptp(targets) > 0
     return {

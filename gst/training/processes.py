@@ -55,8 +55,9 @@ def _terms(targets: Tensor, loss: str) -> int:
 def gathered(own: Sequence[Entry]) -> list[Entry]:
     """All-gather of lists: the first entry of each process, then the second of each, ..., as steps are dealt out.
 
-    >>> gathered([1, 2])  # one process alone
-    [1, 2]
+    Examples:
+        >>> gathered([1, 2])  # one process alone
+        [1, 2]
     """
     if not (dist.is_available() and dist.is_initialized()):
         return list(own)
@@ -74,8 +75,9 @@ def reduced(own: Mapping[str, tuple[float, Callable[[list[float]], float]]]) -> 
     Args:
         own: for each name the value of this process and the reduction over processes, such as `max`.
 
-    >>> reduced({"memory": (3.0, max), "speed": (2.0, sum)})
-    {'memory': 3.0, 'speed': 2.0}
+    Examples:
+        >>> reduced({"memory": (3.0, max), "speed": (2.0, sum)})
+        {'memory': 3.0, 'speed': 2.0}
     """
     every = gathered([{name: value for name, (value, _) in own.items()}])
     return {name: reduce([each[name] for each in every]) for name, (_, reduce) in own.items()}

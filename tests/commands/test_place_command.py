@@ -83,7 +83,6 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     result = json.loads(Path("result.json").read_text())
     plans = result["plans"]
     wanted = {
-        "single:cpu:0",
         "chunks",
         "metis",
         "heft",

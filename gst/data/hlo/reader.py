@@ -40,10 +40,11 @@ def read_hlo(path: Path | str, merge: bool = True) -> Graph:
     The text of a compiled module lists its instructions in the order of its schedule, its protobuf in another: the
     two graphs differ in the numbering of nodes.
 
-    >>> text = Path("step.txt").write_text("HloModule m\\nENTRY e {\\nROOT x = f32[3] parameter(0)\\n}")
-    >>> graph = read_hlo("step.txt")
-    >>> graph.num_nodes, graph.node_features.shape[1]
-    (1, 140)
+    Examples:
+        >>> text = Path("step.txt").write_text("HloModule m\\nENTRY e {\\nROOT x = f32[3] parameter(0)\\n}")
+        >>> graph = read_hlo("step.txt")
+        >>> graph.num_nodes, graph.node_features.shape[1]
+        (1, 140)
 
     Args:
         merge: merge repeated configurations, see `gst.data.tpugraphs.merge_repeats`.

@@ -44,10 +44,11 @@ def parse_module(text: str) -> Any:
     Literals, metadata, `backend_config`, shardings and unknown attributes are skipped: no feature depends on them. A
     shape without a layout has the default one, with the last dimension innermost.
 
-    >>> lines = ["HloModule m", "ENTRY e {", "x = f32[3] parameter(0)", "ROOT y = f32[3] negate(x)", "}"]
-    >>> module = parse_module("\\n".join(lines))
-    >>> [(each.name, each.opcode, list(each.operand_ids)) for each in module.computations[0].instructions]
-    [('x', 'parameter', []), ('y', 'negate', [0])]
+    Examples:
+        >>> lines = ["HloModule m", "ENTRY e {", "x = f32[3] parameter(0)", "ROOT y = f32[3] negate(x)", "}"]
+        >>> module = parse_module("\\n".join(lines))
+        >>> [(each.name, each.opcode, list(each.operand_ids)) for each in module.computations[0].instructions]
+        [('x', 'parameter', []), ('y', 'negate', [0])]
 
     Raises:
         ValueError: the text is not as XLA prints it; the message names the line.

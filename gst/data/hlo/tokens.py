@@ -21,9 +21,10 @@ class Tokens:
     """A stream of the tokens of a text: `token` is the next one, `END` after the last. Comments and spaces are left
     out; the end of a line is a token, because it ends an instruction.
 
-    >>> tokens = Tokens("%add = f32[3] // three")
-    >>> tokens.word(), tokens.take(), tokens.word(), tokens.group(), tokens.token == END
-    ('add', '=', 'f32', ['3'], True)
+    Examples:
+        >>> tokens = Tokens("%add = f32[3] // three")
+        >>> tokens.word(), tokens.take(), tokens.word(), tokens.group(), tokens.token == END
+        ('add', '=', 'f32', ['3'], True)
 
     Raises:
         ValueError: a string or a comment does not end; all messages name the line.

@@ -77,9 +77,10 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.
 
-    >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(4)]
-    >>> [(device.name, device.threads) for device in select(["cpu:2", "cpu:0-1"], cores)]
-    [('cpu:2', 1), ('cpu:0-1', 2)]
+    Examples:
+        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(4)]
+        >>> [(device.name, device.threads) for device in select(["cpu:2", "cpu:0-1"], cores)]
+        [('cpu:2', 1), ('cpu:0-1', 2)]
     """
     found = {device.name: device for device in devices}
     for name in names:
@@ -98,9 +99,10 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
 def overlap(devices: Sequence[Device]) -> bool:
     """Whether two devices share a core.
 
-    >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(2)]
-    >>> overlap(cores), overlap(select(["cpu:0", "cpu:0-1"], cores))
-    (False, True)
+    Examples:
+        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(2)]
+        >>> overlap(cores), overlap(select(["cpu:0", "cpu:0-1"], cores))
+        (False, True)
     """
     cores = [core for device in devices for core in device.cores]
     return len(set(cores)) < len(cores)
@@ -132,8 +134,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text is no size, or its size is 0.
 
-    >>> parse_bytes("2KiB"), parse_bytes("1.5 kB")
-    (2048, 1500)
+    Examples:
+        >>> parse_bytes("2KiB"), parse_bytes("1.5 kB")
+        (2048, 1500)
     """
     found = BYTES.fullmatch(text.strip())
     unit = (found[2] or "B").upper() if found else ""

@@ -58,10 +58,11 @@ class LoadMeter:
 class LoadGate:
     """Waits until other processes leave the cores alone.
 
-    >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
-    >>> seconds, is_quiet = idle.wait()
-    >>> is_quiet
-    True
+    Examples:
+        >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
+        >>> seconds, is_quiet = idle.wait()
+        >>> is_quiet
+        True
 
     Args:
         threshold: share of the cores that others may take.

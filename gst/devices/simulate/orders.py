@@ -19,9 +19,10 @@ def neighbour_lists(
         edges: from a node to one of its list; reversed (`edges[::-1]`) they give the lists of the heads.
         num_nodes: of the graph; the first result has one number more.
 
-    >>> indptr, heads = neighbour_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
-    >>> indptr.tolist(), heads.tolist()
-    ([0, 2, 3, 3], [1, 2, 2])
+    Examples:
+        >>> indptr, heads = neighbour_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
+        >>> indptr.tolist(), heads.tolist()
+        ([0, 2, 3, 3], [1, 2, 2])
     """
     order = np.argsort(edges[0], kind="stable")
     indptr = np.zeros(num_nodes + 1, np.int64)

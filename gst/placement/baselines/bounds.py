@@ -20,11 +20,12 @@ STEPS = 64  # of the thresholds of heads and tails
 def lower_bound_us(task: Task) -> float:
     """Microseconds that every plan takes at least, whatever its order and however cheap transfers are.
 
-    >>> from gst.placement.baselines.portfolio import single
-    >>> from gst.placement.policies.generated_tasks import generated_task
-    >>> task = generated_task(0, num_nodes=60, num_devices=2)
-    >>> lower_bound_us(task) <= task.simulator.run(single(task, 0)).makespan_us
-    True
+    Examples:
+        >>> from gst.placement.baselines.portfolio import single
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> lower_bound_us(task) <= task.simulator.run(single(task, 0)).makespan_us
+        True
 
     The greater of two bounds:
 

@@ -119,9 +119,10 @@ def portfolio(task: Task) -> dict[str, Plan]:
     """Every baseline by name. Each device alone is always there, whether it can run everything or not; another method
     is left out where it finds no plan that keeps the limits of the memories (in simulation).
 
-    >>> from gst.placement.policies.generated_tasks import generated_task
-    >>> sorted(portfolio(generated_task(0, num_nodes=60, num_devices=2)))[:6]
-    ['chunks', 'etf', 'expert', 'heft', 'metis', 'sct']
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> sorted(portfolio(generated_task(0, num_nodes=60, num_devices=2)))[:6]
+        ['chunks', 'etf', 'expert', 'heft', 'metis', 'sct']
     """
     plans: dict[str, Plan | None] = {f"single:{name}": single(task, device) for device, name in enumerate(task.names)}
     if len(task.devices) > 1:

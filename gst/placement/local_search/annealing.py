@@ -31,13 +31,14 @@ def anneal(
 ) -> None:
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.
 
-    >>> from gst.placement.objective import SimulatedObjective
-    >>> from gst.placement.policies.generated_tasks import generated_task
-    >>> task = generated_task(0, num_nodes=60, num_devices=2)
-    >>> objective = Budgeted(SimulatedObjective(task), budget=100)
-    >>> anneal(task, objective)
-    >>> objective.num_asked
-    100
+    Examples:
+        >>> from gst.placement.objective import SimulatedObjective
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> objective = Budgeted(SimulatedObjective(task), budget=100)
+        >>> anneal(task, objective)
+        >>> objective.num_asked
+        100
 
     Energy is the runtime in ms. A step moves a few operations (see `Neighbourhood`) or changes their order; kinds of
     steps that found better plans lately are drawn more often. The temperature falls geometrically from what the first

@@ -19,9 +19,10 @@ PARALLEL = (0.5, 1.0)  # share of an operation that several cores divide among t
 def generated_task(seed: int, num_nodes: int | None = None, num_devices: int | None = None) -> Task:
     """A random program on a random machine, the same for the same seed.
 
-    >>> task = generated_task(0, num_nodes=60, num_devices=2)
-    >>> task.names
-    ('cuda:0', 'cuda:1')
+    Examples:
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> task.names
+        ('cuda:0', 'cuda:1')
 
     The graph is of layers with branches side by side, which meet now and then; for every other one a backward pass is
     added, in which each node reads its own node of the forward pass and the gradients of all that read that. Times
