@@ -132,8 +132,8 @@ def draw_segments(
     Args:
         num_fresh: S, of each graph; all of a graph that has fewer.
         keep_probability: p of Stale Embedding Dropout.
-        drift: how far each segment's rows are expected to be from the truth; segments are drawn the more often the
-            farther. Uniformly without it (Cao et al. 2023).
+        drift: expected error of each segment's rows in the table; segments with larger errors are drawn more often.
+            None = uniform draws (Cao et al. 2023).
     """
     generator, counts = generator_for(seed, number, 0), [graph.num_segments for graph in catalogue.graphs]
     if drift is None:

@@ -51,8 +51,8 @@ class GraphSegmentTraining(nn.Module):
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
-            weighs their gradients by less, so that the expected gradient is that of `uniform`. It looks at the table
-            after the step before, so the segments of a step are read when it begins and not ahead.
+            weighs their gradients by less, so that the expected gradient is that of `uniform`. The choice depends
+            on what the previous step wrote to the table, so the segments of a step cannot be loaded in advance.
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
@@ -99,8 +99,8 @@ class GraphSegmentTraining(nn.Module):
         configs: Int64[Tensor, "graphs configs"] | None = None,
         prefetched: PrefetchedStep | None = None,
     ) -> Tensor:
-        """Predictions for `configs` of each graph (-1 = padding, its prediction means nothing; all of the only graph if
-        not given). In training mode this is one step of the method and writes the table; in evaluation mode `exact`.
+        """Predictions for `configs` of each graph: -1 is padding, and its prediction is meaningless; None = all
+        configurations of each graph, padded to the same number. In training mode this is one step of the method and writes the table; in evaluation mode `exact`.
 
         Args:
             prefetched: a loaded step, `load(draw(graphs, configs))`, instead of graphs and configs.
@@ -181,16 +181,16 @@ class GraphSegmentTraining(nn.Module):
         return pool.result()
 
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
-        """Give all segments of `graphs` their keys in the table now, and not as they come by: processes that share a
-        table have to agree on them."""
+        """Allocate table keys for all segments of `graphs` now rather than at first use, so that processes that share
+        a table have the same keys."""
         for graph in graphs:
             self._keys.keys(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
         if self.table is not None:
             self._make_room(self.table)
 
     def freeze_encoder(self) -> None:
-        """Finetuning (+F): stop learning the encoder and forget what it said when it was younger. From now on, with a
-        table, every segment is encoded once, when it is first needed, and its row is exact."""
+        """Finetuning (+F): stop training the encoder and clear the table, whose rows come from older weights. From now
+        on, with a table, every segment is encoded once, when it is first needed, and its row is exact."""
         self.encoder_frozen = True
         if isinstance(self.encoder, nn.Module):
             self.encoder.requires_grad_(False)

@@ -28,8 +28,8 @@ Batches = Sequence[Sequence[Plan]]
 class Measurer(Protocol):
     """Runs plans for real: in this process, in a child, in several, or on other hosts.
 
-    The plans of a batch are timed in turns. Each batch has its position with its measurements, which are there as soon
-    as it is done; several workers answer in any order.
+    The plans of a batch are timed in turns. `measure_batches` yields (position of the batch, its measurements)
+    as each batch ends; with several workers the order is arbitrary.
     """
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]: ...
@@ -95,8 +95,8 @@ class SimulatedObjective:
         return np.array([self._one(plan) for plan in plans], np.float64)
 
     def excess(self, plan: Plan) -> float:
-        """How much of what it may take a plan takes too much, of the memory that is worst off: 0 = it fits. Infinite
-        where some operation cannot run on its device."""
+        """The largest excess of a plan over a memory limit, as a share of the limit; 0 if it fits, infinite if an
+        operation cannot run on its device."""
         return self._excess(self.task.simulator.run(plan)) if self._can_run(plan) else float("inf")
 
     def _can_run(self, plan: Plan) -> bool:

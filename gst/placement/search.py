@@ -94,7 +94,7 @@ class Search:
         seed: of everything that is drawn.
         progress: told what is going on.
         as_run: a plan of the task as one that the measurer takes, where these differ.
-        surrogate: what learns by how much the simulator is wrong; `LinearSurrogate(task)` if not given.
+        surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
         on_fleet: whether plans run on other hosts, whose kind of machine is checked elsewhere
             (`gst.placement.fleet.cluster.kind_of_search`).
     """

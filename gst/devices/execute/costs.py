@@ -53,7 +53,7 @@ class Costs:
         output_bytes: of the value of each node, as it would be copied to another memory.
         own_bytes: the most that each operation takes while it runs on each device, its result included.
         storages: who allocates what, and who keeps it.
-        latency_us: until a value is there, from a device to another; 0 within a memory.
+        latency_us: fixed part of a transfer's time, from device (row) to device (column); 0 within a memory.
         bytes_per_us: of a copy from a device to another; infinite within a memory.
     """
 

@@ -36,13 +36,14 @@ class IsolatedExecutor:
     """Runs plans of one program in a child process, which ends with this one. Use it as a context manager.
 
     In the child OpenMP's threads wait as `gst.process.tuning` says, since they would steal the cores of other devices.
-    It is replaced by a fresh one whenever a plan crashed it, hung or raised. It ends with the thread that started it.
+    After a crash, a timeout, an error or wrong outputs the next request starts a new child. The child ends when the
+    thread that started it ends.
 
     Args:
         program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
         devices: those plans may name.
-        memory_limit: bytes that intermediate values of a run may take (of all that the run allocates, where the
-            compiled interpreter does not run these devices). None = any.
+        memory_limit: bytes that the intermediate values of a run may take; without the compiled interpreter, bytes that
+            the process may allocate. None = the least limit of the devices, where the interpreter runs them.
         time_limit_s: seconds for each run.
 
     Raises:
@@ -238,7 +239,7 @@ class IsolatedExecutor:
         return line
 
     def _epitaph(self) -> str:
-        """Why a child ended that was not asked to."""
+        """The reason of an unexpected exit of the child: its exit status and last line of stderr, or its signal."""
         assert self._child is not None
         status = self._child.wait()
         self._words.seek(0)
