@@ -100,7 +100,8 @@ class GraphSegmentTraining(nn.Module):
         prefetched: PrefetchedStep | None = None,
     ) -> Tensor:
         """Predictions for `configs` of each graph: -1 is padding, and its prediction is meaningless; None = all
-        configurations of each graph, padded to the same number. In training mode this is one step of the method and writes the table; in evaluation mode `exact`.
+        configurations of each graph, padded to the same number. In training mode this is one step of the method and
+        writes the table; in evaluation mode `exact`.
 
         Args:
             prefetched: a loaded step, `load(draw(graphs, configs))`, instead of graphs and configs.
