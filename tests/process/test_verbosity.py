@@ -6,16 +6,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gst.cli import main
-from gst.process.progress import Bars, notice, saying, verbosity
+from gst.process.progress import Bars, LogLines, notice, saying, verbosity
 
 
 def said(capsys: pytest.CaptureFixture[str], terminal: bool = True) -> str:
     sys.stderr.isatty = lambda: terminal  # type: ignore[method-assign]
+    LogLines._printed = time.monotonic()  # as if a bar of an earlier test had just printed a line
     with Bars() as bars:
         bars.show("work", 1, 2)
     notice("something")
