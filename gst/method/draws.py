@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -23,9 +24,24 @@ def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) 
     return fresh
 
 
-def choose_kept(num_segments: int, keep_probability: float, generator: torch.Generator) -> Bool[Tensor, " segments"]:
-    """Each segment with `keep_probability`, independently, marked True."""
-    return torch.rand(num_segments, generator=generator) < keep_probability
+def choose_kept(
+    fresh: Bool[Tensor, " segments"], keep_probability: float, generator: torch.Generator, fixed_number: bool = False
+) -> Bool[Tensor, " segments"]:
+    """Stale Embedding Dropout: each segment with `keep_probability`, marked True.
+
+    Args:
+        fresh: the segments whose rows are not used, kept or not.
+        fixed_number: keep the same number of stale segments in every step (the nearest two if p of their number is no
+            integer) instead of drawing each independently, as the paper does. Each is kept with the same probability,
+            and the sum of the kept ones varies less, because their number no longer does.
+    """
+    if not fixed_number:
+        return torch.rand(len(fresh), generator=generator) < keep_probability
+    stale = (~fresh).nonzero().squeeze(1)
+    number = int(keep_probability * len(stale) + float(torch.rand(1, generator=generator, dtype=torch.float64)))
+    kept = torch.zeros_like(fresh)
+    kept[stale[torch.randperm(len(stale), generator=generator)[:number]]] = True
+    return kept
 
 
 def generator_for(*numbers: int) -> torch.Generator:
@@ -37,37 +53,81 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-def segment_weights(
+Estimate = Literal["dropout", "fixed_dropout", "difference"]
+
+
+class SegmentWeights(NamedTuple):
+    """Weights of the J segments of a graph in the estimate of its pooled embedding.
+
+    Args:
+        fresh: of the embedding computed in this step; 0 for segments that are not fresh.
+        stale: of the row in the table; 0 where there is none.
+    """
+
+    fresh: Float[Tensor, "segments configs"]
+    stale: Float[Tensor, "segments configs"]
+
+
+def dropout_weights(
     fresh: Bool[Tensor, " segments"],
     inclusion: Float[Tensor, " segments"],
     is_known: Bool[Tensor, "segments configs"],
     kept: Bool[Tensor, " segments"],
     keep_probability: float,
-) -> Float[Tensor, "segments configs"]:
-    """Weights of the J segments of one graph, S of them fresh (Cao et al. 2023, section 3.3, equation 1).
+) -> SegmentWeights:
+    """Weights of Stale Embedding Dropout (Cao et al. 2023, section 3.3, equation 1), S of the J segments being fresh.
 
     A known stale segment is kept with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q is
     the probability with which it was chosen (S / J where all are equally likely). An unknown segment (nothing was ever
     computed for it under this configuration) counts only while it is fresh, and then weighs 1 / q. So the expected
-    weight of every segment is 1.
+    weight of every segment is 1: the estimate is without bias if rows are what the encoder would compute now, and with
+    p = 0 whatever the rows are.
 
     Args:
         fresh: the segments encoded with gradient in this step.
         inclusion: q of each segment, > 0.
         is_known: whether something can stand in for the segment when it is stale.
-        kept: which segments Stale Embedding Dropout keeps if they are stale: `gst.method.draws.choose_kept`.
+        kept: which segments dropout keeps if they are stale: `choose_kept`.
         keep_probability: p, in [0, 1].
 
     Examples:
         >>> fresh, kept = torch.tensor([True, False, False]), torch.tensor([False, True, False])
         >>> is_known = torch.ones(3, 1, dtype=torch.bool)
-        >>> segment_weights(fresh, torch.full((3,), 1 / 3), is_known, kept, keep_probability=0.5).squeeze(1)
-        tensor([2., 1., 0.])
+        >>> weights = dropout_weights(fresh, torch.full((3,), 1 / 3), is_known, kept, keep_probability=0.5)
+        >>> weights.fresh.squeeze(1), weights.stale.squeeze(1)
+        (tensor([2., 0., 0.]), tensor([0., 1., 0.]))
     """
     scale = inclusion.reciprocal()[:, None]
     when_fresh = torch.where(is_known, keep_probability + (1 - keep_probability) * scale, scale)
-    when_stale = (is_known & kept[:, None]).to(when_fresh.dtype)
-    return torch.where(fresh[:, None], when_fresh, when_stale)
+    stale = (is_known & (kept & ~fresh)[:, None]).to(when_fresh.dtype)
+    return SegmentWeights(when_fresh * fresh[:, None], stale)
+
+
+def difference_weights(
+    fresh: Bool[Tensor, " segments"], inclusion: Float[Tensor, " segments"], is_known: Bool[Tensor, "segments configs"]
+) -> SegmentWeights:
+    """Weights of the difference estimator (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992,
+    chapter 6): the sum of all rows, corrected by how far those of the fresh segments are off,
+
+        sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j,
+
+    with h_j the embedding now, g_j the row and q_j the probability with which j was chosen. An unknown segment has
+    g_j = 0, so it weighs 1 / q_j while it is fresh.
+
+    No bias in the value: 1{j fresh} has expectation q_j, so that of the sum is sum_j g_j + (h_j - g_j) = sum_j h_j,
+    whatever the rows are; under dropout this holds only if rows are exact or p = 0. No bias in the gradient: rows are
+    constants, and d h_j has weight 1{j fresh} / q_j, of expectation 1. What follows the sum is a head: a linear one
+    keeps both, any other sees the error of the sum to second order (E f(x + e) = f(x) + f''(x) E e^2 / 2).
+    The error depends on h_j - g_j alone, so it goes to zero with the drift of the rows; that of dropout stays.
+
+    Examples:
+        >>> fresh, is_known = torch.tensor([True, False, False]), torch.ones(3, 1, dtype=torch.bool)
+        >>> weights = difference_weights(fresh, torch.full((3,), 1 / 4), is_known)
+        >>> weights.fresh.squeeze(1), weights.stale.squeeze(1)
+        (tensor([4., 0., 0.]), tensor([-3.,  1.,  1.]))
+    """
+    correction = (fresh / inclusion)[:, None].expand(is_known.shape)
+    return SegmentWeights(correction, is_known * (1 - correction))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +186,7 @@ def draw_segments(
     num_fresh: int,
     keep_probability: float,
     drift: Float[Tensor, " segments"] | None = None,
+    estimate: Estimate = "dropout",
 ) -> Draw:
     """Draw the fresh segments of each graph, and those that dropout keeps; the same for the same `number` and `seed`.
 
@@ -134,6 +195,7 @@ def draw_segments(
         keep_probability: p of Stale Embedding Dropout.
         drift: expected error of each segment's rows in the table; segments with larger errors are drawn more often.
             None = uniform draws (Cao et al. 2023).
+        estimate: which draws dropout makes; the difference estimator keeps all rows.
     """
     generator, counts = generator_for(seed, number, 0), [graph.num_segments for graph in catalogue.graphs]
     if drift is None:
@@ -143,5 +205,5 @@ def draw_segments(
         chances = [inclusion_probabilities(each, min(num_fresh, len(each))) for each in drift.split(counts)]
         chosen = [sample_by_probability(each, generator) for each in chances]
     dropout = generator_for(seed, number, 1)
-    kept = [choose_kept(count, keep_probability, dropout) for count in counts]
+    kept = [choose_kept(each, keep_probability, dropout, estimate == "fixed_dropout") for each in chosen]
     return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), torch.cat(kept), number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -14,7 +14,15 @@ from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.catalogue import Catalogue, KeyAllocator
-from gst.method.draws import Draw, PrefetchedStep, draw_segments, segment_weights
+from gst.method.draws import (
+    Draw,
+    Estimate,
+    PrefetchedStep,
+    SegmentWeights,
+    difference_weights,
+    draw_segments,
+    dropout_weights,
+)
 from gst.method.encoding import contract, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
 from gst.method.pooling import GraphPool, Pooling
@@ -48,6 +56,11 @@ class GraphSegmentTraining(nn.Module):
         pooling: `sum`, `mean` (over nodes) or `max`.
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
+        estimate: how fresh segments and rows of the table make the estimate of a graph. `dropout` is the paper's, each
+            row kept or not independently of the others; `fixed_dropout` keeps the same number of rows in every step;
+            `difference` uses all rows and corrects their sum by how far those of the fresh segments are off. It has no
+            bias, and the least error of the three (`gst.method.draws.difference_weights`), in value; the gradient of
+            the encoder comes from the fresh segments alone in all three.
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
@@ -71,6 +84,7 @@ class GraphSegmentTraining(nn.Module):
         max_rows: int = 1 << 18,
         seed: int = 0,
         refresh: Literal["uniform", "drift"] = "uniform",
+        estimate: Estimate = "dropout",
     ) -> None:
         super().__init__()
         pooling = pooling_name(pooling)
@@ -82,7 +96,14 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         if refresh == "drift" and (table is None or not table.track_drift):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
+        if estimate not in get_args(Estimate):
+            raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
+        if estimate == "difference" and keep_probability < 1:
+            raise ValueError(f"keep_probability is {keep_probability}; estimate='difference' uses all rows: leave it 1")
+        if estimate == "difference" and pooling == "max":
+            raise ValueError("estimate='difference' corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
+        self.estimate = estimate
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
         self.encoder_frozen = False
@@ -140,7 +161,9 @@ class GraphSegmentTraining(nn.Module):
         catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
         drift = self._drift(catalogue, configs) if by_drift else None
         number = self.step + 1 + ahead
-        draw = draw_segments(catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift)
+        draw = draw_segments(
+            catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift, self.estimate
+        )
         return draw if peers is None else draw.part_of(peers)
 
     def load(self, draw: Draw) -> PrefetchedStep:
@@ -209,22 +232,28 @@ class GraphSegmentTraining(nn.Module):
         weights = self._weights(draw, is_known)
         pool = self._pool(catalogue)
         chosen = fresh.nonzero().squeeze(1)
-        if self.refresh == "drift":
+        if self.estimate == "difference" and self.table is None and not self.omit_rest:
+            # What stands for a fresh segment is its embedding of now: value 1, gradient 1 / q.
+            embedded = _scale_gradient(embedded, weights.fresh[chosen])
+            weights = SegmentWeights(is_known.double() * fresh[:, None], is_known.double() * ~fresh[:, None])
+        elif self.refresh == "drift" and self.estimate != "difference":
             embedded = _scale_gradient(embedded, self._gradient_weights(draw, is_known)[chosen])
-        self._add(pool, catalogue, chosen, embedded, weights[chosen])
-        used = (~fresh & (weights > 0).any(1)).nonzero().squeeze(1)
+        self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
+        used = (weights.stale != 0).any(1).nonzero().squeeze(1)
         if self.table is None:
-            self._add_encoded(pool, catalogue, used, draw.configs, weights)
+            self._add_encoded(pool, catalogue, used, draw.configs, weights.stale)
         elif pending is not None:
-            self._add(pool, catalogue, used, pending.rows(used, self._like()), weights[used])
+            self._add(pool, catalogue, used, pending.rows(used, self._like()), weights.stale[used])
             pending.push_fresh(embedded, chosen, self.step)
         else:
-            self._add_pulled(pool, catalogue, used, keys, weights)
+            self._add_pulled(pool, catalogue, used, keys, weights.stale)
             self._push(keys[chosen], embedded)
         return pool.result()
 
-    def _weights(self, draw: Draw, is_known: Known) -> Float[Tensor, "segments configs"]:
-        return segment_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
+    def _weights(self, draw: Draw, is_known: Known) -> SegmentWeights:
+        if self.estimate == "difference":
+            return difference_weights(draw.fresh, draw.inclusion, is_known)
+        return dropout_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
 
     def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
         """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
@@ -374,7 +403,8 @@ class GraphSegmentTraining(nn.Module):
         keys = self._keys.keys(whole.catalogue, whole.configs)
         if self._keys.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
-        wanted = torch.ones_like(whole.fresh) if self.encoder_frozen else ~whole.fresh & whole.kept
+        every = self.encoder_frozen or self.estimate == "difference"
+        wanted = torch.ones_like(whole.fresh) if every else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
     def _request(self, prefetched: PrefetchedStep) -> PendingRows | None:

@@ -4,32 +4,30 @@ import pytest
 import torch
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
-from gst.method.draws import choose_fresh, choose_kept, segment_weights
+from gst.method.draws import choose_fresh, choose_kept, difference_weights, dropout_weights
 
 DRAWS = 1500
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("fixed_number", [False, True])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize(("num_segments", "num_fresh"), [(1, 1), (2, 1), (5, 2), (9, 1), (7, 7)])
-def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fresh: int, keep: float) -> None:
+def test_the_expected_weight_of_every_segment_is_one(
+    num_segments: int, num_fresh: int, keep: float, fixed_number: bool
+) -> None:
     """Known and unknown ones, 4 standard errors: with the seeds given, 1 in 16,000 would miss by chance."""
     generator = torch.Generator().manual_seed(num_segments * 100 + num_fresh)
     known = torch.rand(num_segments, 3, generator=generator) < 0.5
     known[:, 0], known[:, 1] = True, False
     inclusion = torch.full((num_segments,), num_fresh / num_segments)
-    weights = torch.stack(
-        [
-            segment_weights(
-                choose_fresh(num_segments, num_fresh, generator),
-                inclusion,
-                known,
-                choose_kept(num_segments, keep, generator),
-                keep,
-            )
-            for _ in range(DRAWS)
-        ]
-    ).double()
+
+    def draw() -> torch.Tensor:
+        fresh = choose_fresh(num_segments, num_fresh, generator)
+        kept = choose_kept(fresh, keep, generator, fixed_number)
+        return sum(dropout_weights(fresh, inclusion, known, kept, keep))  # type: ignore[return-value]
+
+    weights = torch.stack([draw() for _ in range(DRAWS)]).double()
     error = weights.std(0) / DRAWS**0.5
     assert ((weights.mean(0) - 1).abs() <= 4 * error + 1e-6).all()
 
@@ -37,28 +35,30 @@ def test_the_expected_weight_of_every_segment_is_one(num_segments: int, num_fres
 def test_unknown_segments_count_only_while_they_are_fresh() -> None:
     fresh, known = torch.tensor([True, False, False]), torch.tensor([[False], [False], [True]])
     for seed in range(20):
-        kept = choose_kept(3, 0.5, torch.Generator().manual_seed(seed))
-        weights = segment_weights(fresh, torch.full((3,), 1 / 3), known, kept, 0.5)
+        kept = choose_kept(fresh, 0.5, torch.Generator().manual_seed(seed))
+        weights = sum(dropout_weights(fresh, torch.full((3,), 1 / 3), known, kept, 0.5))
         assert weights[0].item() == pytest.approx(3) and weights[1].item() == 0 and weights[2].item() in (0, 1)
 
 
 def test_known_fresh_segments_weigh_eta() -> None:
     fresh = torch.tensor([True, True, False, False, False])
-    weights = segment_weights(
-        fresh, torch.full((5,), 0.4), torch.ones(5, 2, dtype=torch.bool), torch.zeros(5, dtype=torch.bool), 0.25
-    )
+    known, kept = torch.ones(5, 2, dtype=torch.bool), torch.zeros(5, dtype=torch.bool)
+    weights = dropout_weights(fresh, torch.full((5,), 0.4), known, kept, 0.25).fresh
     assert weights[:2].flatten().tolist() == [0.25 + 0.75 * 5 / 2] * 4
 
 
 def test_a_stale_segment_is_kept_or_dropped_under_all_configurations_alike() -> None:
-    weights = segment_weights(
-        torch.arange(50) < 1,
-        torch.full((50,), 0.02),
-        torch.ones(50, 4, dtype=torch.bool),
-        choose_kept(50, 0.5, torch.Generator()),
-        0.5,
-    )
+    fresh = torch.arange(50) < 1
+    kept = choose_kept(fresh, 0.5, torch.Generator())
+    weights = dropout_weights(fresh, torch.full((50,), 0.02), torch.ones(50, 4, dtype=torch.bool), kept, 0.5).stale
     assert (weights == weights[:, :1]).all() and 0 < weights[1:, 0].mean() < 1
+
+
+@pytest.mark.parametrize(("keep", "numbers"), [(0.0, {0}), (0.3, {2, 3}), (0.5, {4}), (1.0, {8})])
+def test_a_fixed_number_of_stale_segments_is_kept(keep: float, numbers: set[int]) -> None:
+    fresh = torch.arange(10) % 5 == 0
+    kept = [choose_kept(fresh, keep, torch.Generator().manual_seed(seed), fixed_number=True) for seed in range(50)]
+    assert {int(each.sum()) for each in kept} == numbers and not any((each & fresh).any() for each in kept)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -68,17 +68,12 @@ def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> 
     generator = torch.Generator().manual_seed(7)
     inclusion = inclusion_probabilities(torch.tensor([0.0, 1.0, 5.0, 20.0, 3.0, 1.0]), 2)
     known = torch.tensor([[True, False]]).expand(6, 2)
-    weights = torch.stack(
-        [
-            segment_weights(
-                sample_by_probability(inclusion, generator),
-                inclusion,
-                known,
-                choose_kept(len(inclusion), keep, generator),
-                keep,
-            )
-            for _ in range(4 * DRAWS)
-        ]
-    ).double()
+
+    def draw() -> torch.Tensor:
+        fresh = sample_by_probability(inclusion, generator)
+        dropped = dropout_weights(fresh, inclusion, known, choose_kept(fresh, keep, generator), keep)
+        return torch.stack([sum(dropped), sum(difference_weights(fresh, inclusion, known))])  # type: ignore[arg-type]
+
+    weights = torch.stack([draw() for _ in range(4 * DRAWS)]).double()
     error = weights.std(0) / (4 * DRAWS) ** 0.5
     assert ((weights.mean(0) - 1).abs() <= 4 * error + 1e-6).all()
