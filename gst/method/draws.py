@@ -53,7 +53,7 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Estimate = Literal["dropout", "fixed_dropout", "difference"]
+Estimate = Literal["dropout", "fixed_dropout", "difference", "regression"]
 
 
 class SegmentWeights(NamedTuple):
@@ -101,33 +101,6 @@ def dropout_weights(
     when_fresh = torch.where(is_known, keep_probability + (1 - keep_probability) * scale, scale)
     stale = (is_known & (kept & ~fresh)[:, None]).to(when_fresh.dtype)
     return SegmentWeights(when_fresh * fresh[:, None], stale)
-
-
-def difference_weights(
-    fresh: Bool[Tensor, " segments"], inclusion: Float[Tensor, " segments"], is_known: Bool[Tensor, "segments configs"]
-) -> SegmentWeights:
-    """Weights of the difference estimator (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992,
-    chapter 6): the sum of all rows, corrected by how far those of the fresh segments are off,
-
-        sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j,
-
-    with h_j the embedding now, g_j the row and q_j the probability with which j was chosen. An unknown segment has
-    g_j = 0, so it weighs 1 / q_j while it is fresh.
-
-    No bias in the value: 1{j fresh} has expectation q_j, so that of the sum is sum_j g_j + (h_j - g_j) = sum_j h_j,
-    whatever the rows are; under dropout this holds only if rows are exact or p = 0. No bias in the gradient: rows are
-    constants, and d h_j has weight 1{j fresh} / q_j, of expectation 1. What follows the sum is a head: a linear one
-    keeps both, any other sees the error of the sum to second order (E f(x + e) = f(x) + f''(x) E e^2 / 2).
-    The error depends on h_j - g_j alone, so it goes to zero with the drift of the rows; that of dropout stays.
-
-    Examples:
-        >>> fresh, is_known = torch.tensor([True, False, False]), torch.ones(3, 1, dtype=torch.bool)
-        >>> weights = difference_weights(fresh, torch.full((3,), 1 / 4), is_known)
-        >>> weights.fresh.squeeze(1), weights.stale.squeeze(1)
-        (tensor([4., 0., 0.]), tensor([-3.,  1.,  1.]))
-    """
-    correction = (fresh / inclusion)[:, None].expand(is_known.shape)
-    return SegmentWeights(correction, is_known * (1 - correction))
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +168,7 @@ def draw_segments(
         keep_probability: p of Stale Embedding Dropout.
         drift: expected error of each segment's rows in the table; segments with larger errors are drawn more often.
             None = uniform draws (Cao et al. 2023).
-        estimate: which draws dropout makes; the difference estimator keeps all rows.
+        estimate: which draws dropout makes; the others keep all rows.
     """
     generator, counts = generator_for(seed, number, 0), [graph.num_segments for graph in catalogue.graphs]
     if drift is None:

@@ -14,19 +14,12 @@ from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.catalogue import Catalogue, KeyAllocator
-from gst.method.draws import (
-    Draw,
-    Estimate,
-    PrefetchedStep,
-    SegmentWeights,
-    difference_weights,
-    draw_segments,
-    dropout_weights,
-)
+from gst.method.draws import Draw, Estimate, PrefetchedStep, draw_segments, dropout_weights
 from gst.method.encoding import contract, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
 from gst.method.pooling import GraphPool, Pooling
 from gst.method.references import with_references
+from gst.method.regression import RowRegression, StaleSum, moments
 
 Known = Bool[Tensor, "segments configs"]
 MAX_CONFIGS = 1024  # encoded at once without gradient
@@ -58,9 +51,10 @@ class GraphSegmentTraining(nn.Module):
         keep_probability: p of Stale Embedding Dropout.
         estimate: how fresh segments and rows of the table make the estimate of a graph. `dropout` is the paper's, each
             row kept or not independently of the others; `fixed_dropout` keeps the same number of rows in every step;
-            `difference` uses all rows and corrects their sum by how far those of the fresh segments are off. It has no
-            bias, and the least error of the three (`gst.method.draws.difference_weights`), in value; the gradient of
-            the encoder comes from the fresh segments alone in all three.
+            `difference` uses all rows and corrects their sum by how far those of the fresh segments are off;
+            `regression` does the same with rows that a learned linear map brings up to date. Both are without bias
+            however old the rows are, and their error is smaller (`gst.method.regression`). In all four the gradient
+            of the encoder comes from the fresh segments alone.
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
@@ -98,12 +92,13 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
-        if estimate == "difference" and keep_probability < 1:
-            raise ValueError(f"keep_probability is {keep_probability}; estimate='difference' uses all rows: leave it 1")
-        if estimate == "difference" and pooling == "max":
-            raise ValueError("estimate='difference' corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
+        if "dropout" not in estimate and keep_probability < 1:
+            raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
+        if "dropout" not in estimate and pooling == "max":
+            raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.estimate = estimate
+        self._regression = RowRegression(table.channels) if table is not None and estimate == "regression" else None
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
         self.encoder_frozen = False
@@ -229,17 +224,15 @@ class GraphSegmentTraining(nn.Module):
         keys = self._keys.keys(catalogue, draw.configs)
         embedded = self._encode_batch(batch)  # while rows of other processes travel
         is_known = self._known(keys) if pending is None else pending.is_known()
-        weights = self._weights(draw, is_known)
-        pool = self._pool(catalogue)
         chosen = fresh.nonzero().squeeze(1)
-        if self.estimate == "difference" and self.table is None and not self.omit_rest:
-            # What stands for a fresh segment is its embedding of now: value 1, gradient 1 / q.
-            embedded = _scale_gradient(embedded, weights.fresh[chosen])
-            weights = SegmentWeights(is_known.double() * fresh[:, None], is_known.double() * ~fresh[:, None])
-        elif self.refresh == "drift" and self.estimate != "difference":
+        if "dropout" not in self.estimate:
+            return self._corrected(draw, chosen, embedded, keys, is_known, pending)
+        weights = dropout_weights(fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
+        pool = self._pool(catalogue)
+        if self.refresh == "drift":
             embedded = _scale_gradient(embedded, self._gradient_weights(draw, is_known)[chosen])
         self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
-        used = (weights.stale != 0).any(1).nonzero().squeeze(1)
+        used = (weights.stale > 0).any(1).nonzero().squeeze(1)
         if self.table is None:
             self._add_encoded(pool, catalogue, used, draw.configs, weights.stale)
         elif pending is not None:
@@ -250,10 +243,42 @@ class GraphSegmentTraining(nn.Module):
             self._push(keys[chosen], embedded)
         return pool.result()
 
-    def _weights(self, draw: Draw, is_known: Known) -> SegmentWeights:
-        if self.estimate == "difference":
-            return difference_weights(draw.fresh, draw.inclusion, is_known)
-        return dropout_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
+    def _corrected(
+        self, draw: Draw, chosen: Tensor, embedded: Tensor, keys: Tensor, is_known: Known, pending: PendingRows | None
+    ) -> Tensor:
+        """The estimate of `gst.method.regression`. A segment without any row is taken for the mean of its graph's."""
+        catalogue, pool, device = draw.catalogue, self._pool(draw.catalogue), embedded.device
+        weights = (draw.fresh / draw.inclusion)[:, None].expand(is_known.shape)
+        if self.omit_rest:
+            self._add(pool, catalogue, chosen, embedded, weights[chosen])
+            return pool.result()
+        if self.table is None:  # all rows are of now: the value is exact, the gradient that of the fresh segments
+            ones = torch.ones_like(weights)
+            self._add(pool, catalogue, chosen, _scale_gradient(embedded, weights[chosen]), ones[chosen])
+            self._add_encoded(pool, catalogue, (~draw.fresh).nonzero().squeeze(1), draw.configs, ones)
+            return pool.result()
+        self._add(pool, catalogue, chosen, embedded, weights[chosen])
+        device, nodes = embedded.device, catalogue.node_counts
+        size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes.double()
+        per_node = (torch.ones_like(size) if self.pooling == "mean" else 1 / size).to(embedded)[:, None, None]
+        graph, residual = catalogue.graph.to(device), ((1 - weights[:, 0]) * size).to(embedded.detach())
+        stale = StaleSum(graph, residual, len(catalogue.graphs), keys.shape[1], self.table.channels)
+        fresh_rows = []
+        for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
+            rows = self._pulled(keys[chunk]) if pending is None else pending.rows(chunk, self._like())
+            rows = rows * per_node[chunk]
+            stale.add(chunk.to(device), rows, is_known[chunk].to(device))
+            fresh_rows.append(rows[draw.fresh[chunk].to(device)])
+        result = pool.result() + stale.result(self._regression)
+        if self._regression is not None:
+            known = is_known[chosen].to(device)
+            pairs = moments(torch.cat(fresh_rows)[known], (embedded * per_node[chosen])[known])
+            self._regression.observe(pairs if pending is None else pending.summed(pairs))
+        if pending is None:
+            self._push(keys[chosen], embedded)
+        else:
+            pending.push_fresh(embedded, chosen, self.step)
+        return result
 
     def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
         """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
@@ -342,10 +367,12 @@ class GraphSegmentTraining(nn.Module):
     def _add_pulled(
         self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, keys: Tensor, weights: Tensor
     ) -> None:
-        assert isinstance(self.table, EmbeddingTable)
         for chunk in segments.split(max(1, PULL_ROWS // keys.shape[1])):
-            rows = self.table.pull(keys[chunk].clamp(min=0).flatten())[0].to(self._like())
-            self._add(pool, catalogue, chunk, rows.view(len(chunk), keys.shape[1], rows.shape[1]), weights[chunk])
+            self._add(pool, catalogue, chunk, self._pulled(keys[chunk]), weights[chunk])
+
+    def _pulled(self, keys: Int64[Tensor, "chunk configs"]) -> Float[Tensor, "chunk configs channels"]:
+        assert isinstance(self.table, EmbeddingTable)
+        return self.table.pull(keys.clamp(min=0).flatten())[0].to(self._like()).view(*keys.shape, -1)
 
     # The encoder and the head --------------------------------------------------------------------------------------
 
@@ -403,7 +430,7 @@ class GraphSegmentTraining(nn.Module):
         keys = self._keys.keys(whole.catalogue, whole.configs)
         if self._keys.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
-        every = self.encoder_frozen or self.estimate == "difference"
+        every = self.encoder_frozen or "dropout" not in self.estimate
         wanted = torch.ones_like(whole.fresh) if every else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
@@ -434,11 +461,14 @@ class GraphSegmentTraining(nn.Module):
             "seed": self.seed,
             "encoder_frozen": self.encoder_frozen,
             "first_key": self._keys.state_dict(),
+            "regression": None if self._regression is None else self._regression.state_dict(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.step, self.seed = state["step"], state["seed"]
         self._keys.load_state_dict(state["first_key"])
+        if self._regression is not None and state.get("regression") is not None:
+            self._regression.load_state_dict(state["regression"])
         if state["encoder_frozen"] and not self.encoder_frozen:
             self.encoder_frozen = True
             if isinstance(self.encoder, nn.Module):

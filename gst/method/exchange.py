@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
@@ -134,6 +135,12 @@ class PendingRows:
         """Push the rows that the table lacks; `embedded` holds at least those of this process."""
         self._wait()
         self._push(self._pulled.unknown, embedded, segments, step)
+
+    def summed(self, values: Float64[Tensor, "left right"]) -> Float64[Tensor, "left right"]:
+        """The sum of `values` over the processes that have graphs of their own in the step."""
+        values = values * bool(self._mine.any())
+        dist.all_reduce(values, group=self._table.group)
+        return values
 
     def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int) -> None:
         entry = self._traffic.own[segments].flatten().numpy()
