@@ -42,6 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+ED": {"table": True, "keep_probability": 0.5},
     "GST+EFD": {"table": True, "keep_probability": 0.5, "finetune": True},
     "GST+ER": {"table": True, "refresh": "drift"},
+    "GST+E, p = 0": {"table": True, "keep_probability": 0.0},
+    "GST+E, difference": {"table": True, "estimate": "difference"},
+    "GST+E, regression": {"table": True, "estimate": "regression"},
 }
 LOSS = {"runtime": "pairwise_hinge", "number": "squared_error", "class": "cross_entropy"}
 RESULTS = Path("experiments/results")

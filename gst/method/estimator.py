@@ -13,16 +13,13 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
-from gst.method.catalogue import Catalogue, KeyAllocator
-from gst.method.draws import Draw, Estimate, PrefetchedStep, draw_segments, dropout_weights
-from gst.method.encoding import contract, embed_segments, pooling_name, warn_about
+from gst.method.draws import Catalogue, Draw, Estimate, KeyAllocator, PrefetchedStep, draw_segments, dropout_weights
+from gst.method.encoding import GraphPool, Pooling, contract, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
-from gst.method.pooling import GraphPool, Pooling
 from gst.method.references import with_references
 from gst.method.regression import RowRegression, StaleSum, moments
 
 Known = Bool[Tensor, "segments configs"]
-MAX_CONFIGS = 1024  # encoded at once without gradient
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
@@ -98,7 +95,7 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.estimate = estimate
-        self._regression = RowRegression(table.channels) if table is not None and estimate == "regression" else None
+        self._regression = RowRegression() if estimate == "regression" else None
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
         self.encoder_frozen = False
@@ -262,7 +259,7 @@ class GraphSegmentTraining(nn.Module):
         size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes.double()
         per_node = (torch.ones_like(size) if self.pooling == "mean" else 1 / size).to(embedded)[:, None, None]
         graph, residual = catalogue.graph.to(device), ((1 - weights[:, 0]) * size).to(embedded.detach())
-        stale = StaleSum(graph, residual, len(catalogue.graphs), keys.shape[1], self.table.channels)
+        stale = StaleSum(graph, residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
         fresh_rows = []
         for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
             rows = self._pulled(keys[chunk]) if pending is None else pending.rows(chunk, self._like())
@@ -372,7 +369,8 @@ class GraphSegmentTraining(nn.Module):
 
     def _pulled(self, keys: Int64[Tensor, "chunk configs"]) -> Float[Tensor, "chunk configs channels"]:
         assert isinstance(self.table, EmbeddingTable)
-        return self.table.pull(keys.clamp(min=0).flatten())[0].to(self._like()).view(*keys.shape, -1)
+        rows = self.table.pull(keys.clamp(min=0).flatten())[0].to(self._like())
+        return rows.view(*keys.shape, rows.shape[1])
 
     # The encoder and the head --------------------------------------------------------------------------------------
 
@@ -392,9 +390,8 @@ class GraphSegmentTraining(nn.Module):
         return together[torch.argsort(order).to(together.device)]
 
     def _encode_under(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> Tensor:
-        """A single segment too large for `max_rows` meets its configurations a few at a time; so do small ones, since
-        telling configurations apart takes memory quadratic in their number."""
-        width = min(max(1, self.max_rows // int(catalogue.rows[segments].sum())), MAX_CONFIGS)
+        """A single segment too large for `max_rows` meets its configurations a few at a time."""
+        width = max(1, self.max_rows // int(catalogue.rows[segments].sum()))
         parts = configs.split(width, dim=1)
         return torch.cat([self._encode_batch(self._assemble(catalogue, segments, part)) for part in parts], dim=1)
 

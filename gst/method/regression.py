@@ -20,7 +20,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 RIDGE = 0.1  # of the mean variance of a channel
-MEMORY = 0.9  # share that older steps keep in the moments after another step
+TINY = 1e-30
+MEMORY = 0.8  # share that older steps keep in the moments after another step
 
 
 def moments(
@@ -34,51 +35,49 @@ def moments(
 
 
 class RowRegression:
-    """Ridge regression of embeddings on the rows they replace, shrunk towards the identity, from `moments` that forget
-    older steps.
+    """Ridge regression of embeddings on the rows they replace, shrunk towards the best multiple of the rows, from
+    `moments` that forget older steps."""
 
-    Args:
-        channels: of a row.
-    """
-
-    def __init__(self, channels: int) -> None:
-        self.channels = channels
-        self._moments = torch.zeros(channels + 1, 2 * channels + 1, dtype=torch.float64)
+    def __init__(self) -> None:
+        self._moments: Tensor | None = None
         self._map: tuple[Tensor, Tensor] | None = None
 
     def observe(self, moments: Float64[Tensor, "left right"]) -> None:
         """Learn from the pairs of a step."""
-        self._moments = MEMORY * self._moments.to(moments.device) + moments
+        self._moments = moments if self._moments is None else MEMORY * self._moments.to(moments.device) + moments
         self._map = None
 
-    def map(self) -> tuple[Float64[Tensor, "channels channels"], Float64[Tensor, " channels"]]:
-        """A and b of f(x) = x A + b; the identity and zero before the first pair."""
-        if self._map is None:
-            mean = self._moments / self._moments[0, 0].clamp(min=torch.finfo(torch.float64).tiny)
-            x, y = mean[0, 1 : self.channels + 1], mean[0, self.channels + 1 :]
-            variances = mean[1:, 1 : self.channels + 1] - torch.outer(x, x)
-            covariances = mean[1:, self.channels + 1 :] - torch.outer(x, y)
-            ridge = RIDGE * variances.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
-            identity = torch.eye(self.channels).to(mean)
-            a = identity + torch.linalg.solve_ex(variances + ridge * identity, covariances - variances).result
+    def map(self) -> tuple[Float64[Tensor, "channels channels"], Float64[Tensor, " channels"]] | None:
+        """A and b of f(x) = x A + b; None before the first step."""
+        if self._map is None and self._moments is not None:
+            mean, channels = self._moments / self._moments[0, 0].clamp(min=TINY), len(self._moments) - 1
+            x, y = mean[0, 1 : channels + 1], mean[0, channels + 1 :]
+            variances = mean[1:, 1 : channels + 1] - torch.outer(x, x)
+            covariances = mean[1:, channels + 1 :] - torch.outer(x, y)
+            identity, total = torch.eye(channels).to(mean), variances.trace().clamp(min=TINY)
+            multiple = (covariances.trace() / total).clamp(0, 1) * identity
+            ridge = RIDGE * total / channels * identity
+            a = multiple + torch.linalg.solve_ex(variances + ridge, covariances - variances @ multiple).result
             self._map = a, y - x @ a
         return self._map
 
     def mean_row(self) -> Float64[Tensor, " channels"]:
-        """The mean of the rows; zeros before the first pair."""
-        return self._moments[0, 1 : self.channels + 1] / self._moments[0, 0].clamp(min=torch.finfo(torch.float64).tiny)
+        """The mean of the rows of the moments."""
+        assert self._moments is not None, "nothing was observed"
+        return self._moments[0, 1 : len(self._moments)] / self._moments[0, 0].clamp(min=TINY)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"moments": self._moments.clone()}
+    def state_dict(self) -> dict[str, Tensor | None]:
+        return {"moments": None if self._moments is None else self._moments.clone()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._moments, self._map = state["moments"].clone(), None
+    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
+        self._moments, self._map = state["moments"], None
 
 
 class StaleSum:
-    """Sum over all segments of a graph of (1 - 1{j fresh} / q_j) f(x_j), some segments at a time. Where segment j has no
-    row under a configuration, x_j is the mean of its rows under the others of the step; where it has none at all, that
-    of the rows of its graph; and where these have none, the mean of all rows that the regression has seen.
+    """Sum over all segments of a graph of (1 - 1{j fresh} / q_j) f(x_j), some segments at a time.
+
+    Where segment j has no row under a configuration, x_j is the mean of its rows under the others of the step; where it
+    has none at all, that of the rows of its graph; and where these have none, the mean of the regression's rows.
 
     Args:
         graph: the graph of each segment.
@@ -112,11 +111,10 @@ class StaleSum:
     def result(self, regression: RowRegression | None) -> Float[Tensor, "graphs configs channels"]:
         """With the map of `regression`, or the identity."""
         mean = self._mean / self._known.clamp(min=1)[:, None]
-        if regression is not None:
-            mean = torch.where(self._known[:, None] > 0, mean, regression.mean_row().to(mean))
-        stale = self._sum + (self._lacking[:, None] * mean)[:, None]
-        if regression is None:
-            return stale
-        a, b = (part.to(stale) for part in regression.map())
+        learnt = None if regression is None else regression.map()
+        if regression is None or learnt is None:
+            return self._sum + (self._lacking[:, None] * mean)[:, None]
+        mean = torch.where(self._known[:, None] > 0, mean, regression.mean_row().to(mean))
+        a, b = (part.to(mean) for part in learnt)
         total = torch.zeros_like(self._known).index_add(0, self._graph, self._weights)
-        return stale @ a + total[:, None, None] * b
+        return (self._sum + (self._lacking[:, None] * mean)[:, None]) @ a + total[:, None, None] * b

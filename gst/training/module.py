@@ -18,8 +18,9 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
+from gst.method.draws import Estimate
+from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
@@ -30,7 +31,7 @@ class SegmentTrainingModule(L.LightningModule):
     """Train an encoder and a head on graphs cut into segments.
 
     Args:
-        encoder, head, pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed: see
+        encoder, head, pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed, estimate: see
             `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
@@ -56,12 +57,13 @@ class SegmentTrainingModule(L.LightningModule):
         ] = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
+        estimate: Estimate = "dropout",
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
-            omit_rest=omit_rest, max_rows=max_rows, seed=seed,
+            omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,
         )  # fmt: skip
         self.loss = loss
         self.table_options = {

@@ -247,7 +247,7 @@ def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
         "parameters": sum(each.numel() for each in module.parameters()), "loss": module.loss,
         "optimizer": "; ".join(optimizers),
     } | {
-        name: settings[name] for name in ("pooling", "num_fresh", "keep_probability", "refresh", "seed")
+        name: settings[name] for name in ("pooling", "num_fresh", "keep_probability", "refresh", "estimate", "seed")
         if name in settings
     } | {"precision": trainer.precision, "processes": trainer.world_size}  # fmt: skip
 
@@ -258,7 +258,8 @@ def _variant(module: SegmentTrainingModule) -> str:
         return "GST-One" if module.estimator.num_fresh == 1 else "GST without the other segments"
     letters = "E" * module.wants_table + "F" * module.estimator.encoder_frozen
     letters += "D" * (module.estimator.keep_probability < 1)
-    return f"GST+{letters}" if letters else "GST"
+    name = f"GST+{letters}" if letters else "GST"
+    return name if module.estimator.estimate == "dropout" else f"{name}, {module.estimator.estimate}"
 
 
 def _data(trainer: L.Trainer) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
-from gst.method.draws import choose_fresh, choose_kept, difference_weights, dropout_weights
+from gst.method.draws import choose_fresh, choose_kept, dropout_weights
 
 DRAWS = 1500
 
@@ -71,8 +71,8 @@ def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> 
 
     def draw() -> torch.Tensor:
         fresh = sample_by_probability(inclusion, generator)
-        dropped = dropout_weights(fresh, inclusion, known, choose_kept(fresh, keep, generator), keep)
-        return torch.stack([sum(dropped), sum(difference_weights(fresh, inclusion, known))])  # type: ignore[arg-type]
+        kept = choose_kept(fresh, keep, generator)
+        return sum(dropout_weights(fresh, inclusion, known, kept, keep))  # type: ignore[return-value]
 
     weights = torch.stack([draw() for _ in range(4 * DRAWS)]).double()
     error = weights.std(0) / (4 * DRAWS) ** 0.5

@@ -1,4 +1,4 @@
-"""The difference estimator: no bias in value and gradient, by enumeration of all draws, and less error than dropout."""
+"""Difference and regression estimator: no bias in value and gradient, by enumeration of all draws."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torch import Tensor
 
 import gst
 from embedding_cache import EmbeddingTable
-from gst.method.draws import difference_weights
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.regression import RowRegression, StaleSum, moments
 
 NUM_SEGMENTS = 4
 
 
-def trained(kind: str, pooling: str, table: bool, **arguments: Any) -> tuple[GraphSegmentTraining, list[Any]]:
+def trained(estimate: str, pooling: str, table: bool, **arguments: Any) -> tuple[GraphSegmentTraining, list[Any]]:
     """A model with a linear head, two graphs, and a table that holds old rows of some segments."""
     graphs = [
         gst.segment(random_graph(seed, 24, 40, 5, 3), parts=torch.arange(24).numpy() % NUM_SEGMENTS)
         for seed in (0, 1)
     ]  # fmt: skip
-    encoder, _ = models(kind, random_graph(0, 24, 40, 5, 3))
+    encoder, _ = models("sage", random_graph(0, 24, 40, 5, 3))
     head = torch.nn.Linear(6, 2, dtype=torch.float64)
     rows = EmbeddingTable(1, 6, torch.float64) if table else None
-    model = GraphSegmentTraining(encoder, head, pooling, 2, table=rows, estimate="difference", **arguments)
+    model = GraphSegmentTraining(encoder, head, pooling, 2, table=rows, estimate=estimate, **arguments)
     if rows is not None:
         for _ in range(2):  # at most 4 of 4 segments are known; of the second graph fewer
             model(graphs[:1])
@@ -54,10 +54,11 @@ def values_and_gradients(model: GraphSegmentTraining, graphs: list[Any], fresh: 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("arguments", [{}, {"omit_rest": True}, {"table": True}], ids=["encoded", "omitted", "table"])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("estimate", ["difference", "regression"])
 def test_value_and_gradient_are_those_of_all_segments_on_average_over_all_draws(
-    pooling: str, arguments: dict[str, Any]
+    estimate: str, pooling: str, arguments: dict[str, Any]
 ) -> None:
-    model, graphs = trained("sage", pooling, **{"table": False} | arguments)
+    model, graphs = trained(estimate, pooling, **{"table": False} | arguments)
     every = torch.ones(2 * NUM_SEGMENTS, dtype=torch.bool)
     truth = values_and_gradients(model, graphs, every, 1.0)
     pairs = list(itertools.combinations(range(NUM_SEGMENTS), 2))
@@ -70,23 +71,55 @@ def test_value_and_gradient_are_those_of_all_segments_on_average_over_all_draws(
 
 
 def test_the_estimate_is_exact_as_soon_as_rows_are() -> None:
-    model, graphs = trained("sage", "mean", table=True)
+    model, graphs = trained("difference", "mean", table=True)
     model.num_fresh = NUM_SEGMENTS
     model(graphs)  # all rows are of now
     model.num_fresh = 1
     torch.testing.assert_close(model(graphs), model.exact(graphs), rtol=1e-9, atol=1e-9)
 
 
-def test_unknown_rows_weigh_one_over_their_chance_while_they_are_fresh() -> None:
-    fresh, known = torch.tensor([True, False, True, False]), torch.tensor([[True], [True], [False], [False]])
-    weights = difference_weights(fresh, torch.full((4,), 0.5), known)
-    assert weights.fresh.squeeze(1).tolist() == [2, 0, 2, 0] and weights.stale.squeeze(1).tolist() == [-1, 1, 0, 0]
+def test_a_linear_change_of_all_embeddings_is_learnt() -> None:
+    """Rows x, embeddings x A + b: after a few steps the map is that one, and a residual is nowhere left."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(3, 3, generator=generator), torch.randn(3, generator=generator)
+    regression = RowRegression()
+    assert regression.map() is None
+    for _ in range(20):
+        rows = torch.randn(500, 3, generator=generator)
+        regression.observe(moments(rows, rows @ a + b))
+    learnt = regression.map()
+    assert learnt is not None
+    rows = torch.randn(200, 3, generator=generator)
+    error = rows.double() @ learnt[0] + learnt[1] - (rows @ a + b)
+    assert error.square().mean() < 0.02 * (rows @ a).square().mean()
+
+
+def test_a_row_that_is_not_finite_teaches_nothing() -> None:
+    rows = torch.tensor([[1.0, torch.nan]])
+    assert (moments(rows, torch.ones(1, 2)) == 0).all()
+
+
+def test_a_segment_without_a_row_has_the_mean_of_its_own_or_else_of_its_graph() -> None:
+    """Two graphs of two segments under two configurations, all weights 1; the second has no row at all."""
+    stale = StaleSum(torch.tensor([0, 0, 1, 1]), torch.ones(4), 2, 2, 1)
+    rows = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])[..., None]
+    stale.add(torch.arange(4), rows, torch.tensor([[True, False], [False, False], [False, False], [False, False]]))
+    assert stale.result(None).squeeze(-1).tolist() == [[4, 4], [0, 0]]
+
+
+def test_a_resumed_training_with_a_regression_is_bit_identical() -> None:
+    model, graphs = trained("regression", "mean", table=True)
+    again, _ = trained("regression", "mean", table=True)
+    for _ in range(3):
+        model(graphs)
+    again.load_state_dict(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(again(graphs), model(graphs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"estimate": "differences"}, "use one of dropout, fixed_dropout, difference"),
+        ({"estimate": "differences"}, "use one of dropout, fixed_dropout, difference, regression"),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
     ],
