@@ -122,9 +122,11 @@ class PendingRows:
         return is_known[own]  # -1 is the last
 
     def rows(self, segments: Int64[Tensor, " chosen"], like: Tensor) -> Float[Tensor, "chosen configs channels"]:
-        """Rows of wanted segments; zeros where there is none, any row at padding."""
+        """Rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""
         place = torch.from_numpy(self._traffic.wanted[self._mine].cumsum() - 1)
         rows = self._wait()[0].to(like)
+        if not len(rows):
+            return rows.new_zeros(*self._traffic.own[segments].shape, self.channels)
         return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device)]
 
     def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
@@ -137,7 +139,7 @@ class PendingRows:
         self._push(self._pulled.unknown, embedded, segments, step)
 
     def summed(self, values: Float64[Tensor, "left right"]) -> Float64[Tensor, "left right"]:
-        """The sum of `values` over the processes that have graphs of their own in the step."""
+        """The sum of `values` over the processes, without those that are idle."""
         values = values * bool(self._mine.any())
         dist.all_reduce(values, group=self._table.group)
         return values
