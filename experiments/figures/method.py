@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import mean
 from typing import Any
 
 from experiments.figures.documents import Number, result, table
@@ -82,6 +83,16 @@ def variants() -> str:
     return table(["score, step", *found], [[name, *(cell(each[name]) for each in found.values())] for name in names])
 
 
+def estimates() -> str:
+    found = result("estimates")
+    tasks = found["errors"]
+    return table(
+        ["error of the pooled embedding", *tasks, "mean"],
+        [[name, *(f"{mean(seeds[name]):.3f}" for seeds in tasks.values()), f"{each:.3f}"]
+         for name, each in found["mean"].items()],
+    )  # fmt: skip
+
+
 def partition() -> str:
     found = result("partition")
     each = {name: [found[kind]["methods"][name] for kind in GRAPH_KINDS] for name in PARTITIONERS}
@@ -155,6 +166,7 @@ def _rescore() -> list[float]:
 
 TABLES = {
     "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
+    "estimates": estimates,
     "partition": partition, "distributed": distributed, "checkpoint": checkpoint, "scale": partial(scale, "scale"),
     "scale of an accelerator": partial(scale, "scale_accelerator"),
 }  # fmt: skip

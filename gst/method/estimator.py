@@ -243,33 +243,32 @@ class GraphSegmentTraining(nn.Module):
     def _corrected(
         self, draw: Draw, chosen: Tensor, embedded: Tensor, keys: Tensor, is_known: Known, pending: PendingRows | None
     ) -> Tensor:
-        """The estimate of `gst.method.regression`. A segment without any row is taken for the mean of its graph's."""
+        """The estimate of `gst.method.regression`: rows of all segments, corrected by the fresh ones."""
         catalogue, pool, device = draw.catalogue, self._pool(draw.catalogue), embedded.device
         weights = (draw.fresh / draw.inclusion)[:, None].expand(is_known.shape)
-        if self.omit_rest:
-            self._add(pool, catalogue, chosen, embedded, weights[chosen])
-            return pool.result()
-        if self.table is None:  # all rows are of now: the value is exact, the gradient that of the fresh segments
+        if self.table is None and not self.omit_rest:  # rows of now: the value is exact, the gradient that of the fresh
             ones = torch.ones_like(weights)
             self._add(pool, catalogue, chosen, _scale_gradient(embedded, weights[chosen]), ones[chosen])
             self._add_encoded(pool, catalogue, (~draw.fresh).nonzero().squeeze(1), draw.configs, ones)
             return pool.result()
         self._add(pool, catalogue, chosen, embedded, weights[chosen])
-        device, nodes = embedded.device, catalogue.node_counts
-        size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes.double()
-        per_node = (torch.ones_like(size) if self.pooling == "mean" else 1 / size).to(embedded)[:, None, None]
-        graph, residual = catalogue.graph.to(device), ((1 - weights[:, 0]) * size).to(embedded.detach())
-        stale = StaleSum(graph, residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
+        if self.table is None:
+            return pool.result()
+        nodes = catalogue.node_counts.double()
+        size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes
+        per_node = torch.ones_like(size) if self.pooling == "mean" else size.reciprocal()
+        scale = per_node.to(embedded.detach())[:, None, None]
+        residual = ((1 - weights[:, 0]) * size).to(embedded.detach())
+        stale = StaleSum(catalogue.graph.to(device), residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
         fresh_rows = []
         for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
             rows = self._pulled(keys[chunk]) if pending is None else pending.rows(chunk, self._like())
-            rows = rows * per_node[chunk]
-            stale.add(chunk.to(device), rows, is_known[chunk].to(device))
-            fresh_rows.append(rows[draw.fresh[chunk].to(device)])
+            stale.add(chunk.to(device), rows * scale[chunk], is_known[chunk].to(device))
+            fresh_rows.append((rows * scale[chunk])[draw.fresh[chunk].to(device)])
         result = pool.result() + stale.result(self._regression)
         if self._regression is not None:
             known = is_known[chosen].to(device)
-            pairs = moments(torch.cat(fresh_rows)[known], (embedded * per_node[chosen])[known])
+            pairs = moments(torch.cat(fresh_rows)[known], (embedded.detach() * scale[chosen])[known])
             self._regression.observe(pairs if pending is None else pending.summed(pairs))
         if pending is None:
             self._push(keys[chosen], embedded)

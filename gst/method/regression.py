@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 RIDGE = 0.1  # of the mean variance of a channel
-TINY = 1e-30
 MEMORY = 0.8  # share that older steps keep in the moments after another step
+TINY = 1e-30
 
 
 def moments(
