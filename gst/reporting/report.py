@@ -26,7 +26,7 @@ __all__ = ["headline", "render", "render_training"]
 def render(record: Record) -> str:
     """The page of a search. `record` is what `gst place` and `gst demo` found; all its parts may be missing or empty.
 
-    See `gst.placement.outcome.PlacementResult` and `gst.placement.drawing.plan_drawing` for what it holds.
+    See `gst.placement.planning.PlacementResult` and `gst.placement.drawing.plan_drawing` for what it holds.
     """
     title, program = headline(record), str(record.get("program") or "program")
     what = "a published cost graph" if runtime_of(record) == "published" else "one step"
