@@ -39,6 +39,17 @@ COST_MODELS = ("sums", "network")
 """Linear regression on sums over the operations of a plan, and the GST cost model (`gst.placement.screening`)."""
 
 
+def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
+    """Raises:
+    ValueError: there is no such method or no such task, or placement is not among the tasks.
+    """
+    for asked, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+        if wrong := [name for name in asked if name not in known]:
+            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(known)}")
+    if "placement" not in tasks:
+        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of a search: how long to look for a plan, by which methods, and how to measure.
@@ -262,17 +273,6 @@ def _place_on_costs(
     return PlacementResult(
         task, chosen, placed_result(task, kind, best, ran[best], bound_ms, plans), {"curves": curves(planned)}
     )
-
-
-def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
-    """Raises:
-    ValueError: there is no such method or no such task, or placement is not among the tasks.
-    """
-    for asked, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
-        if wrong := [name for name in asked if name not in known]:
-            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(known)}")
-    if "placement" not in tasks:
-        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
 
 
 def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
