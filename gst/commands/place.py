@@ -120,7 +120,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     wait_briefly()
     from gst.placement.command import place_by_options
     from gst.placement.planning import RENAMED, Settings
-    from gst.reporting.report import headline
+    from gst.reporting.headline import headline
 
     settings = Settings(
         budget=options.budget, evaluations=options.evaluations,

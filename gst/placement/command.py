@@ -23,7 +23,7 @@ from gst.placement.planning import PlacementResult, Settings, place_graph, place
 from gst.placement.task import Task, save_plan
 from gst.process.progress import Progress
 from gst.programs import Program, traced
-from gst.reporting.report import render
+from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
 WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")
