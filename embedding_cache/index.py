@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from embedding_cache.kernels import compiled
+from embedding_cache.storage import compiled
+
+
+class WriteOrder(NamedTuple):
+    """The slots in use as a ring, from the least to the most recently written: `after[0]` is the oldest slot and
+    `before[0]` the newest, as slot 0 belongs to no key. A write, with the eviction it may cause, takes the same time
+    however many slots there are.
+
+    Args:
+        key_of: the key that has each slot.
+        before, after: the neighbours of each slot in the ring.
+    """
+
+    key_of: Int32[np.ndarray, " slots"]
+    before: Int32[np.ndarray, " slots"]
+    after: Int32[np.ndarray, " slots"]
 
 
 class KeyIndex:
@@ -25,17 +40,19 @@ class KeyIndex:
         self.num_keys = num_keys
         self.rows_in_use = 0
         self.step = 0  # the greatest pushed
-        self._order = None if capacity is None else WriteOrder(capacity)
+        self._capacity = capacity
+        self._order = None if capacity is None else WriteOrder(*np.zeros((3, 1), np.int32))
         self._slot_of = np.zeros(num_keys, np.int32)
         self._written = np.zeros(1, np.int64)
 
     @property
     def most_rows(self) -> int:
-        return self.num_keys if self._order is None else min(self._order.capacity, self.num_keys)
+        return self.num_keys if self._capacity is None else min(self._capacity, self.num_keys)
 
     @property
     def nbytes(self) -> int:
-        return self._slot_of.nbytes + self._written.nbytes + (self._order.nbytes if self._order else 0)
+        arrays = (self._slot_of, self._written, *(self._order or ()))
+        return sum(array.nbytes for array in arrays)
 
     def look_up(
         self, keys: Int64[np.ndarray, " keys"], now: int
@@ -45,14 +62,10 @@ class KeyIndex:
         Raises:
             ValueError: a key is out of range.
         """
-        slots, ages, is_known = (
-            np.empty(len(keys), np.int32),
-            np.empty(len(keys), np.int64),
-            np.empty(len(keys), np.bool_),
-        )
-        fault = _look_up(self._slot_of, self._written, keys, now, slots, ages, is_known)
+        fault, *result = _look_up(self._slot_of, self._written, keys, now)
         if fault >= 0:
             self._refuse(keys, fault)
+        slots, ages, is_known = result
         return slots, ages, is_known
 
     def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
@@ -61,25 +74,27 @@ class KeyIndex:
         Raises:
             ValueError: a key is out of range or repeated.
         """
-        slots = np.empty(len(keys), np.int32)
-        fault, num_new = _find(self._slot_of, keys, slots)
+        fault, slots, num_new = _find(self._slot_of, keys)
         if fault >= 0:
             self._refuse(keys, fault)
         return slots, num_new
 
     def assign(
-        self, keys: Int64[np.ndarray, " keys"], found: Int32[np.ndarray, " keys"], step: int
+        self, keys: Int64[np.ndarray, " keys"], before: Int32[np.ndarray, " keys"], step: int
     ) -> Int32[np.ndarray, " keys"]:
         """The slots that keys are written to at `step`; new ones get one, from others if `capacity` is reached.
 
         Args:
             keys: distinct, at most `most_rows`; room was made for those that are new.
-            found: what `find` said of them.
+            before: their slots, from `find`.
         """
-        if self._order is not None:
-            found, self.rows_in_use = self._order.assign(self._slot_of, keys, self.rows_in_use)
-        slots = np.empty_like(found)
-        self.rows_in_use = _assign(self._slot_of, self._written, keys, found, slots, step, self.rows_in_use)
+        if self._order is None:
+            slots, self.rows_in_use = _assign(self._slot_of, keys, before, self.rows_in_use)
+        else:
+            slots, self.rows_in_use = _assign_by_write(
+                self._slot_of, self._order, keys, self.rows_in_use, self.most_rows
+            )
+        self._written[slots] = step
         self.step = max(self.step, step)
         return slots
 
@@ -88,9 +103,11 @@ class KeyIndex:
         self._written[slots] = steps
 
     def grow(self, num_slots: int) -> None:
-        self._written = np.concatenate([self._written, np.zeros(num_slots - len(self._written), np.int64)])
+        """Make room for more rows."""
+        more = num_slots - len(self._written)
+        self._written = np.pad(self._written, (0, more))
         if self._order is not None:
-            self._order.grow(num_slots)
+            self._order = WriteOrder(*(np.pad(array, (0, more)) for array in self._order))
 
     def resize(self, num_keys: int) -> None:
         """Make room for more keys."""
@@ -118,7 +135,7 @@ class KeyIndex:
         else:
             place = np.empty(len(slots) + 1, np.int64)
             place[slots] = np.arange(len(slots))
-            order = place[self._order.oldest_first()]
+            order = place[_follow(self._order.after)]
         return keys[order], slots[order], written[order]
 
     def _refuse(self, keys: Int64[np.ndarray, " keys"], fault: int) -> None:
@@ -130,24 +147,28 @@ class KeyIndex:
 
 @compiled
 @no_type_check
-def _look_up(slot_of, written, keys, now, slots, ages, is_known):
-    """-1, or where the first key out of range is."""
+def _look_up(slot_of, written, keys, now):
+    """-1, or the position of the first key out of range; then slots, ages and whether there is a row."""
+    slots, ages, is_known = np.empty(len(keys), np.int32), np.empty(len(keys), np.int64), np.empty(len(keys), np.bool_)
+    fault = -1
     for i in range(len(keys)):
         key = keys[i]
         if key < 0 or key >= len(slot_of):
-            return i
+            fault = i
+            break
         slot = slot_of[key]
         slots[i], is_known[i] = slot, slot > 0
         ages[i] = now - written[slot] if slot > 0 else -1
-    return -1
+    return fault, slots, ages, is_known
 
 
 @compiled
 @no_type_check
-def _find(slot_of, keys, slots):
-    """-1 and the number of new keys, or where the first faulty key is. A key seen has its slot noted as -1 - slot until
-    all are, so the second sight of one shows; then all are as they were."""
-    fault, num_new, seen = -1, 0, 0
+def _find(slot_of, keys):
+    """-1, or the position of the first key that is out of range or repeated; the slots, and the number of new keys.
+    While the loop runs a key it has passed holds -1 - slot, by which it knows the key when it comes again."""
+    slots = np.empty(len(keys), np.int32)
+    fault, num_new, passed = -1, 0, 0
     for i in range(len(keys)):
         key = keys[i]
         if key < 0 or key >= len(slot_of) or slot_of[key] < 0:
@@ -156,64 +177,31 @@ def _find(slot_of, keys, slots):
         slots[i] = slot_of[key]
         slot_of[key] = -1 - slots[i]
         num_new += slots[i] == 0
-        seen += 1
-    for i in range(seen):
+        passed += 1
+    for i in range(passed):
         slot_of[keys[i]] = slots[i]
-    return fault, num_new
+    return fault, slots, num_new
 
 
 @compiled
 @no_type_check
-def _assign(slot_of, written, keys, found, slots, step, in_use):
-    """Keep the slots that were found and give the keys without one (0) the next free; returns the slots then in use."""
+def _assign(slot_of, keys, before, in_use):
+    """Keys keep their slots `before`; those without one (0) get the next free. Also returns how many are in use."""
+    slots = before.copy()
     for i in range(len(keys)):
-        slot = found[i]
-        if slot == 0:
+        if slots[i] == 0:
             in_use += 1
-            slot = slot_of[keys[i]] = in_use
-        slots[i] = slot
-        written[slot] = step
-    return in_use
-
-
-class WriteOrder:
-    """The slots in use, from the least to the most recently written, at 12 bytes per slot.
-
-    A ring: `after[0]` is the oldest slot and `before[0]` the newest, as slot 0 belongs to no key. A write, with the
-    eviction it may cause, takes the same time however many slots there are.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._key_of, self._before, self._after = (np.zeros(1, np.int32) for _ in range(3))
-
-    @property
-    def nbytes(self) -> int:
-        return 3 * self._key_of.nbytes
-
-    def grow(self, num_slots: int) -> None:
-        self._key_of, self._before, self._after = (
-            np.concatenate([array, np.zeros(num_slots - len(array), np.int32)])
-            for array in (self._key_of, self._before, self._after)
-        )
-
-    def assign(
-        self, slot_of: Int32[np.ndarray, " all_keys"], keys: Int64[np.ndarray, " keys"], in_use: int
-    ) -> tuple[Int32[np.ndarray, " keys"], int]:
-        """The slots that distinct `keys`, at most `capacity`, are written to in their order, and the slots then in use.
-        A new key takes a free slot, or the oldest one from the key that has it; `slot_of` follows."""
-        slots = np.empty(len(keys), np.int32)
-        in_use = _assign_by_write(slot_of, self._key_of, self._before, self._after, keys, slots, in_use, self.capacity)
-        return slots, in_use
-
-    def oldest_first(self) -> Int32[np.ndarray, " in_use"]:
-        """The slots in use, the least recently written first."""
-        return _follow(self._after)
+            slots[i] = slot_of[keys[i]] = in_use
+    return slots, in_use
 
 
 @compiled
 @no_type_check
-def _assign_by_write(slot_of, key_of, before, after, keys, slots, in_use, capacity):
+def _assign_by_write(slot_of, order, keys, in_use, capacity):
+    """The slots that distinct `keys`, at most `capacity`, are written to in their order, and how many are in use. A new
+    key takes a free slot, or the oldest one from the key that has it; `slot_of` follows."""
+    key_of, before, after = order
+    slots = np.empty(len(keys), np.int32)
     for i in range(len(keys)):
         slot = slot_of[keys[i]]
         if slot == 0 and in_use < capacity:
@@ -227,15 +215,16 @@ def _assign_by_write(slot_of, key_of, before, after, keys, slots, in_use, capaci
         newest = before[0]
         after[newest], before[slot], after[slot], before[0] = slot, newest, 0, slot
         slot_of[keys[i]], key_of[slot], slots[i] = slot, keys[i], slot
-    return in_use
+    return slots, in_use
 
 
 @compiled
 @no_type_check
 def _follow(after):
+    """The slots of a ring from the oldest to the newest."""
     slots = np.empty(len(after) - 1, np.int32)
-    found, slot = 0, after[0]
+    length, slot = 0, after[0]
     while slot != 0:
-        slots[found] = slot
-        found, slot = found + 1, after[slot]
-    return slots[:found]
+        slots[length] = slot
+        length, slot = length + 1, after[slot]
+    return slots[:length]

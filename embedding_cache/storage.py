@@ -1,4 +1,7 @@
-"""Numbered rows on an accelerator, in memory of the host or in a file. Row 0 belongs to no key and stays zero."""
+"""Rows of an embedding table: where they lie (accelerator, host, file), compiled copies, and a thread that moves them.
+
+Rows are numbered; row 0 belongs to no key and stays zero.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,161 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, no_type_check
 
+import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Bool, Float, Int32, Int64
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from torch import Tensor
 
-from embedding_cache import kernels
+
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `kernel` on its first call and keep the machine code for later processes, disk permitting.
+
+    Write `@no_type_check` under this decorator: numba must see the bare function, not one wrapped by the
+    shape checker that the tests install. numba raises RuntimeError when neither the package's folder nor
+    the user's cache folder can be written (a read-only container); the kernel is then compiled once per
+    process.
+    """
+    try:
+        return numba.njit(cache=True, nogil=True)(kernel)
+    except RuntimeError:
+        return numba.njit(nogil=True)(kernel)
+
+
+# Compiled copies ---------------------------------------------------------------------------------------------------
+#
+# A row is an array of whole words (integers of the widest size that divides it), whatever its dtype. Random rows of a
+# large table miss every cache, and the processor cannot guess which comes next; so each kernel asks for the row `AHEAD`
+# turns later before it copies the present one. `slots` may repeat in a gather, not in a scatter.
+
+LINE = 64  # bytes of a cache line
+AHEAD = 16  # rows; fewer and memory is not ready, many more and the first are pushed out again
+
+
+@intrinsic
+@no_type_check
+def _prefetch(context: Any, rows: Any, row: Any, word: Any) -> Any:
+    """Ask for the line of `rows[row, word]` into the second-level cache: the first can wait for too few at a time."""
+
+    @no_type_check
+    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        byte, integer = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, integer, integer, integer])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        address = builder.bitcast(_address(target, builder, signature.args, values), byte)
+        builder.call(function, [address, integer(0), integer(2), integer(1)])  # to read, second level, data
+        return target.get_dummy_value()
+
+    return types.void(rows, row, word), generate
+
+
+@intrinsic
+@no_type_check
+def _stream_line(context: Any, source: Any, source_row: Any, word: Any, sink: Any, sink_row: Any) -> Any:
+    """Copy the line at `source[source_row, word]` to `sink[sink_row, word]`, aligned, past the caches."""
+
+    @no_type_check
+    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        line, kinds = ir.PointerType(ir.VectorType(ir.IntType(64), LINE // 8)), signature.args
+        loaded = builder.load(builder.bitcast(_address(target, builder, kinds[:3], values[:3]), line), align=8)
+        place = _address(target, builder, (kinds[3], kinds[4], kinds[2]), (values[3], values[4], values[2]))
+        store = builder.store(loaded, builder.bitcast(place, line), align=LINE)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return target.get_dummy_value()
+
+    return types.void(source, source_row, word, sink, sink_row), generate
+
+
+@intrinsic
+@no_type_check
+def _fence(context: Any) -> Any:
+    """Let other threads see what was streamed before anything that follows."""
+
+    @no_type_check
+    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.fence("seq_cst")
+        return target.get_dummy_value()
+
+    return types.void(), generate
+
+
+@no_type_check
+def _address(target: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    """Of `values[0][values[1], values[2]]`."""
+    array = target.make_array(kinds[0])(target, builder, values[0])
+    where = [target.cast(builder, values[axis], kinds[axis], types.int64) for axis in (1, 2)]
+    return cgutils.get_item_pointer(target, builder, kinds[0], array, where, wraparound=False)
+
+
+@compiled
+@no_type_check
+def gather(rows, slots, out):
+    """out[i] = rows[slots[i]]."""
+    words, per_line = rows.shape[1], LINE // rows.itemsize
+    if words == 1:  # the processor looks far enough ahead by itself
+        for i in range(len(slots)):
+            out[i, 0] = rows[slots[i], 0]
+        return
+    for i in range(len(slots)):
+        later = slots[min(i + AHEAD, len(slots) - 1)]
+        for word in range(0, words, per_line):
+            _prefetch(rows, later, word)
+        slot = slots[i]
+        for word in range(words):
+            out[i, word] = rows[slot, word]
+
+
+@compiled
+@no_type_check
+def gather_streaming(rows, slots, out):
+    """`gather` of rows of whole lines into an `out` that begins at one and is larger than the caches: written through
+    them, it would be read from memory before it is written there."""
+    words, per_line = rows.shape[1], LINE // rows.itemsize
+    for i in range(len(slots)):
+        later = slots[min(i + AHEAD, len(slots) - 1)]
+        for word in range(0, words, per_line):
+            _prefetch(rows, later, word)
+        slot = slots[i]
+        for word in range(0, words, per_line):
+            _stream_line(rows, slot, word, out, i)
+    _fence()
+
+
+@compiled
+@no_type_check
+def scatter(rows, slots, given):
+    """rows[slots[i]] = given[i]."""
+    words, per_line = rows.shape[1], LINE // rows.itemsize
+    for i in range(len(slots)):
+        later = slots[min(i + AHEAD, len(slots) - 1)]
+        for word in range(0, words, per_line):
+            _prefetch(rows, later, word)
+        slot = slots[i]
+        for word in range(words):
+            rows[slot, word] = given[i, word]
+
+
+@compiled
+@no_type_check
+def scatter_streaming(rows, slots, given):
+    """`scatter` of rows of whole lines, which need not be read before they are overwritten."""
+    words, per_line = rows.shape[1], LINE // rows.itemsize
+    for i in range(len(slots)):
+        slot = slots[i]
+        for word in range(0, words, per_line):
+            _stream_line(given, i, word, rows, slot)
+    _fence()
+
+
+# Places ------------------------------------------------------------------------------------------------------------
 
 Grow = Callable[[Tensor, int], Tensor]
 HUGE_PAGE = 2 << 20  # bytes
@@ -79,30 +228,9 @@ STREAMED_BYTES = 8 << 20  # from here on it pays, even for whoever reads the res
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-@runtime_checkable
-class Rows(Protocol):
-    """What a table needs of its rows. Slots are positions of rows, on the host."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
-        """Copies of the rows, on the table's device: in `out` where it is given."""
-
-    def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
-        """`gather` of a large part of all rows, once, into the memory of the host."""
-
-    def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
-        """Overwrite distinct rows with `rows`, of any dtype and device."""
-
-    def grow(self, num_rows: int) -> None:
-        """Make room; rows keep their slots."""
-
-
-def rows_for(tier: Tier, channels: int, dtype: torch.dtype, device: torch.device, path: Path | None) -> Rows:
+def rows_for(
+    tier: Tier, channels: int, dtype: torch.dtype, device: torch.device, path: Path | None
+) -> AcceleratorRows | HostRows:
     """One row of zeros, in `tier`. Pinned memory needs an accelerator; without one it is ordinary."""
     if tier == "device" and device.type != "cpu":
         return AcceleratorRows(channels, dtype, device)
@@ -114,9 +242,9 @@ def rows_for(tier: Tier, channels: int, dtype: torch.dtype, device: torch.device
 
 
 class AcceleratorRows:
-    """Rows in the accelerator's own memory. Born in inference mode they could never be written outside it."""
+    """Rows in the accelerator's own memory. Slots, positions of rows, are on the host."""
 
-    @torch.inference_mode(False)
+    @torch.inference_mode(False)  # rows made in inference mode could never be written outside it
     def __init__(self, channels: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows = torch.zeros(1, channels, dtype=dtype, device=device)
 
@@ -151,6 +279,7 @@ class AcceleratorRows:
 
 class HostRows:
     """Rows in the host's memory, wherever `grow_rows` takes it from, for a table whose results go to `device`.
+    Slots, positions of rows, are on the host.
 
     One thread copies: on the machines measured a second one waited for the same memory.
     """
@@ -158,7 +287,7 @@ class HostRows:
     def __init__(self, channels: int, dtype: torch.dtype, device: torch.device, grow_rows: Grow) -> None:
         row_bytes = channels * dtype.itemsize
         self._word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
-        self._in_lines = row_bytes % kernels.LINE == 0
+        self._in_lines = row_bytes % LINE == 0
         self._device, self._grow_rows = device, grow_rows
         self._keep(grow_rows(torch.zeros(1, channels, dtype=dtype), 1))
 
@@ -171,25 +300,29 @@ class HostRows:
         return self._rows.nbytes
 
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
+        """Copies of the rows, on the table's device: in `out` if it is not None."""
         direct = out is not None and self._reachable(out)
         host = out if out is not None and direct else self._staging(len(slots))
-        streams = self._in_lines and host.nbytes >= STREAMED_BYTES and host.data_ptr() % kernels.LINE == 0
-        kernel = kernels.gather_streaming if streams else kernels.gather
-        kernel(self._words, slots, host.view(self._word).numpy())
+        streams = self._in_lines and host.nbytes >= STREAMED_BYTES and host.data_ptr() % LINE == 0
+        copy_rows = gather_streaming if streams else gather
+        copy_rows(self._words, slots, host.view(self._word).numpy())
         if direct:
             return host
         return host.to(self._device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
-        """Into huge pages, which the system hands over faster than as many small ones."""
+        """`gather` of a large part of all rows, once, into the memory of the host: into huge pages, which the system
+        hands over faster than as many small ones."""
         return self.gather(slots, ordinary(self._rows[:0], len(slots)))
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
-        streams = self._in_lines and self._rows.data_ptr() % kernels.LINE == 0
-        kernel = kernels.scatter_streaming if streams else kernels.scatter
-        kernel(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
+        """Overwrite distinct rows with `rows`, of any dtype and device."""
+        streams = self._in_lines and self._rows.data_ptr() % LINE == 0
+        copy_rows = scatter_streaming if streams else scatter
+        copy_rows(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
 
     def grow(self, num_rows: int) -> None:
+        """Make room; rows keep their slots."""
         self._keep(self._grow_rows(self._rows, num_rows))
 
     def _keep(self, rows: Tensor) -> None:
@@ -214,3 +347,84 @@ class HostRows:
             return False
         offset = rows.storage_offset() * rows.element_size()
         return offset % self._word.itemsize == 0 and rows.data_ptr() % self._word.itemsize == 0
+
+
+# Copies beside the caller: on one thread and, with an accelerator, on a stream of its own ----------------------------
+
+Job = Callable[[], Tensor | None]
+Finished = tuple[Tensor | None, "torch.cuda.Event | None"]
+
+
+class Background:
+    """Runs jobs one after another, in the order they are given.
+
+    With CUDA a job sees all that the caller's stream was given before the job, and whoever waits for a job makes
+    their stream wait for the job's; the host does not wait for the accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, "embedding-cache")
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._unfinished: list[Pending] = []
+
+    def run(self, job: Job, *inputs: Tensor) -> Pending:
+        """Start `job`, which reads `inputs`: leave these as they are until it is done."""
+        ready = None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
+        pending = Pending(self._thread.submit(self._work, job, inputs, ready), self._device)
+        self._unfinished = [each for each in self._unfinished if not each.succeeded()] + [pending]
+        return pending
+
+    def wait(self) -> None:
+        """For all jobs. Raises what the first that failed has raised."""
+        unfinished, self._unfinished = self._unfinished, []
+        for pending in unfinished:
+            pending.wait()
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _work(self, job: Job, inputs: tuple[Tensor, ...], ready: torch.cuda.Event | None) -> Finished:
+        if self._stream is None or ready is None:
+            return job(), None
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            result = job()
+            for tensor in inputs:
+                if tensor.is_cuda:
+                    tensor.record_stream(self._stream)  # its memory is not given to others while the job may read it
+            return result, self._stream.record_event()
+
+
+class Pending:
+    """A job that may still run."""
+
+    def __init__(self, future: Future[Finished], device: torch.device) -> None:
+        self._future, self._device = future, device
+
+    def wait(self) -> Tensor | None:
+        """What the job returned; it may be used on the caller's stream from now on. Raises what the job has raised."""
+        result, done = self._future.result()
+        if done is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(done)
+            if result is not None and result.is_cuda:
+                result.record_stream(stream)
+        return result
+
+    def succeeded(self) -> bool:
+        """Whether the job has ended, and raised nothing."""
+        return self._future.done() and self._future.exception() is None
+
+
+class Prefetched(NamedTuple):
+    """A pull on its way."""
+
+    rows: Pending
+    ages: Int64[Tensor, " keys"]
+    is_known: Bool[Tensor, " keys"]
+
+    def wait(self) -> tuple[Float[Tensor, "keys channels"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
+        """What `pull` returns."""
+        rows = self.rows.wait()
+        assert rows is not None
+        return rows, self.ages, self.is_known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
-from embedding_cache.background import Background, Job, Prefetched
 from embedding_cache.index import KeyIndex
 from embedding_cache.refresh import DriftEstimate
-from embedding_cache.storage import Rows, Tier, rows_for
+from embedding_cache.storage import Background, Job, Prefetched, Tier, rows_for
 
 
 class EmbeddingTable(nn.Module):
@@ -82,19 +80,19 @@ class EmbeddingTable(nn.Module):
     @property
     def step(self) -> int:
         """The greatest one pushed, 0 at first."""
-        return self._held.index.step
+        return self._index.step
 
     @property
     def rows_in_use(self) -> int:
         """How many keys have a row."""
-        return self._held.index.rows_in_use
+        return self._index.rows_in_use
 
     def clear(self) -> None:
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
         self._background.wait()
-        rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
-        drift = DriftEstimate() if self.track_drift else None
-        self._held = Contents(KeyIndex(self.num_keys, self.capacity), rows, drift)
+        self._index = KeyIndex(self.num_keys, self.capacity)
+        self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+        self._drift = DriftEstimate() if self.track_drift else None
 
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
@@ -116,12 +114,12 @@ class EmbeddingTable(nn.Module):
         """
         slots, ages, is_known = self._look_up(keys, step, out)
         self._background.wait()
-        return self._held.rows.gather(slots, out), ages, is_known
+        return self._rows.gather(slots, out), ages, is_known
 
     def prefetch(self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None) -> Prefetched:
         """`pull` in the background: `.wait()` returns what `pull` would return now. Leave `out` alone until then."""
         slots, ages, is_known = self._look_up(keys, step, out)
-        return Prefetched(self._background.run(partial(self._held.rows.gather, slots, out)), ages, is_known)
+        return Prefetched(self._background.run(partial(self._rows.gather, slots, out)), ages, is_known)
 
     def is_known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
         """Whether each of `keys` has a row: `pull(keys)[2]` without the rows."""
@@ -157,11 +155,11 @@ class EmbeddingTable(nn.Module):
         Raises:
             ValueError: drift is not tracked, and what `pull` refuses.
         """
-        if self._held.drift is None:
+        if self._drift is None:
             raise ValueError("drift is not tracked; make the table with track_drift=True")
         slots, ages, _ = self._look_up(keys, step)
         self._background.wait()
-        return self._held.drift.expected(slots, ages.cpu().numpy()).to(keys.device)
+        return self._drift.expected(slots, ages.cpu().numpy()).to(keys.device)
 
     def resize(self, num_keys: int) -> None:
         """Make room for keys 0..num_keys-1; rows keep their keys.
@@ -170,16 +168,16 @@ class EmbeddingTable(nn.Module):
             ValueError: fewer keys than there are, or more than int32 slots.
         """
         check_resize(self.num_keys, num_keys)
-        self._held.index.resize(num_keys)
+        self._index.resize(num_keys)
         self.num_keys = num_keys
 
     def export_rows(
         self,
     ) -> tuple[Int64[Tensor, " in_use"], Float[Tensor, "in_use channels"], Int64[Tensor, " in_use"]]:
         """Copies of the keys in use, ascending, their rows, and the steps these were written at."""
-        keys, slots, written = self._held.index.in_use()
+        keys, slots, written = self._index.in_use()
         self._background.wait()
-        return torch.from_numpy(keys), self._held.rows.gather(slots), torch.from_numpy(written)
+        return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
 
     def statistics(self) -> dict[str, float]:
         """What to log.
@@ -190,19 +188,26 @@ class EmbeddingTable(nn.Module):
             rows_in_use: rows.
             bytes: of the index and the storage, spare capacity included.
         """
-        ages = self._held.index.ages(self.step)
+        ages = self._index.ages(self.step)
         return {
             "age_mean": float(ages.mean()) if len(ages) else -1.0,
             "age_max": int(ages.max()) if len(ages) else -1,
             "share_unknown": 1 - len(ages) / self.num_keys,
             "rows_in_use": self.rows_in_use,
-            "bytes": self._held.nbytes,
+            "bytes": self._index.nbytes + self._rows.nbytes + (self._drift.nbytes if self._drift else 0),
         }
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`: tensors, numbers and text only, and no spare room. Whatever the tier, it is the same."""
         self._background.wait()
-        return self._held.state() | {"dataset": self.dataset}
+        keys, slots, written = self._index.by_write()
+        state: dict[str, Any] = {"num_keys": self.num_keys, "step": self.step, "dataset": self.dataset}
+        state |= {
+            "keys": torch.from_numpy(keys),
+            "rows": self._rows.copied(slots),
+            "written": torch.from_numpy(written),
+        }
+        return state if self._drift is None else state | {"drift": self._drift.state(slots)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """For `load_state_dict`: replaces everything. A table with fewer keys grows to the saved number, one of another
@@ -217,7 +222,14 @@ class EmbeddingTable(nn.Module):
         KeyIndex(num_keys, None).find(state["keys"].cpu().numpy())  # refuses what a damaged file may hold
         self.num_keys, self.dataset = num_keys, self.dataset or state.get("dataset", "")
         self.clear()
-        self._held.load(state)
+        newest = slice(max(0, len(state["keys"]) - self._index.most_rows), None)
+        keys, written = (state[name].cpu().numpy()[newest] for name in ("keys", "written"))
+        slots, _ = self._reserve(keys, state["step"])
+        self._index.stamp(slots, written)
+        self._rows.scatter(slots, state["rows"][newest])
+        if self._drift is not None and "drift" in state:
+            drift = state["drift"]
+            self._drift.load(drift | {"factors": drift["factors"][newest]}, slots)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: the settings and the state; files and threads stay behind."""
@@ -239,83 +251,40 @@ class EmbeddingTable(nn.Module):
         check_now(now, self.step)
         if out is not None:
             check_out(out, (len(keys), self.channels), self.dtype, self.device)
-        slots, ages, is_known = self._held.index.look_up(keys.cpu().contiguous().numpy(), now)
+        slots, ages, is_known = self._index.look_up(keys.cpu().contiguous().numpy(), now)
         return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(is_known).to(keys.device)
 
     def _place(self, keys: Tensor, rows: Tensor, step: int) -> Job:
+        """Give `keys` their slots; what is returned writes the rows there."""
         check_push(keys, rows, step, self.channels)
-        return self._held.place(keys.cpu().contiguous().numpy(), rows.detach(), step, settle=self._background.wait)
+        numbers, rows = keys.cpu().contiguous().numpy(), rows.detach()
+        beyond = len(numbers) - self._index.most_rows
+        if beyond > 0:
+            self._index.find(numbers)  # refuses what is wrong with the keys that are left out
+            numbers, rows = numbers[beyond:], rows[beyond:]
+        ages = self._index.look_up(numbers, step)[1] if self._drift else None
+        slots, before = self._reserve(numbers, step)
+        return partial(self._write, slots, rows, before, ages)
 
-
-def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTable:
-    table = EmbeddingTable(**settings)
-    table.set_extra_state(state)
-    return table
-
-
-class Contents:
-    """Public: `index`, `rows` and `drift` (None if it is not tracked), to be read; written here alone."""
-
-    def __init__(self, index: KeyIndex, rows: Rows, drift: DriftEstimate | None) -> None:
-        self.index, self.rows, self.drift = index, rows, drift
-
-    @property
-    def nbytes(self) -> int:
-        return self.index.nbytes + self.rows.nbytes + (0 if self.drift is None else self.drift.nbytes)
-
-    def place(
-        self, keys: Int64[np.ndarray, " keys"], rows: Tensor, step: int, settle: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Give `keys` their slots; what is returned writes the rows there.
-
-        Args:
-            settle: called before rows are moved to a larger place; nothing may then be under way.
+    def _reserve(
+        self, keys: Int64[np.ndarray, " keys"], step: int
+    ) -> tuple[Int32[np.ndarray, " keys"], Int32[np.ndarray, " keys"]]:
+        """The slots that `keys` are written to at `step`, and those they had before (0 for none). Storage grows by
+        doubling, so that n pushes copy O(n) rows in all.
 
         Raises:
             ValueError: a key is out of range or repeated; nothing was changed.
             OSError: there is no room; nothing was changed.
         """
-        beyond = len(keys) - self.index.most_rows
-        if beyond > 0:
-            self.index.find(keys)  # refuses what is wrong with those not kept
-            keys, rows = keys[beyond:], rows[beyond:]
-        ages = None if self.drift is None else self.index.look_up(keys, step)[1]
-        slots, before = self._reserve(keys, step, settle)
-        return partial(self._write, slots, rows, before, ages)
-
-    def state(self) -> dict[str, Any]:
-        """Of the rows in use alone, those written last at the end."""
-        keys, slots, written = self.index.by_write()
-        state: dict[str, Any] = {"num_keys": self.index.num_keys, "step": self.index.step}
-        state |= {"keys": torch.from_numpy(keys), "rows": self.rows.copied(slots), "written": torch.from_numpy(written)}
-        return state if self.drift is None else state | {"drift": self.drift.state(slots)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """`state` into what is still empty; without room for all rows, those written last."""
-        kept = slice(max(0, len(state["keys"]) - self.index.most_rows), None)
-        keys, written = (state[name].cpu().numpy()[kept] for name in ("keys", "written"))
-        slots, _ = self._reserve(keys, state["step"])
-        self.index.stamp(slots, written)
-        self.rows.scatter(slots, state["rows"][kept])
-        if self.drift is not None and "drift" in state:
-            drift = state["drift"]
-            self.drift.load(drift | {"factors": drift["factors"][kept]}, slots)
-
-    def _reserve(
-        self, keys: Int64[np.ndarray, " keys"], step: int, settle: Callable[[], None] = lambda: None
-    ) -> tuple[Int32[np.ndarray, " keys"], Int32[np.ndarray, " keys"]]:
-        """The slots that `keys` are written to at `step`, and those they had before (0 for none). Storage grows by
-        doubling, so that n pushes copy O(n) rows in all."""
-        before, num_new = self.index.find(keys)
-        needed = 1 + min(self.index.rows_in_use + num_new, self.index.most_rows)
-        if needed > self.rows.num_rows:
-            settle()
-            num_rows = min(max(needed, 2 * self.rows.num_rows), 1 + self.index.most_rows)
-            self.rows.grow(num_rows)
-            self.index.grow(num_rows)
-            if self.drift is not None:
-                self.drift.grow(num_rows)
-        return self.index.assign(keys, before, step), before
+        before, num_new = self._index.find(keys)
+        needed = 1 + min(self.rows_in_use + num_new, self._index.most_rows)
+        if needed > self._rows.num_rows:
+            self._background.wait()  # no row may be on its way while all move
+            num_rows = min(max(needed, 2 * self._rows.num_rows), 1 + self._index.most_rows)
+            for growing in (self._rows, self._index, self._drift):
+                if growing is not None:
+                    growing.grow(num_rows)
+        return self._index.assign(keys, before, step), before
 
     def _write(
         self,
@@ -324,9 +293,15 @@ class Contents:
         before: Int32[np.ndarray, " keys"],
         ages: Int64[np.ndarray, " keys"] | None,
     ) -> None:
-        if self.drift is not None and ages is not None:
-            self.drift.observe(slots, before, ages, rows, self.rows.gather(before))
-        self.rows.scatter(slots, rows)
+        if self._drift is not None and ages is not None:
+            self._drift.observe(slots, before, ages, rows, self._rows.gather(before))
+        self._rows.scatter(slots, rows)
+
+
+def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTable:
+    table = EmbeddingTable(**settings)
+    table.set_extra_state(state)
+    return table
 
 
 MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken

@@ -1,17 +1,18 @@
-"""No empty part, no part too large: what others rely on and partitioners do not promise."""
+"""Balance of parts: the most that a part may hold, the repair of partitions, and local moves that keep the bounds."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
 from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from partitioners.compiled import compiled
-from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights
-from partitioners.packing import heaviest_first, place_on_lightest, unplaceable
+from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights, symmetric_csr
 
 
 def largest_part(
@@ -101,7 +102,7 @@ def repair(
         return parts
     _spread_heavy(parts, weights, num_parts, largest)
     sizes = part_weights(parts, num_parts, weights)
-    _overflow(csr.starts, csr.neighbours, csr.weights, weights, parts, sizes, largest)
+    _overflow(csr, weights, parts, sizes, largest)
     _spill(parts, weights, num_parts, np.full(num_parts, largest))
     return _fill_empty(parts, num_parts)
 
@@ -173,12 +174,13 @@ def _beyond(
 
 @compiled
 @no_type_check
-def _overflow(starts, neighbours, weights, node_weights, parts, sizes, largest):
+def _overflow(csr, node_weights, parts, sizes, largest):
     """Move nodes out of oversized parts across their borders, breadth first. Changes `parts` and `sizes`.
 
     A part that receives nodes never grows beyond `largest` and so never gives any. Each node is looked
     at once: the work is linear in nodes and edges, whatever the hubs.
     """
+    starts, neighbours, weights = csr
     num_nodes = len(parts)
     shared = np.zeros(len(sizes), np.int64)  # edges from the node at hand into each part, else zeros
     queue = np.empty(num_nodes, np.int64)
@@ -220,3 +222,188 @@ def _overflow(starts, neighbours, weights, node_weights, parts, sizes, largest):
                 queue[tail] = other
                 queued[other] = True
                 tail += 1
+
+
+@compiled
+@no_type_check
+def sift_up(heap, slots, keys, slot):
+    """Restore the order after the key of the id at `slot` has become less."""
+    moving = heap[slot]
+    while slot > 0:
+        parent = heap[(slot - 1) // 2]
+        if keys[parent] < keys[moving] or (keys[parent] == keys[moving] and parent < moving):
+            break
+        heap[slot] = parent
+        slots[parent] = slot
+        slot = (slot - 1) // 2
+    heap[slot] = moving
+    slots[moving] = slot
+
+
+@compiled
+@no_type_check
+def sift_down(heap, slots, keys, length, slot):
+    """Restore the order of `heap[:length]` after the key of the id at `slot` has become greater."""
+    moving = heap[slot]
+    while 2 * slot + 1 < length:
+        below = 2 * slot + 1
+        child = heap[below]
+        if below + 1 < length:
+            other = heap[below + 1]
+            if keys[other] < keys[child] or (keys[other] == keys[child] and other < child):
+                below, child = below + 1, other
+        if keys[moving] < keys[child] or (keys[moving] == keys[child] and moving < child):
+            break
+        heap[slot] = child
+        slots[child] = slot
+        slot = below
+    heap[slot] = moving
+    slots[moving] = slot
+
+
+def unplaceable(node_weights: Int64[np.ndarray, " nodes"], num_parts: int, largest: int) -> Bool[np.ndarray, " nodes"]:
+    """Whether a node may find no room: all others lie in parts of at most `largest`, none lighter than the mean.
+
+    Any other node always has room on the lightest part, so only these ask for care.
+    """
+    return node_weights + (node_weights.sum() - node_weights) // num_parts > largest
+
+
+def heaviest_first(node_weights: Int64[np.ndarray, " nodes"], num_parts: int) -> Int64[np.ndarray, " nodes"]:
+    """Part of each node: the heaviest first, each on the part that is lightest by then; none stays empty.
+
+    The heaviest part exceeds the best possible by at most a third (Graham 1969, "Bounds on multiprocessing
+    timing anomalies", theorem 2), and the mean by less than the heaviest node.
+    """
+    parts = np.zeros(len(node_weights), np.int64)
+    order = np.argsort(-node_weights, kind="stable")
+    place_on_lightest(order, node_weights, parts, np.zeros(num_parts, np.int64))
+    return parts
+
+
+@compiled
+@no_type_check
+def place_on_lightest(order, node_weights, parts, sizes):
+    """Put the nodes of `order` one by one on the lightest part, the lowest among equals. In place."""
+    num_parts = len(sizes)
+    heap = np.argsort(sizes, kind="mergesort")
+    slots = np.empty(num_parts, np.int64)
+    slots[heap] = np.arange(num_parts)
+    for node in order:
+        part = heap[0]
+        parts[node] = part
+        sizes[part] += node_weights[node]
+        sift_down(heap, slots, sizes, num_parts, 0)
+
+
+ROUNDS = 4  # of local moving after a repair
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One call of `partition`, its arguments checked.
+
+    Args:
+        edges: node ids, as the caller gave them.
+        num_nodes, num_parts, seed, tolerance, node_weights, edge_weights, time_limit: as in `partition`.
+    """
+
+    edges: Int64[np.ndarray, "2 edges"]
+    num_nodes: int
+    num_parts: int
+    seed: int = 0
+    tolerance: float = 0.1
+    node_weights: Int64[np.ndarray, " nodes"] | None = None
+    edge_weights: Int64[np.ndarray, " edges"] | None = None
+    time_limit: float | None = None
+
+    @cached_property
+    def csr(self) -> Csr:
+        return symmetric_csr(self.edges, self.num_nodes, self.edge_weights)
+
+    @cached_property
+    def weights(self) -> Int64[np.ndarray, " nodes"]:
+        """Of the nodes; ones where none were given."""
+        return np.ones(self.num_nodes, np.int64) if self.node_weights is None else self.node_weights
+
+    @cached_property
+    def total_weight(self) -> int:
+        return int(self.weights.sum())
+
+    @cached_property
+    def largest(self) -> int:
+        """Most weight that a part may hold."""
+        return largest_part(self.num_nodes, self.num_parts, self.tolerance, self.node_weights)
+
+    @property
+    def smallest(self) -> int:
+        """Least weight that local moving leaves a part: half the mean, but a node."""
+        return max(1, self.total_weight // (2 * self.num_parts))
+
+    def balanced(self, parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+        """`parts` where no part is empty or too heavy, otherwise a repaired copy."""
+        weights = part_weights(parts, self.num_parts, self.node_weights)
+        if weights.min() > 0 and weights.max() <= self.largest:
+            return parts
+        return repair(parts, self.csr, self.num_parts, self.largest, self.node_weights)
+
+    def refined(self, parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+        """`balanced`, and where that moved nodes, what they cost in edges won back by local moving."""
+        balanced = self.balanced(parts)
+        if balanced is not parts:
+            sizes = part_weights(balanced, self.num_parts, self.node_weights)
+            move_locally(self.csr, self.weights, balanced, sizes, self.smallest, self.largest, ROUNDS)
+        return balanced
+
+
+@compiled
+@no_type_check
+def move_locally(csr, node_weights, labels, sizes, smallest, largest, rounds):
+    """Give nodes, by ascending id, the label among their neighbours that they share most edges with. In place.
+
+    A label is taken only while its size, the weight of its nodes, stays at most `largest`, and left only while it
+    stays at least `smallest`; among equals a node keeps its own, then takes the smallest, then the one met first.
+    A round looks at the nodes next to what has moved since they were looked at last; the rounds end early once
+    fewer than 1 % of all nodes move.
+    int32 labels are quicker: what limits the speed is how many of them the processor's cache holds.
+
+    Args:
+        labels: of each node; integers of any width.
+        sizes: weight of the nodes of each label.
+    """
+    starts, neighbours, weights = csr
+    num_nodes = len(starts) - 1
+    shared = np.zeros(len(sizes), np.int64)  # weight of edges from the node at hand to each label, else zeros
+    waiting = np.ones(num_nodes, np.bool_)
+    for _ in range(rounds):
+        num_moved = 0
+        for node in range(num_nodes):
+            if not waiting[node]:
+                continue
+            waiting[node] = False
+            first, last, home = starts[node], starts[node + 1], labels[node]
+            if sizes[home] - node_weights[node] < smallest:
+                continue
+            for index in range(first, last):
+                shared[labels[neighbours[index]]] += weights[index]
+            best, most = home, shared[home]
+            shared[home] = 0
+            for index in range(first, last):
+                label = labels[neighbours[index]]
+                if shared[label] == 0:
+                    continue
+                better = shared[label] > most or (shared[label] == most and best != home and sizes[label] < sizes[best])
+                if better and sizes[label] + node_weights[node] <= largest:
+                    best, most = label, shared[label]
+                shared[label] = 0
+            if best == home:
+                continue
+            labels[node] = best
+            sizes[home] -= node_weights[node]
+            sizes[best] += node_weights[node]
+            num_moved += 1
+            for index in range(first, last):
+                if labels[neighbours[index]] != best:
+                    waiting[neighbours[index]] = True
+        if num_moved * 100 < num_nodes:
+            break

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Int, Int64
 
-from partitioners.balance import part_weights
+from partitioners.balance import Problem, move_locally, part_weights, place_on_lightest, sift_down, sift_up
 from partitioners.compiled import compiled
 from partitioners.csr import Csr
-from partitioners.packing import place_on_lightest, sift_down, sift_up
-from partitioners.problem import Problem, move_locally
 
 NODES_PER_PART = 60  # of the coarsest graph: enough freedom to balance, few enough to be quick
 COMMUNITIES_PER_PART = 16  # at least: a community weighs at most 1 / 16 of a part
@@ -20,8 +17,7 @@ ROUNDS_OF_CLUSTERING = 3
 ROUNDS_OF_REFINEMENT = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Level:
+class Level(NamedTuple):
     """A graph of the hierarchy.
 
     Args:
@@ -79,10 +75,8 @@ def contract(
     their summed weight, edges within a label vanish; neighbours of a node are not sorted.
     """
     compact, num_labels = _compact(labels)
-    starts, neighbours, weights, label_weights = _contract(
-        csr.starts, csr.neighbours, csr.weights, node_weights, compact, num_labels
-    )
-    return Csr(starts, neighbours, weights), label_weights, compact
+    arrays, label_weights = _contract(csr, node_weights, compact, num_labels)
+    return Csr(*arrays), label_weights, compact
 
 
 @compiled
@@ -102,7 +96,8 @@ def _compact(labels):
 
 @compiled
 @no_type_check
-def _contract(starts, neighbours, weights, node_weights, labels, num_labels):
+def _contract(csr, node_weights, labels, num_labels):
+    starts, neighbours, weights = csr
     num_nodes = len(starts) - 1
     label_weights = np.zeros(num_labels, np.int64)
     member_starts = np.zeros(num_labels + 1, np.int64)
@@ -137,7 +132,7 @@ def _contract(starts, neighbours, weights, node_weights, labels, num_labels):
                     coarse_weights[total] = weights[index]
                     total += 1
     coarse_starts[num_labels] = total
-    return coarse_starts, coarse_neighbours[:total].copy(), coarse_weights[:total].copy(), label_weights
+    return (coarse_starts, coarse_neighbours[:total].copy(), coarse_weights[:total].copy()), label_weights
 
 
 def grow(
@@ -149,7 +144,7 @@ def grow(
     half, until it holds its share of what was left. The next one begins beside it, with the node most enclosed
     by all parts so far. Nodes that were too heavy when their turn came go to the lightest part.
     """
-    parts, sizes = _grow(csr.starts, csr.neighbours, csr.weights, node_weights, num_parts, largest)
+    parts, sizes = _grow(csr, node_weights, num_parts, largest)
     rest = np.flatnonzero(parts < 0)
     place_on_lightest(rest[np.argsort(-node_weights[rest], kind="stable")], node_weights, parts, sizes)
     return parts
@@ -157,8 +152,9 @@ def grow(
 
 @compiled
 @no_type_check
-def _grow(starts, neighbours, weights, node_weights, num_parts, largest):
+def _grow(csr, node_weights, num_parts, largest):
     """Part of each node, -1 where none had room in its turn, and the sizes of the parts."""
+    starts, neighbours, weights = csr
     num_nodes = len(starts) - 1
     degrees = np.ones(num_nodes, np.int64)
     for node in range(num_nodes):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Int64
@@ -72,8 +71,7 @@ def check_time_limit(time_limit: float | None, method: str) -> None:
         raise ValueError(f"time_limit is {time_limit}; wanted a number of seconds >= 0: leave it out for no limit")
 
 
-@dataclass(frozen=True, eq=False)
-class Csr:
+class Csr(NamedTuple):
     """An undirected graph without self-loops or parallel edges; the same for any order of the edges.
 
     The neighbours of node v are `neighbours[starts[v]:starts[v + 1]]`, ascending; each edge appears at both
@@ -96,7 +94,7 @@ class Csr:
 
     def cut(self, parts: Int64[np.ndarray, " nodes"]) -> int:
         """Weight of the edges between different parts."""
-        return int(_cut(self.starts, self.neighbours, self.weights, parts))
+        return int(_cut(self, parts))
 
 
 def symmetric_csr(
@@ -120,18 +118,18 @@ def symmetric_csr(
         ([0, 1, 3, 4], [1, 0, 2, 1], [2, 2, 1, 1])
     """
     sources, targets = checked_edges(edges, num_nodes)
-    if edge_weights is None:
-        return Csr(*_symmetrise(sources, targets, np.zeros(0, np.int64), num_nodes))
-    return Csr(*_symmetrise(sources, targets, checked_weights(edge_weights, len(sources), "edge_weights"), num_nodes))
+    if edge_weights is not None:
+        edge_weights = checked_weights(edge_weights, len(sources), "edge_weights")
+    return Csr(*_symmetrise(sources, targets, edge_weights, num_nodes))
 
 
 @compiled
 @no_type_check
 def _symmetrise(sources, targets, edge_weights, num_nodes):
     """Two counting sorts. The second visits rows in ascending order, so it leaves every row sorted and puts
-    parallel edges next to each other, where they are merged as they are written. `edge_weights` may be empty:
-    all 1."""
-    weighted = len(edge_weights) > 0
+    parallel edges next to each other, where they are merged as they are written. Without
+    `edge_weights` all are 1."""
+    weighted = edge_weights is not None
     starts = np.zeros(num_nodes + 1, np.int64)
     for edge in range(len(sources)):
         if sources[edge] != targets[edge]:
@@ -183,10 +181,11 @@ def _symmetrise(sources, targets, edge_weights, num_nodes):
 
 @compiled
 @no_type_check
-def _cut(starts, neighbours, weights, parts):
+def _cut(csr, parts):
     total = 0
     for node in range(len(parts)):
-        for index in range(starts[node], starts[node + 1]):
-            if neighbours[index] > node and parts[neighbours[index]] != parts[node]:  # each edge once
-                total += weights[index]
+        for index in range(csr.starts[node], csr.starts[node + 1]):
+            other = csr.neighbours[index]
+            if other > node and parts[other] != parts[node]:  # each edge once
+                total += csr.weights[index]
     return total

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int64
 
+from partitioners.balance import Problem
 from partitioners.communities import communities
 from partitioners.csr import check_num_parts, check_time_limit, check_tolerance, checked_edges, checked_weights
-from partitioners.orders import contiguous, topological, uniform
-from partitioners.problem import Problem
-from partitioners.streaming import fennel, linear_deterministic_greedy
+from partitioners.orders import contiguous, fennel, linear_deterministic_greedy, topological, uniform
 
 
 def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
@@ -90,7 +89,7 @@ CANDIDATES: dict[Method, Callable[[Problem, int], float]] = {
 }
 
 
-METHODS: dict[str, Callable[[Problem], Int64[np.ndarray, " nodes"]]] = {
+METHODS: dict[str, Method] = {
     "auto": auto,
     "metis": metis,
     "communities": communities,

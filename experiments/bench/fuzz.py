@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = 5  # findings of a reader that are written out
 SAVED_EVERY_S = 10.0
 MODULES = (
-    "gst/files/untrusted.py", "gst/graphs/store/__init__.py", "gst/graphs/store/checks.py", "gst/files/arrays.py",
+    "gst/files/untrusted.py", "gst/graphs/store.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
     "gst/devices/execute/measure.py", "gst/placement/plan_files.py",

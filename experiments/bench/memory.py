@@ -27,7 +27,7 @@ from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
-from gst.method.catalogue import Catalogue, KeyAllocator
+from gst.method.draws import Catalogue, KeyAllocator
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.process.progress import Progress, no_progress

@@ -28,7 +28,7 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.nn.message_passing import BOTH
+from gst.nn.encoders import BOTH
 from gst.nn.sharing import Sharing
 from gst.process.progress import Progress, no_progress
 from gst.process.tuning import keep_freed_memory

@@ -1,6 +1,6 @@
 """Incremental prediction of runtimes: configurations that differ in few nodes encode only the segments that changed.
 
-The readout of a cost model decomposes over segments (`gst.method.pooling`), and `CostModel` cuts programs without
+The readout of a cost model decomposes over segments (`gst.method.encoding`), and `CostModel` cuts programs without
 context nodes, so the embedding of a segment depends on the configuration of the segment's own nodes alone. An
 `EmbeddingTable` stores embeddings under the segment and the content of its configuration. No row is stale: the weights
 change in `fit` alone, after which the table is emptied, and equal content has equal rows.

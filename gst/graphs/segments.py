@@ -1,19 +1,27 @@
-"""Cut a graph into segments."""
+"""Segments of a graph, and how a graph is cut into them run by run, in memory that does not grow with the graph."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, Shaped
 
-from gst.files.packing import PackedArray
-from gst.graphs.cutting import BLOCK_NODES, Cutting
+from gst.files.arrays import PackedArray
+from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import Graph
-from partitioners import partition
+from partitioners import num_parts_for, partition
+
+BLOCK_NODES = 1 << 20
+CONFIG_BYTES = 1 << 24  # of configuration features rearranged at once, a single configuration being the least
 
 Assignment = Int64[np.ndarray, " nodes"]
+
+Job = tuple[Int64[np.ndarray, "2 edges"], int, int]
+"""What a partitioner is asked: edges, number of nodes, number of parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +42,7 @@ class SegmentedGraph:
         config_columns: which column of `config_features` belongs to each of them; ascending and without gaps over the
             own nodes of a segment.
         config_features: as in `Graph`, columns in the order of the segments that own them and, within one, of rows.
-            Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.files.packing`).
+            Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.files.arrays`).
         targets, counts, spreads: as in `Graph`.
     """
 
@@ -128,3 +136,230 @@ def _check_parts(parts: Assignment, num_nodes: int) -> None:
             f"parts has shape {parts.shape} and names {len(np.unique(parts))} segments up to {parts.max(initial=-1)}; "
             f"want one segment for each of {num_nodes} nodes, counted from 0, none of them empty"
         )
+
+
+class Cutting:
+    """One graph on its way to segments: ask a partitioner for each of `jobs`, give every answer to `assign`, in order,
+    then take the `pieces`.
+
+    A graph of more than `block_nodes` nodes is first cut into equal ranges of node ids of at most so many, each of
+    which is partitioned by itself: ids are trusted to be local, as those of a traced program are.
+
+    Args:
+        max_nodes, halo: as in `gst.segment`.
+        scratch: an empty directory for arrays as long as the graph; they are in memory if None.
+        chunk: nodes or edges handled at once; it bounds memory and changes nothing else.
+    """
+
+    def __init__(
+        self, graph: Graph, max_nodes: int, halo: int, block_nodes: int = BLOCK_NODES, scratch: Path | None = None,
+        chunk: int = CHUNK,
+    ) -> None:  # fmt: skip
+        if max_nodes < 1:
+            raise ValueError(f"max_nodes is {max_nodes}; a segment needs room for at least one node")
+        if halo < 0:
+            raise ValueError(f"halo is {halo}; it counts hops, from 0")
+        if block_nodes < 1:
+            raise ValueError(f"block_nodes is {block_nodes}; a range needs at least one node")
+        self.graph, self.max_nodes, self.halo, self.scratch, self.chunk = graph, max_nodes, halo, scratch, chunk
+        self.num_blocks = -(-graph.num_nodes // block_nodes)
+        self._bounds = np.arange(self.num_blocks + 1) * graph.num_nodes // self.num_blocks
+        self.edge_cut = 0.0  # known after the last piece
+        self._incoming = neighbours(graph.edges, 1, graph.num_nodes, block_nodes, scratch, chunk)
+        self._outgoing: Neighbours | None = None
+        if halo:
+            self._outgoing = neighbours(graph.edges, 0, graph.num_nodes, block_nodes, scratch, chunk)
+        self._owned = empty_array(scratch, "owned", (graph.num_nodes,), np.int64)  # nodes segment by segment
+        self._columns = empty_array(scratch, "columns", (graph.num_nodes,), np.int32)
+        self._order = empty_array(scratch, "order", (len(graph.config_nodes),), np.int64)
+        self._counts: list[np.ndarray] = []  # nodes of each segment, by range
+
+    def jobs(self) -> Iterator[Job]:
+        for low, high in zip(self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True):
+            edges = self.graph.edges if self.num_blocks == 1 else self._incoming.within(low, high)
+            yield edges, high - low, num_parts_for(high - low, self.max_nodes)
+
+    @property
+    def assigned(self) -> bool:
+        """Whether all jobs are answered."""
+        return len(self._counts) == self.num_blocks
+
+    def assign(self, parts: Int64[np.ndarray, " nodes"]) -> None:
+        """The answer to the next job."""
+        low, high = self._bounds[len(self._counts) : len(self._counts) + 2]
+        self._owned[low:high] = low + np.argsort(parts, kind="stable")
+        self._counts.append(np.bincount(parts))
+
+    def pieces(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(field of `SegmentedGraph`, some of it): laid end to end, the pieces of a field are the field, edges as
+        (edges, 2)."""
+        counts = np.concatenate(self._counts)
+        lengths: list[dict[str, np.ndarray]] = []
+        inside = 0
+        self._order_columns()
+        for run in _runs(counts, self.chunk):
+            owned = np.array(self._owned[counts[: run.start].sum() : counts[: run.stop].sum()])
+            arrays, lengths_of_run, uncut = self._arrange(owned, counts[run])
+            yield from arrays.items()
+            lengths.append(lengths_of_run)
+            inside += uncut
+        yield "owned_counts", counts
+        for pointer in lengths[0]:
+            yield pointer, np.concatenate([[0], np.cumsum(np.concatenate([each[pointer] for each in lengths]))])
+        features = self.graph.config_features
+        for part in chunks(len(features), max(1, CONFIG_BYTES // max(1, features[:1].nbytes))):
+            yield "config_features", np.asarray(np.take(features[part], self._order, axis=1))
+        for field in ("targets", "counts", "spreads"):
+            yield field, getattr(self.graph, field)
+        links = sum(int((ends[0] != ends[1]).sum()) for ends in self._edges())
+        self.edge_cut = float((links - inside) / links) if links else 0.0
+
+    def _edges(self) -> Iterator[np.ndarray]:
+        return (self.graph.edges[:, part] for part in chunks(self.graph.num_edges, self.chunk))
+
+    def _order_columns(self) -> None:
+        """Put configurable nodes in the order of the segments that own them, so that those of a segment stand together:
+        `_columns` is the place of each node, -1 if it is not configurable, `_order` the graph's column at each place.
+        """
+        columns, order, config_nodes = self._columns, self._order, self.graph.config_nodes
+        columns[:] = -1
+        for part in chunks(len(order), self.chunk):
+            columns[config_nodes[part]] = np.arange(part.start, part.stop)
+        end = 0
+        for part in chunks(self.graph.num_nodes, self.chunk):
+            nodes = self._owned[part]
+            nodes = nodes[columns[nodes] >= 0]
+            order[end : end + len(nodes)] = columns[nodes]
+            columns[nodes] = np.arange(end, end + len(nodes))
+            end += len(nodes)
+
+    def _arrange(
+        self, owned: np.ndarray, counts: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
+        """A run of segments: their arrays, how much of these belongs to each, and the number of edges not cut."""
+        rows, row_counts = self._with_context(owned, counts) if self.halo else (owned, counts)
+        segment_of_row = np.repeat(np.arange(len(counts)), row_counts)
+        within = np.arange(len(rows)) - (np.cumsum(row_counts) - row_counts)[segment_of_row]
+        producers, consumers = self._edges_inside(rows, segment_of_row)
+        configurable = np.flatnonzero(self._columns[rows] >= 0)
+        arrays = {
+            "node_ids": rows,
+            "node_features": np.asarray(self.graph.node_features[rows]),
+            "opcodes": np.asarray(self.graph.opcodes[rows].astype(np.int32)),
+            "edges": np.stack([within[producers], within[consumers]], axis=1).astype(np.int32),
+            "config_rows": within[configurable].astype(np.int32),
+            "config_columns": np.asarray(self._columns[rows[configurable]]),
+        }
+        lengths = {
+            "row_ptr": row_counts,
+            "edge_ptr": np.bincount(segment_of_row[consumers], minlength=len(counts)),
+            "config_ptr": np.bincount(segment_of_row[configurable], minlength=len(counts)),
+        }
+        is_owned = within < counts[segment_of_row]
+        uncut = is_owned[producers] & is_owned[consumers] & (producers != consumers)
+        return arrays, lengths, int(uncut.sum())
+
+    def _edges_inside(self, rows: np.ndarray, segment_of_row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An edge stands in every segment that holds both of its ends: look for the producers of each row among the
+        rows of its segment. Returns producers and consumers as positions in `rows`, sorted by consumer."""
+        consumers = np.repeat(np.arange(len(rows)), self._incoming.degrees(rows))
+        first_keys = segment_of_row * self.graph.num_nodes
+        producers = _find(first_keys + rows, first_keys[consumers] + self._incoming.of(rows))
+        return producers[producers >= 0], consumers[producers >= 0]
+
+    def _with_context(self, owned: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes of each segment, then those one hop away, then those two hops away, ..."""
+        assert self._outgoing is not None
+        rows = []
+        for members in np.split(owned, np.cumsum(counts)[:-1]):
+            frontier = members
+            for _ in range(self.halo):
+                around = np.concatenate([self._incoming.of(frontier), self._outgoing.of(frontier)])
+                frontier = np.setdiff1d(around, members)
+                members = np.concatenate([members, frontier])
+            rows.append(members)
+        return np.concatenate(rows), np.array([len(members) for members in rows])
+
+
+def _runs(counts: np.ndarray, num_nodes: int) -> Iterator[slice]:
+    """Consecutive segments of at most `num_nodes` nodes together, more only where a single one is larger."""
+    ends = np.cumsum(counts)
+    first = 0
+    while first < len(counts):
+        before = ends[first] - counts[first]
+        last = max(first + 1, int(np.searchsorted(ends, before + num_nodes, side="right")))
+        yield slice(first, last)
+        first = last
+
+
+def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Position of each wanted number among `keys` (distinct), -1 where it is not there."""
+    order = np.argsort(keys, kind="stable")
+    place = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    found = order[place]
+    return np.where(keys[found] == wanted, found, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """For each node the other ends of its edges, `others[starts[v]:starts[v + 1]]`, in the order the edges stand in."""
+
+    starts: Int64[np.ndarray, " nodes_plus_one"]
+    others: Int64[np.ndarray, " edges"]
+
+    def degrees(self, nodes: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " chosen"]:
+        return np.asarray(self.starts[nodes + 1] - self.starts[nodes])
+
+    def of(self, nodes: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " their_edges"]:
+        """Those of one node after those of another."""
+        return np.asarray(self.others[ranges(self.starts[nodes], self.starts[nodes + 1])])
+
+    def within(self, low: int, high: int) -> Int64[np.ndarray, "2 inner"]:
+        """The edges among the nodes low..high-1, as (other, node), counted from `low`."""
+        starts = self.starts[low : high + 1]
+        nodes = np.repeat(np.arange(low, high), np.diff(starts))
+        others = self.others[starts[0] : starts[-1]]
+        inner = (others >= low) & (others < high)
+        return np.stack([others[inner], nodes[inner]]) - low
+
+
+def neighbours(
+    edges: Int64[np.ndarray, "2 edges"], side: int, num_nodes: int, block_nodes: int, scratch: Path | None = None,
+    chunk: int = CHUNK,
+) -> Neighbours:  # fmt: skip
+    """Sort the edges by their ends in row `side`.
+
+    A distribution sort: first the edges go to the range of `block_nodes` nodes they belong to, one such range after
+    the other, then each range is sorted in memory.
+
+    Args:
+        scratch: directory of the arrays returned, and of those needed on the way; in memory if None.
+    """
+    num_edges = edges.shape[1]
+    sizes = np.zeros(-(-num_nodes // block_nodes), np.int64)
+    for part in chunks(num_edges, chunk):
+        sizes += np.bincount(edges[side, part] // block_nodes, minlength=len(sizes))
+    keys = empty_array(scratch, f"nodes-{side}", (num_edges,), np.int64)
+    others = empty_array(scratch, f"others-{side}", (num_edges,), np.int64)
+    ends = np.cumsum(sizes) - sizes
+    for part in chunks(num_edges, chunk):
+        block = edges[side, part] // block_nodes
+        order, counts = np.argsort(block, kind="stable"), np.bincount(block, minlength=len(sizes))
+        place = ranges(ends, ends + counts)
+        keys[place], others[place] = edges[side, part][order], edges[1 - side, part][order]
+        ends += counts
+    starts = empty_array(scratch, f"starts-{side}", (num_nodes + 1,), np.int64)
+    starts[0] = 0
+    for low, first, end in zip(range(0, num_nodes, block_nodes), ends - sizes, ends, strict=True):
+        high = min(low + block_nodes, num_nodes)
+        nodes = keys[first:end] - low
+        others[first:end] = others[first:end][np.argsort(nodes, kind="stable")]
+        starts[low + 1 : high + 1] = first + np.cumsum(np.bincount(nodes, minlength=high - low))
+    return Neighbours(starts, others)
+
+
+def ranges(starts: Int64[np.ndarray, " ranges"], stops: Int64[np.ndarray, " ranges"]) -> Int64[np.ndarray, " numbers"]:
+    """The numbers of all half-open ranges, one range after the other."""
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)

@@ -13,15 +13,12 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
-from gst.method.catalogue import Catalogue, KeyAllocator
-from gst.method.draws import Draw, PrefetchedStep, draw_segments, segment_weights
-from gst.method.encoding import contract, embed_segments, pooling_name, warn_about
+from gst.method.draws import Catalogue, Draw, KeyAllocator, PrefetchedStep, draw_segments, segment_weights
+from gst.method.encoding import GraphPool, Pooling, contract, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
-from gst.method.pooling import GraphPool, Pooling
 from gst.method.references import with_references
 
 Known = Bool[Tensor, "segments configs"]
-MAX_CONFIGS = 1024  # encoded at once without gradient
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
@@ -336,9 +333,8 @@ class GraphSegmentTraining(nn.Module):
         return together[torch.argsort(order).to(together.device)]
 
     def _encode_under(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> Tensor:
-        """A single segment too large for `max_rows` meets its configurations a few at a time; so do small ones, since
-        telling configurations apart takes memory quadratic in their number."""
-        width = min(max(1, self.max_rows // int(catalogue.rows[segments].sum())), MAX_CONFIGS)
+        """A single segment too large for `max_rows` meets its configurations a few at a time."""
+        width = max(1, self.max_rows // int(catalogue.rows[segments].sum()))
         parts = configs.split(width, dim=1)
         return torch.cat([self._encode_batch(self._assemble(catalogue, segments, part)) for part in parts], dim=1)
 

@@ -111,6 +111,11 @@ def neighbour_attention(
     return _WeightedSum.apply(softmax(edges, logits), values, edges)
 
 
+def check_heads(channels: int, heads: int) -> None:
+    if heads < 1 or channels % heads:
+        raise ValueError(f"{heads} heads cannot share {channels} channels; take a number of heads that divides them")
+
+
 def softmax(edges: Edges, logits: Float[Tensor, "edges heads"]) -> Float[Tensor, "edges heads"]:
     """exp(logits), over its sum for each receiver. The largest is subtracted first, which changes nothing."""
     powers = (logits - edges.at_receiver(edges.largest(logits))).exp()

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.nn.message_passing import BOTH, InputProjection, planned
-from gst.nn.sage import SAGELayer
+from gst.nn.encoders import BOTH, InputProjection, SAGELayer, planned
 from gst.nn.sharing import Direction, Sharing
 from gst.nn.sparse import by_rows, product
 

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from gst.nn.gat import check_heads
-from gst.nn.message_passing import BOTH, After, Before, Encoder, InputProjection
-from gst.nn.sage import SAGELayer
+from gst.nn.edges import check_heads
+from gst.nn.encoders import BOTH, After, Before, Encoder, InputProjection, SAGELayer
 from gst.nn.sharing import Direction, Sharing
 from gst.nn.sparse import product
 

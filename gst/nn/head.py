@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.nn.gat import check_heads
+from gst.nn.edges import check_heads
 
 
 class Head(nn.Module):

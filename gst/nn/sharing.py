@@ -11,11 +11,11 @@ every node under every configuration.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, no_type_check
+from typing import Literal, NamedTuple, no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Int32, Int64
+from jaxtyping import Float64, Int32, Int64
 from torch import Tensor
 
 from gst.method.batch import SegmentBatch
@@ -32,8 +32,7 @@ Weights = Literal["sum", "mean", "symmetric"]
 over all directions in use, the own part included (Kipf and Welling 2017, equation 2)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Level:
+class Level(NamedTuple):
     """The rows after some layers. Those of node v are `first[v]:first[v + 1]`.
 
     Args:
@@ -62,6 +61,24 @@ class Level:
         return Level(first, alike, _representatives(first, alike))
 
 
+class Adjacency(NamedTuple):
+    """For node v the other ends of its edges in one direction: `others[starts[v]:starts[v + 1]]`."""
+
+    starts: Int64[np.ndarray, " nodes_plus_one"]
+    others: Int64[np.ndarray, " edges"]
+
+    @staticmethod
+    def of(ends: np.ndarray, others: np.ndarray, num_nodes: int) -> Adjacency:
+        """Edges between `ends` and `others`, sorted by the former."""
+        starts = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(np.bincount(ends, minlength=num_nodes), out=starts[1:])
+        return Adjacency(starts, others[np.argsort(ends, kind="stable")])
+
+    @property
+    def degrees(self) -> Int64[np.ndarray, " nodes"]:
+        return np.diff(self.starts)
+
+
 @dataclass(frozen=True, eq=False)
 class Sharing:
     """The rows of a batch before the first layer and after each, and who hears whom among them.
@@ -77,7 +94,7 @@ class Sharing:
     directions: tuple[Direction, ...]
     segment_of_node: Int64[np.ndarray, " nodes"]
     device: torch.device
-    _neighbours: dict[str, tuple[np.ndarray, np.ndarray]]
+    _neighbours: dict[str, Adjacency]
     _matrices: dict[tuple, CsrMatrix] = field(default_factory=dict)
 
     @staticmethod
@@ -99,8 +116,8 @@ class Sharing:
                 raise ValueError(f"direction {direction!r}? messages run 'forward', with the data, or 'backward'")
         producers, consumers = batch.edge_index.cpu().numpy()
         neighbours = {
-            "forward": _lists(consumers, producers, batch.num_nodes),
-            "backward": _lists(producers, consumers, batch.num_nodes),
+            "forward": Adjacency.of(consumers, producers, batch.num_nodes),
+            "backward": Adjacency.of(producers, consumers, batch.num_nodes),
         }
         segment_of_node = batch.segment_of_node.cpu().numpy()
         alike = _at_first(batch) if share else _all_apart(batch)
@@ -108,7 +125,7 @@ class Sharing:
         for _ in range(num_layers):
             alike = alike.copy()
             for direction in directions:
-                _refine(alike, levels[-1].alike, np.diff(levels[-1].first), *neighbours[direction])
+                _refine(alike, levels[-1], neighbours[direction])
             if whole_segments:
                 alike = _over_segments(alike, segment_of_node)
             levels.append(Level.of(alike))
@@ -130,26 +147,28 @@ class Sharing:
         self, before: Level, after: Level, parts: tuple[Part, ...], weights: Weights, stacked: bool
     ) -> CsrMatrix:
         nodes = np.arange(len(before.alike) + 1)
-        row_ptr, columns, values = _entries(
-            before.first, before.alike, after.first, after.config_of_row,
-            [self._neighbours.get(part, (nodes, nodes[:-1])) for part in parts],
-            [self._scales(part, weights) for part in parts],
-            len(parts) if stacked else 1,
-        )  # fmt: skip
-        row_ptr = np.append(row_ptr, np.full(after.num_rows - len(after.config_of_row), row_ptr[-1]))
-        width = before.num_rows * (len(parts) if stacked else 1)
-        arrays = (row_ptr, columns, values, *transposed(row_ptr, columns, values, width))
-        return CsrMatrix(*(torch.from_numpy(array).to(self.device) for array in arrays))
+        neighbours = [self._neighbours.get(part, Adjacency(nodes, nodes[:-1])) for part in parts]
+        rows_of_node, num_rows = np.diff(after.first), len(after.config_of_row)
+        row_ptr = np.zeros(after.num_rows + 1, np.int64)
+        np.cumsum(sum(np.repeat(each.degrees, rows_of_node) for each in neighbours), out=row_ptr[1 : num_rows + 1])
+        row_ptr[num_rows + 1 :] = row_ptr[num_rows]
+        entries = Entries(row_ptr[:num_rows].copy(), np.empty(row_ptr[-1], np.int64), np.empty(row_ptr[-1]))
+        stride = len(parts) if stacked else 1
+        for i, (part, adjacency) in enumerate(zip(parts, neighbours, strict=True)):
+            _fill(entries, before, after, adjacency, self._scales(part, weights), stride, i if stacked else 0)
+        arrays = (row_ptr, entries.columns, entries.weights)
+        every = (*arrays, *transposed(*arrays, before.num_rows * stride))
+        return CsrMatrix(*(torch.from_numpy(array).to(self.device) for array in every))
 
     def _scales(self, part: Part, weights: Weights) -> tuple[np.ndarray, np.ndarray]:
         """A message u -> v weighs `sender[u] * receiver[v]`."""
         ones = np.ones(len(self.levels[0].alike))
         if weights == "symmetric":
-            degrees = sum(np.diff(self._neighbours[direction][0]) for direction in self.directions)
+            degrees = sum(self._neighbours[direction].degrees for direction in self.directions)
             scale = 1 / np.sqrt(1.0 + degrees)
             return scale, scale
         if weights == "mean" and part != "own":
-            return ones, 1 / np.maximum(np.diff(self._neighbours[part][0]), 1)
+            return ones, 1 / np.maximum(self._neighbours[part].degrees, 1)
         if weights not in ("sum", "mean"):
             raise ValueError(f"weights {weights!r}? messages are added as a 'sum', a 'mean' or 'symmetric'")
         return ones, ones
@@ -186,13 +205,6 @@ def _at_first(batch: SegmentBatch) -> Int32[np.ndarray, "nodes configs"]:
         features = features.float() if features.element_size() == 2 else features  # numpy knows no bf16
         _compare(alike, batch.config_nodes.cpu().numpy(), np.ascontiguousarray(features.numpy()))
     return alike
-
-
-def _lists(ends: np.ndarray, others: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each node the `others` of the edges that have it at their `ends`."""
-    starts = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(ends, minlength=num_nodes), out=starts[1:])
-    return starts, others[np.argsort(ends, kind="stable")]
 
 
 @compiled
@@ -233,38 +245,45 @@ def _compare(alike, config_nodes, features):
 
 @compiled
 @no_type_check
-def _refine(alike, before, counts, starts, others):
-    """Tell configurations apart that a node's neighbours told apart before. Changes `alike`."""
+def _refine(alike, before, adjacency):
+    """Tell configurations apart that a node's neighbours told apart before. Changes `alike`. Time is linear in edges
+    and configurations: pairs of labels are numbered by a hash table of open addressing."""
     num_nodes, num_configs = alike.shape
-    label_of_pair = np.zeros(num_configs * num_configs, np.int32)
-    seen = np.zeros(num_configs * num_configs, np.int64)  # the refinement in which a pair was last met
+    size = 2
+    while size < 2 * num_configs:
+        size *= 2
+    pairs, labels_of_pairs = np.empty(size, np.int64), np.empty(size, np.int32)
+    filled_in = np.zeros(size, np.int64)  # the refinement that last filled each place
     now = 0
     for node in range(num_nodes):
         labels = alike[node]
-        for index in range(starts[node], starts[node + 1]):
-            other = others[index]
-            if counts[other] == 1:
+        for index in range(adjacency.starts[node], adjacency.starts[node + 1]):
+            other = adjacency.others[index]
+            if before.first[other + 1] - before.first[other] == 1:
                 continue
             now += 1
-            found = 0
+            num_labels = 0
             for config in range(num_configs):
-                pair = labels[config] * num_configs + before[other, config]
-                if seen[pair] != now:
-                    seen[pair] = now
-                    label_of_pair[pair] = found
-                    found += 1
-                labels[config] = label_of_pair[pair]
-            if found == num_configs:
+                pair = np.int64(labels[config]) * num_configs + before.alike[other, config]
+                mixed = np.uint64(pair) * np.uint64(0x9E3779B97F4A7C15)
+                place = np.int64(mixed >> np.uint64(32)) & (size - 1)
+                while filled_in[place] == now and pairs[place] != pair:
+                    place = (place + 1) & (size - 1)
+                if filled_in[place] != now:
+                    filled_in[place], pairs[place], labels_of_pairs[place] = now, pair, num_labels
+                    num_labels += 1
+                labels[config] = labels_of_pairs[place]
+            if num_labels == num_configs:
                 break
 
 
-@no_type_check
-def _over_segments(alike, segment_of_node):
+def _over_segments(
+    alike: Int32[np.ndarray, "nodes configs"], segment_of_node: Int64[np.ndarray, " nodes"]
+) -> Int32[np.ndarray, "nodes configs"]:
     """Every node of a segment tells apart what any of them does."""
     num_segments = int(segment_of_node.max()) + 1
     together = np.zeros((num_segments, alike.shape[1]), np.int32)
-    starts, members = _lists(segment_of_node, np.arange(len(alike)), num_segments)
-    _refine(together, alike, alike.max(axis=1, initial=-1) + 1, starts, members)
+    _refine(together, Level.of(alike), Adjacency.of(segment_of_node, np.arange(len(alike)), num_segments))
     return together[segment_of_node]
 
 
@@ -282,35 +301,31 @@ def _representatives(first, alike):
     return configs
 
 
-@no_type_check
-def _entries(first_before, alike_before, first_after, config_of_row, neighbours, scales, stride):
-    """The rows of a CSR matrix: for each row after the layer, part by part, the rows before it that it hears."""
-    rows_of_node = np.diff(first_after)
-    total = sum(int((np.diff(starts) * rows_of_node).sum()) for starts, _ in neighbours)
-    per_row = sum(np.repeat(np.diff(starts), rows_of_node) for starts, _ in neighbours)
-    row_ptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(per_row)])
-    columns, values = np.empty(total, np.int64), np.empty(total)
-    filled = row_ptr[:-1].copy()
-    for part, ((starts, others), (sender, receiver)) in enumerate(zip(neighbours, scales, strict=True)):
-        shift = part if stride > 1 else 0
-        _fill(first_before, alike_before, first_after, config_of_row, starts, others, sender, receiver, stride, shift,
-              filled, columns, values)  # fmt: skip
-    return row_ptr, columns, values
+class Entries(NamedTuple):
+    """The entries of a CSR matrix while they are written.
+
+    Args:
+        ends: where the next entry of each row goes.
+        columns, weights: of the entries, row by row.
+    """
+
+    ends: Int64[np.ndarray, " rows"]
+    columns: Int64[np.ndarray, " entries"]
+    weights: Float64[np.ndarray, " entries"]
 
 
 @compiled
 @no_type_check
-def _fill(
-    first_before, alike_before, first_after, config_of_row, starts, others, sender, receiver, stride, shift,
-    filled, columns, values,
-):  # fmt: skip
-    for node in range(len(starts) - 1):
-        for row in range(first_after[node], first_after[node + 1]):
-            config = config_of_row[row]
-            place = filled[row]
-            for index in range(starts[node], starts[node + 1]):
-                other = others[index]
-                columns[place] = (first_before[other] + alike_before[other, config]) * stride + shift
-                values[place] = sender[other] * receiver[node]
+def _fill(entries, before, after, adjacency, scales, stride, shift):
+    """For each row after a layer, the rows before it that it hears from `adjacency`: row r is column `stride * r +
+    shift`, and weighs what `_scales` says."""
+    sender, receiver = scales
+    for node in range(len(adjacency.starts) - 1):
+        for row in range(after.first[node], after.first[node + 1]):
+            config, place = after.config_of_row[row], entries.ends[row]
+            for index in range(adjacency.starts[node], adjacency.starts[node + 1]):
+                other = adjacency.others[index]
+                entries.columns[place] = (before.first[other] + before.alike[other, config]) * stride + shift
+                entries.weights[place] = sender[other] * receiver[node]
                 place += 1
-            filled[row] = place
+            entries.ends[row] = place

@@ -210,7 +210,7 @@ def place(
     modes = {} if isinstance(model, Step) else {module: module.training for module in model.modules()}
     program = capture(step)
     chosen = usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit)
-    settings = replace(settings or Settings(methods=("annealing", "guided_search")), budget=budget)
+    settings = replace(settings or Settings(), budget=budget)
     with tempfile.TemporaryDirectory() as temporary, Bars() as bars:
         directory = Path(temporary) if out is None else Path(out)
         saved = directory / "program"

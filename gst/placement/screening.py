@@ -19,7 +19,7 @@ from gst.cost.rescoring import Change, Rescorer
 from gst.data.measured_plans import Profiled, core_use, plans_graph
 from gst.devices import Plan
 from gst.devices.plan import ranks
-from gst.graphs.cutting import BLOCK_NODES, neighbours
+from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 

@@ -18,8 +18,8 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
+from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.pooling import Pooling
 from gst.training.datamodule import SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 

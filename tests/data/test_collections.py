@@ -15,7 +15,7 @@ from gst.cost.metrics import are_placeholders, layout_score, tile_errors
 from gst.data import TpuGraphsCollection
 from gst.data.collections import COLLECTIONS, PARTS, download_command, download_commands, inventory, parts_below
 from gst.data.tpugraphs import read
-from gst.files.packing import PackedArray
+from gst.files.arrays import PackedArray
 from gst.graphs.store import open_store, prepare
 
 ALEXNET = FIXTURES / "alexnet_small.npz"

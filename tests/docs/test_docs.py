@@ -187,7 +187,7 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     styles = "".join(path.read_text() for path in tmp_path.rglob("*.css"))
     assert not re.findall(r"url\([\"']?(?:https?:)?//|@import", styles)
     reference = "".join(text for path, text in built.items() if "reference" in path.parts)
-    names = "gst.method.estimator.GraphSegmentTraining", "embedding_cache.table.EmbeddingTable", "gst.nn.sage.SAGE"
+    names = "gst.method.estimator.GraphSegmentTraining", "embedding_cache.table.EmbeddingTable", "gst.nn.encoders.SAGE"
     for name in names:
         assert f'id="{name}"' in reference
 

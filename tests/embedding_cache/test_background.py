@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.background import Background
+from embedding_cache.storage import Background
 
 HOST = torch.device("cpu")
 

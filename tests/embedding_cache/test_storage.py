@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embedding_cache import EmbeddingTable, kernels, storage
-from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, Rows, ordinary
+from embedding_cache import EmbeddingTable, storage
+from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, ordinary
 
 HOST, DIRECTORY = torch.device("cpu"), Path(tempfile.gettempdir())
 KINDS = ["accelerator", "ordinary", "mapped"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
 
-def rows_of(kind: str, channels: int, dtype: torch.dtype) -> Rows:
+def rows_of(kind: str, channels: int, dtype: torch.dtype) -> AcceleratorRows | HostRows:
     """The accelerator's, but for its streams, is plain torch: the host is one too."""
     if kind == "accelerator":
         return AcceleratorRows(channels, dtype, HOST)
@@ -112,9 +112,9 @@ def test_rows_of_inference_mode_are_written_and_used_outside_it(kind: str) -> No
 def test_streaming_writes_the_same_and_nothing_else() -> None:
     table, slots = numbers((50, 32), 0), np.random.default_rng(0).permutation(50)[:30].astype(np.int32)
     words, out, scattered = table.view(torch.int64).numpy(), torch.zeros(32, 32), torch.zeros(50, 32)
-    kernels.gather_streaming(words, slots, out.view(torch.int64).numpy()[:30])
+    storage.gather_streaming(words, slots, out.view(torch.int64).numpy()[:30])
     assert torch.equal(out[:30], table[slots]) and not out[30:].any()
-    kernels.scatter_streaming(scattered.view(torch.int64).numpy(), slots, out.view(torch.int64).numpy()[:30])
+    storage.scatter_streaming(scattered.view(torch.int64).numpy(), slots, out.view(torch.int64).numpy()[:30])
     untouched = np.setdiff1d(np.arange(50), slots)
     assert torch.equal(scattered[slots], table[slots]) and not scattered[untouched].any()
 

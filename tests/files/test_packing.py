@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gst.data.tpugraphs import read
-from gst.files.packing import (
+from gst.files.arrays import (
     HIGHEST,
     LOWEST,
     MOST_SYMBOLS,

@@ -15,9 +15,8 @@ from reference import graphs_and_parts, nodes_within, random_graph
 from segment_reference import assert_identical, parts_of, slow_segments
 
 from gst.data.synthetic import synthetic_program
-from gst.graphs.cutting import Cutting
 from gst.graphs.graph import Graph
-from gst.graphs.segments import SegmentedGraph, collect, segment
+from gst.graphs.segments import Cutting, SegmentedGraph, collect, segment
 from gst.method.batch import assemble
 from partitioners import METHODS, partition
 

@@ -22,10 +22,9 @@ import torch
 from reference import random_graph
 from segment_reference import assert_identical
 
-import gst.graphs.store.partitioning
+import gst.graphs.preparation
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
-from gst.files.arrays import ArrayWriter
-from gst.files.packing import PackedArray
+from gst.files.arrays import ArrayWriter, PackedArray
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare, verify
@@ -92,7 +91,7 @@ def test_other_symbols_are_kept_whole_wherever_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: list[tuple[int, int]], config_bytes: int
 ) -> None:
     """The pieces that were packed before the symbol came are written again."""
-    monkeypatch.setattr("gst.graphs.cutting.CONFIG_BYTES", config_bytes)
+    monkeypatch.setattr("gst.graphs.segments.CONFIG_BYTES", config_bytes)
     monkeypatch.setattr("gst.files.arrays.ROWS_UNPACKED", 100)
     graphs = [replace(layouts(*at), name="other"), replace(layouts(), name="layouts")]
     store = prepare(graphs, tmp_path, max_nodes=8)
@@ -214,7 +213,7 @@ def test_datasets_without_graphs_or_with_twins_are_refused(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every partition is made by another process."""
-    monkeypatch.setattr(gst.graphs.store.partitioning, "PATIENCE", -1.0)
+    monkeypatch.setattr(gst.graphs.preparation, "PATIENCE", -1.0)
 
 
 @pytest.mark.e2e
@@ -459,7 +458,7 @@ def partitioned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(num_nodes)
         return partition_cached(cache, edges, num_nodes, num_parts, **options)
 
-    monkeypatch.setattr(gst.graphs.store.partitioning, "partition_cached", noted)
+    monkeypatch.setattr(gst.graphs.preparation, "partition_cached", noted)
     return seen
 
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.encoding import embed_segments
-from gst.method.pooling import (
+from gst.method.encoding import (
     GraphPool,
     Pooling,
     SegmentMaxima,
     SegmentSums,
     _pool_with_torch,
     check_pooling,
+    embed_segments,
     pool_nodes,
 )
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.method.encoding import complaints, pooling_name, warn_about
-from gst.method.pooling import Pooling
+from gst.method.encoding import Pooling, complaints, pooling_name, warn_about
 
 pyg = pytest.importorskip("torch_geometric.nn", reason="needs torch-geometric: pip install .[pyg]")
 CHANNELS = 4

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gst.method.batch import SegmentBatch
 from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE
-from gst.nn.message_passing import NodeNorm
+from gst.nn.encoders import NodeNorm
 
 Messages = list[tuple[int, int]]
 """(sender, receiver) of every message."""

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import METHODS, partition, quality
+from partitioners.balance import Problem
 from partitioners.methods import CANDIDATES, HOPELESS
-from partitioners.problem import Problem
 
 
 @unhurried

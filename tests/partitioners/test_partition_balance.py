@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import largest_part, num_parts_for, quality, repair, symmetric_csr
-from partitioners.balance import _overflow
-from partitioners.packing import heaviest_first
+from partitioners.balance import _overflow, heaviest_first
 
 
 @unhurried
@@ -76,7 +75,7 @@ def test_the_kernel_stays_within_its_arrays(graph: tuple[np.ndarray, int], num_p
     ones, results = np.ones(num_nodes, np.int64), []
     for kernel in (_overflow, _overflow.py_func):
         parts, sizes = skewed.copy(), np.bincount(skewed, minlength=num_parts)
-        kernel(csr.starts, csr.neighbours, csr.weights, ones, parts, sizes, largest)
+        kernel(csr, ones, parts, sizes, largest)
         results.append(parts)
     np.testing.assert_array_equal(*results)
 

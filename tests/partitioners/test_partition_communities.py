@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, neighbours_of, unhurried, weights
 
 from partitioners import partition, quality, symmetric_csr
+from partitioners.balance import Problem
 from partitioners.communities import contract, grow, move_locally
 from partitioners.csr import Csr
-from partitioners.problem import Problem
 
 
 def rows(csr: Csr) -> list[list[tuple[int, int]]]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_cases import unhurried
 
-from partitioners.packing import sift_down, sift_up
+from partitioners.balance import sift_down, sift_up
 
 
 @unhurried

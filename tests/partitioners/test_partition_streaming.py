@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, neighbours_of, unhurried, weights
 
 from partitioners import largest_part, partition, quality
-from partitioners.problem import Problem
-from partitioners.streaming import fennel, linear_deterministic_greedy
+from partitioners.balance import Problem
+from partitioners.orders import fennel, linear_deterministic_greedy
 
 
 def streamed(

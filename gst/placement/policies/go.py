@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gst.nn.edges import neighbour_max
-from gst.nn.gat import check_heads
+from gst.nn.edges import check_heads, neighbour_max
 from gst.placement.objective import Budgeted
 from gst.placement.policies.decisions import LEVELS, LogProbabilities
 from gst.placement.policies.inputs import (

@@ -1,0 +1,380 @@
+"""Message-passing encoders for any number of configurations at once: inputs, layers, GraphSAGE, GCN, GIN and GAT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from gst.method.batch import NodeStates, SegmentBatch
+from gst.nn.edges import check_heads, neighbour_attention, neighbour_max
+from gst.nn.sharing import Direction, Part, Sharing
+from gst.nn.sparse import by_rows, product
+
+
+class InputProjection(nn.Module):
+    """Opcode embedding + projected node features + projected configuration where a node has one, each computed once.
+
+    Feature widths are taken from the first batch (lazy layers, as in PyG).
+
+    Args:
+        channels: width of the hidden state.
+        num_opcodes: opcodes are 0 .. num_opcodes - 1.
+        config_symbols: if > 0, configuration features are symbols -1 .. config_symbols - 2 (layouts: -1 .. 5, so 7)
+            and each (column, symbol) has an embedding; if 0 they are numbers.
+        log_config: scale configuration features that are numbers by `signed_log`; otherwise they enter as they are.
+    """
+
+    def __init__(self, channels: int, num_opcodes: int = 256, config_symbols: int = 0, log_config: bool = True) -> None:
+        super().__init__()
+        self.config_symbols, self.log_config = config_symbols, log_config
+        self.num_opcodes = num_opcodes
+        self.opcode = nn.Embedding(num_opcodes, channels)
+        self.static = nn.LazyLinear(channels)
+        self.config = nn.LazyLinear(channels, bias=False)
+
+    def forward(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows channels"]:
+        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        common = self.of_nodes(batch)
+        given = self.of_configurations(batch.config_features[slots, configs])
+        return product(nodes, common).index_add(0, rows, given.to(common.dtype))
+
+    def of_nodes(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
+        """What is known of each node whatever the configuration."""
+        if int(batch.opcodes.max()) >= self.num_opcodes:
+            raise ValueError(
+                f"opcode {int(batch.opcodes.max())} found, but the encoder embeds 0..{self.num_opcodes - 1}; "
+                f"raise num_opcodes"
+            )
+        return by_rows(self.static, signed_log(batch.node_features)) + self.opcode(batch.opcodes)
+
+    def of_configurations(self, features: Float[Tensor, "given columns"]) -> Float[Tensor, "given channels"]:
+        """What a configuration gives a configurable node, row by row."""
+        return by_rows(self.config, self._readable(features))
+
+    def _readable(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
+        if self.config_symbols:
+            return self._symbols(features)
+        return signed_log(features) if self.log_config else features
+
+    def _symbols(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
+        index = features.long() + 1
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.config_symbols:
+            raise ValueError(
+                f"configuration features {int(index.min()) - 1}..{int(index.max()) - 1} found, but the encoder knows "
+                f"the symbols -1..{self.config_symbols - 2}; set config_symbols to 0 if they are numbers"
+            )
+        return nn.functional.one_hot(index, self.config_symbols).flatten(1).to(features.dtype)
+
+
+def signed_log(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """sign(x) log(1 + |x|): sizes from 1 to 10^9 become numbers of one magnitude."""
+    return torch.sign(x) * torch.log1p(x.abs())
+
+
+Before = Float[Tensor, "before channels"]
+After = Float[Tensor, "after channels"]
+BOTH: tuple[Direction, ...] = ("forward", "backward")
+
+
+class Encoder(nn.Module):
+    """Inputs, then layers that take `(rows before, sharing, number of the layer)` to the rows after it.
+
+    Args:
+        inputs: makes the first rows.
+        layers: message passing layers.
+        directions, share, whole_segments: see `Sharing.of`.
+    """
+
+    def __init__(
+        self,
+        inputs: InputProjection,
+        layers: Sequence[nn.Module],
+        directions: Sequence[Direction] = BOTH,
+        share: bool = True,
+        whole_segments: bool = False,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.layers = inputs, nn.ModuleList(layers)
+        self.directions, self.share, self.whole_segments = tuple(directions), share, whole_segments
+
+    def forward(self, batch: SegmentBatch) -> NodeStates:
+        sharing = self.sharing(batch)
+        rows = self.inputs(batch, sharing)
+        for number, layer in enumerate(self.layers):
+            rows = layer(rows, sharing, number)
+        return NodeStates(rows, sharing.row_of())
+
+    def sharing(self, batch: SegmentBatch) -> Sharing:
+        """Which states of `batch` are equal; found once for each batch."""
+        return planned(batch, len(self.layers), self.directions, self.share, self.whole_segments)
+
+
+def planned(
+    batch: SegmentBatch, num_layers: int, directions: tuple[Direction, ...], share: bool, whole_segments: bool = False
+) -> Sharing:
+    """`Sharing.of` these, found once for each batch."""
+    key = (num_layers, directions, share, whole_segments)
+    if key not in batch.plans:
+        batch.plans[key] = Sharing.of(batch, *key)
+    return batch.plans[key]
+
+
+class ResidualLayer(nn.Module):
+    """h + relu(norm(convolution of h)). LayerNorm looks at one row alone, so nothing leaks from one segment of a batch
+    to another.
+
+    Args:
+        convolution: takes `(rows before, sharing, number of the layer)` and returns what the rows after it hear.
+    """
+
+    def __init__(self, channels: int, convolution: nn.Module) -> None:
+        super().__init__()
+        self.convolution, self.norm = convolution, nn.LayerNorm(channels)
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        message = self.convolution(rows, sharing, number)
+        return product(sharing.matrix(number, ("own",)), rows) + self.norm(message).relu()
+
+
+class NodeNorm(nn.Module):
+    """Every channel less its mean over the nodes of the segment, in standard deviations, scaled and shifted: instance
+    normalisation (Ulyanov et al. 2016, arXiv 1607.08022) with nodes for pixels, as in the network that won Kaggle's
+    "Predict AI Model Runtime" (its code: github.com/thanhhau097/google_fast_or_slow).
+
+    No statistic crosses a segment or a class of configurations, so neither the other segments of a batch nor the other
+    configurations of a list matter. Each node hears of all nodes of its segment, as with attention: sharing takes
+    `whole_segments`.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, rows: Float[Tensor, "rows channels"], sharing: Sharing, number: int) -> Tensor:
+        """Rows after layer `number`."""
+        group = _groups(sharing, number)
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))[: len(group)]
+        count = torch.bincount(group)[:, None].to(wide.dtype)
+
+        def mean(x: Tensor) -> Tensor:
+            return (x.new_zeros(len(count), x.shape[1]).index_add(0, group, x) / count).index_select(0, group)
+
+        centred = wide - mean(wide)
+        scaled = centred * (mean(centred.square()) + self.eps).rsqrt() * self.weight + self.bias
+        return nn.functional.pad(scaled, (0, 0, 0, len(rows) - len(group))).to(rows.dtype)
+
+
+def _groups(sharing: Sharing, number: int) -> Int64[Tensor, " used"]:
+    """The segment and class of configurations of each row after a layer. All nodes of a segment tell the same classes
+    apart, and number them alike."""
+    level = sharing.levels[number + 1]
+    node = level.node_of_row()
+    segment, kind = sharing.segment_of_node[node], np.arange(len(node)) - level.first[node]
+    return torch.from_numpy(np.unique(segment * (kind.max() + 1) + kind, return_inverse=True)[1]).to(sharing.device)
+
+
+Aggregation = Literal["mean", "sum", "max"]
+Over = Literal["channels", "nodes"]
+
+
+class ChannelAttention(nn.Module):
+    """h sigmoid(W2 relu(W1 h)): each row decides which of its channels go on. Squeeze and excitation (Hu et al. 2018,
+    eq. 3) of single rows, as in the SAGE blocks that won Kaggle's "Predict AI Model Runtime" (their code:
+    github.com/thanhhau097/google_fast_or_slow)."""
+
+    def __init__(self, channels: int, reduction: int = 8) -> None:
+        super().__init__()
+        narrow = max(1, channels // reduction)
+        self.gate = nn.Sequential(nn.Linear(channels, narrow), nn.ReLU(), nn.Linear(narrow, channels), nn.Sigmoid())
+
+    def forward(self, rows: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
+        return rows * self.gate(rows).to(rows.dtype)
+
+
+class SAGELayer(nn.Module):
+    """h + relu(norm(W h + sum of aggregation(W_d neighbours in direction d) + b)), after Hamilton et al. 2017: the mean
+    aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity. With channel attention the first
+    h is gated.
+
+    Rows are projected before they are aggregated, by one product for the node and all directions. LayerNorm looks at
+    one row alone, and `NodeNorm` at one segment, so nothing leaks from one segment of a batch to another.
+    """
+
+    def __init__(
+        self, channels: int, directions: Sequence[Direction] = BOTH, aggregation: Aggregation = "mean",
+        normalise_over: Over = "channels", channel_attention: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if aggregation not in get_args(Aggregation):
+            raise ValueError(f"aggregation {aggregation!r}? neighbours give their {', '.join(get_args(Aggregation))}")
+        if normalise_over not in get_args(Over):
+            raise ValueError(f"normalise_over {normalise_over!r}? states are normalised over channels or nodes")
+        self.aggregation = aggregation
+        self.parts: tuple[Part, ...] = ("own", *directions)
+        self.project = nn.Linear(channels, len(self.parts) * channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.norm = nn.LayerNorm(channels) if normalise_over == "channels" else NodeNorm(channels)
+        self.attention = ChannelAttention(channels) if channel_attention else nn.Identity()
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        message = self._message(self.project(rows), sharing, number)
+        message.add_(self.bias.to(message.dtype))
+        message = self.norm(message, sharing, number) if isinstance(self.norm, NodeNorm) else self.norm(message)
+        return product(sharing.matrix(number, ("own",)), self.attention(rows)).add_(message.relu_())
+
+    def _message(self, projected: Float[Tensor, "before parts_channels"], sharing: Sharing, number: int) -> After:
+        by_part = projected.unflatten(1, (len(self.parts), -1))
+        if self.aggregation != "max":
+            return product(sharing.matrix(number, self.parts, self.aggregation, stacked=True), by_part.flatten(0, 1))
+        message = product(sharing.matrix(number, ("own",)), by_part[:, 0])
+        for i, part in enumerate(self.parts[1:], start=1):
+            message = message + neighbour_max(sharing.matrix(number, (part,)), by_part[:, i])
+        return message
+
+
+class SAGE(Encoder):
+    """GraphSAGE encoder over directed edges: `SegmentBatch` -> `NodeStates`.
+
+    Args:
+        channels: width of every layer and of the embeddings.
+        num_layers: depth; a node hears of others up to so many edges away.
+        num_opcodes, config_symbols, log_config: see `InputProjection`.
+        directions: which way messages run, `forward` from producers to consumers, `backward` or both.
+        share: compute equal states once. False computes every node under every configuration: the same result, slower.
+        aggregation: what a node takes from the neighbours of a direction, channel by channel.
+        normalise_over: the `channels` of each state, or for each channel the `nodes` of a segment (`NodeNorm`), context
+            nodes included. The latter makes segments part of the model, and every node then depends on all configurable
+            nodes of its segment, so that little is left to share.
+        channel_attention: gate what a node keeps of its own state, see `ChannelAttention`.
+    """
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+        aggregation: Aggregation = "mean", normalise_over: Over = "channels", channel_attention: bool = False,
+    ) -> None:  # fmt: skip
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        options = (directions, aggregation, normalise_over, channel_attention)
+        layers = [SAGELayer(channels, *options) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share, whole_segments=normalise_over == "nodes")
+
+
+class GCNConvolution(nn.Module):
+    """D^-1/2 (A + I) D^-1/2 H W (Kipf and Welling 2017, eq. 2); A holds the edges of all directions in use."""
+
+    def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
+        super().__init__()
+        self.parts: tuple[Part, ...] = ("own", *directions)
+        self.project = nn.Linear(channels, channels, bias=False)
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        return product(sharing.matrix(number, self.parts, "symmetric"), self.project(rows))
+
+
+class GCN(Encoder):
+    """Graph convolutional encoder (GCN): a sum over neighbours and the node itself, scaled by square roots of degrees.
+
+    A message weighs by the degree of its sender, so a segment sees what the whole graph sees with a `halo` of one hop
+    more than there are layers.
+
+    Args:
+        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
+            are one relation, as in the undirected graphs of the paper.
+    """
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+    ) -> None:  # fmt: skip
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [ResidualLayer(channels, GCNConvolution(channels, directions)) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)
+
+
+class GINConvolution(nn.Module):
+    """MLP((1 + eps) h + sum of neighbours), eps learnt (Xu et al. 2019, eq. 4.1)."""
+
+    def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
+        super().__init__()
+        self.parts: tuple[Part, ...] = tuple(directions)
+        self.eps = nn.Parameter(torch.zeros(1))
+        self.mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        own = product(sharing.matrix(number, ("own",)), rows)
+        return self.mlp((1 + self.eps) * own + product(sharing.matrix(number, self.parts), rows))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Earlier checkpoints have an eps without an axis."""
+        if (name := f"{prefix}eps") in state_dict:
+            state_dict[name] = state_dict[name].view(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class GIN(Encoder):
+    """Graph isomorphism encoder (GIN): messages are summed, not averaged, so that repeated neighbours count.
+
+    Args:
+        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
+            are one relation, as in the undirected graphs of the paper.
+    """
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+    ) -> None:  # fmt: skip
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [ResidualLayer(channels, GINConvolution(channels, directions)) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)
+
+
+class GATConvolution(nn.Module):
+    """Heads side by side, each the sum over u of alpha(u, v) W h(u), v itself among them (Velickovic et al. 2018, eq. 1
+    to 5). The logit of an edge, a · [W h(v) || W h(u)], is a score of the receiver plus one of the sender."""
+
+    def __init__(self, channels: int, directions: Sequence[Direction], heads: int) -> None:
+        super().__init__()
+        self.parts: tuple[Part, ...] = ("own", *directions)
+        self.project = nn.Linear(channels, channels, bias=False)
+        self.sent = nn.Parameter(torch.empty(heads, channels // heads))
+        self.heard = nn.Parameter(torch.empty(heads, channels // heads))
+        for weight in (self.project.weight, self.sent, self.heard):
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+        heard = product(sharing.matrix(number, ("own",)), self._scores(rows, self.heard))
+        matrix = sharing.matrix(number, self.parts)
+        return neighbour_attention(matrix, self.project(rows), self._scores(rows, self.sent), heard)
+
+    def _scores(self, rows: Before, attention: Tensor) -> Float[Tensor, "before heads"]:
+        """a · W h of each head as (W^T a) · h, so that a score costs one number and not a projection."""
+        weight = (self.project.weight.unflatten(0, attention.shape) * attention[..., None]).sum(1)
+        return nn.functional.linear(rows, weight)
+
+
+class GAT(Encoder):
+    """Graph attention encoder (GAT): the weight of a message depends on its sender and its receiver.
+
+    Args:
+        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
+            are one relation, as in the undirected graphs of the paper.
+        heads: attentions side by side, which share the channels.
+
+    Raises:
+        ValueError: the heads do not divide the channels.
+    """
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True, heads: int = 4,
+    ) -> None:  # fmt: skip
+        check_heads(channels, heads)
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [ResidualLayer(channels, GATConvolution(channels, directions, heads)) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)
