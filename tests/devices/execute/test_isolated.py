@@ -164,7 +164,7 @@ def test_a_program_that_changed_meanwhile_is_no_outcome(programs: dict[str, Prog
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nodes of `fragile:step`: x, mark, crash, hang, fail, grow, lie; from the third on they harm on another thread."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     plans = {
         "runs": of_nodes(0, 0, 0, 0, 0, 0, 0),
