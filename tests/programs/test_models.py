@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gst.programs.workloads import inception_v3, nasnet, wavenet
 from gst.programs.workloads.drawing import drawn
-from gst.programs.workloads.lstm import LSTMCell
+from gst.programs.workloads.recurrent import LSTMCell
 
 GENERATOR = torch.Generator().manual_seed(0)
 
