@@ -121,7 +121,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.command import place_by_options
     from gst.placement.outcome import Settings
     from gst.placement.planning import RENAMED
-    from gst.reporting.report import headline
+    from gst.reporting.headline import headline
 
     settings = Settings(
         budget=options.budget, evaluations=options.evaluations,

@@ -25,7 +25,7 @@ from gst.placement.plan_files import save_plan
 from gst.placement.task import Task
 from gst.process.progress import Progress
 from gst.programs import Program, traced
-from gst.reporting.report import render
+from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
 WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")

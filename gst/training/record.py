@@ -25,7 +25,7 @@ from gst.data.loader import Selection, Step
 from gst.devices import machine_record
 from gst.files.writing import atomic_write
 from gst.process.progress import Bars, notice
-from gst.reporting.report import render_training
+from gst.reporting.training import render_training
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
@@ -136,7 +136,7 @@ PACKAGE = Path(__file__).parents[1]
 
 class ReportPage(L.Callback):
     """Callback that collects the record of a training and writes `report.html` at its end
-    (`gst.reporting.report.render_training`), beside the directory of the first checkpoint callback, if there is one.
+    (`gst.reporting.training.render_training`), beside the directory of the first checkpoint callback, if there is one.
 
     The record holds `name` (of that directory), `command`, `seconds`, `machine`, `epochs` (a list of `epoch` from 0,
     `steps`, `loss`, the metrics of the validation part and the statistics of the table), `held_out` (of the epoch with
