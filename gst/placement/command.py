@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices.describe.discover import parse_bytes
-from gst.devices.execute.executor import usable_devices
+from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
 from gst.placement.drawing import plan_drawing
@@ -111,7 +110,7 @@ def _place_by_fleet(
         kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
         fleet = FleetWorkers(
-            kind, program, devices, limit, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
+            kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
         )  # fmt: skip
         return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
 

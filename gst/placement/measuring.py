@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -92,11 +92,12 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
     log = settings.out / LOG
     settings.check_new([log])
     found = discover()
-    devices = tuple(found if settings.device_names is None else select(settings.device_names, found))
+    chosen = found if settings.device_names is None else select(settings.device_names, found)
+    devices = tuple(replace(each, memory_limit=settings.memory_limit) for each in chosen)
     progress("capturing", 0, 1)
     program = traced(settings.program)
     from_files = [load_plan(path, program, devices) for path in settings.plan_files]
-    with IsolatedExecutor(settings.program, devices, settings.memory_limit, settings.time_limit_s) as isolated:
+    with IsolatedExecutor(settings.program, devices, settings.time_limit_s) as isolated:
         if isolated.program_key != program.key:
             raise ValueError(
                 f"program {settings.program!r} is another one each time it is traced; draw its constants from a seed"
@@ -107,7 +108,7 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
             if settings.patience_s > 0:
                 gate.wait()
             progress("profiling", 0, 1)
-            return isolated.profile()
+            return isolated.costs().times_us
 
         left = _plans_left(settings, settings.out, program, devices, this_machine(), from_files, profile)
         for start in range(0, len(left), AT_ONCE):
@@ -145,9 +146,10 @@ def measure_on_fleet(
         progress("starting workers", 0, 1)
         fleets = []
         for kind in kinds_with(settings.device_names):
-            devices = kind.selected(settings.device_names, with_sets=False)
-            limits = (settings.memory_limit, settings.time_limit_s, settings.repetitions)
-            fleet = FleetWorkers(kind, program, devices, *limits, patience_s=settings.patience_s)
+            chosen = kind.selected(settings.device_names, with_sets=False)
+            on_hosts = [replace(each, memory_limit=settings.memory_limit) for each in chosen]
+            limits = (settings.time_limit_s, settings.repetitions)
+            fleet = FleetWorkers(kind, program, on_hosts, *limits, patience_s=settings.patience_s)
             fleets.append(stack.enter_context(fleet))
         left = []
         for number, fleet in enumerate(fleets):
@@ -166,7 +168,7 @@ def measure_on_fleet(
 
 
 def _profile_by(fleet: FleetWorkers) -> Float64[np.ndarray, "devices nodes"]:
-    return fleet.costs(fleet.program).times_us
+    return fleet.costs().times_us
 
 
 def _plans_left(

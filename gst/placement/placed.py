@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
+from gst.devices.describe.machine import usable_devices
 from gst.devices.execute.calls import laid_out
-from gst.devices.execute.executor import usable_devices
 from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
 from gst.placement.drawing import explanation
 from gst.placement.pipeline import place_measured

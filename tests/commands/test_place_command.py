@@ -18,7 +18,7 @@ import pytest
 from gst import cli
 from gst.cli import main
 from gst.devices import Plan
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedObjective

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from gst.devices import Device, Log
-from gst.devices.describe.discover import select
-from gst.devices.execute.executor import with_core_sets
+from gst.devices.describe.machine import select, with_core_sets
 from gst.placement.fleet.host import DISTRIBUTION, Host, RemoteWorker
 from gst.placement.workers import WorkerLost
 from gst.process.interrupts import handlers_kept
