@@ -15,21 +15,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gst.commands.bench import add_bench
-from gst.commands.data import add_data
-from gst.commands.devices import add_devices
-from gst.commands.doctor import add_doctor
-from gst.commands.measure import add_measure
-from gst.commands.place import add_place
-from gst.commands.programs import add_trace
-from gst.commands.sweep import add_sweep
-from gst.commands.training import add_rank
 from gst.files.writing import atomic_write, directory_lock
 from gst.process.interrupts import Stopped, stoppable
 from gst.process.progress import Verbosity, saying, verbosity
 
 EVERYWHERE = ("--debug", "--quiet", "--verbose")
-TRAINING = ("fit", "validate", "test", "predict")
+TRAINING = {
+    "fit": "train a model (LightningCLI: every trainer flag works)",
+    "validate": "evaluate on the validation part",
+    "test": "evaluate on the test part",
+    "predict": "score the test part",
+}
+COMMANDS = (
+    "place", "demo", "sweep", "measure", "prepare", "data", "rank", "trace", "bench", "devices", "doctor"
+)  # fmt: skip
 GO_ON = {
     "place": "the same command with --resume goes on",
     "demo": "the same command with --resume goes on",
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
         with stoppable(), saying(level):
             if parser is None and arguments and arguments[0] in TRAINING:
                 return _train(arguments)
-            return _run(arguments, (parser or _parser)())
+            return _run(arguments, _parser(arguments) if parser is None else parser())
     except (ValueError, OSError) as error:
         if debug:
             raise
@@ -102,7 +101,9 @@ def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
     return directory_lock(options.out) if hasattr(options, "resume") else nullcontext()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of `gst` with the subcommand that the arguments name, whose module alone is imported; with all of them
+    where the arguments name none."""
     parser = argparse.ArgumentParser(
         prog="gst",
         description="Learn how fast giant computation graphs run, and place them on real devices.",
@@ -115,20 +116,39 @@ def _parser() -> argparse.ArgumentParser:
         help='for your shell, such as: eval "$(gst --print-completion bash)"',
     )  # fmt: skip
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in TRAINING:
-        commands.add_parser(name, help=_TRAINING_HELP[name], add_help=False)
-    add_place(commands, add_command)
-    for name in ("place", "demo"):
-        commands.choices[name].add_argument("--wandb", action="store_true", help=_WANDB_HELP)
-    add_sweep(commands, add_command)
-    add_measure(commands, add_command)
-    add_data(commands, add_command)
-    add_rank(commands, add_command)
-    add_trace(commands, add_command)
-    add_bench(commands, add_command)
-    add_devices(commands, add_command)
-    add_doctor(commands, add_command)
+    for name, summary in TRAINING.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    named = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    for name in COMMANDS if named is None else (named,):
+        if name not in commands.choices:  # some modules add two
+            _add(name, commands, with_benchmarks=named is not None or "--print-completion" in arguments)
     return parser
+
+
+def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
+    """Import the module of a subcommand and add its parser; `with_benchmarks` imports those of `gst bench` too."""
+    match name:
+        case "place" | "demo":
+            from gst.commands.place import add_place as add
+        case "sweep":
+            from gst.commands.sweep import add_sweep as add
+        case "measure":
+            from gst.commands.measure import add_measure as add
+        case "prepare" | "data":
+            from gst.commands.data import add_data as add
+        case "rank":
+            from gst.commands.training import add_rank as add
+        case "trace":
+            from gst.commands.programs import add_trace as add
+        case "devices":
+            from gst.commands.devices import add_devices as add
+        case "doctor":
+            from gst.commands.doctor import add_doctor as add
+        case _:
+            from gst.commands.bench import add_bench
+
+            return add_bench(commands, add_command, with_benchmarks)
+    add(commands, add_command)
 
 
 class _Completion(argparse.Action):
@@ -139,15 +159,6 @@ class _Completion(argparse.Action):
 
         print(shtab.complete(parser, shell))
         parser.exit()
-
-
-_WANDB_HELP = "log the result and the plan to W&B, offline unless you are logged in (WANDB_MODE decides if set)"
-_TRAINING_HELP = {
-    "fit": "train a model (LightningCLI: every trainer flag works)",
-    "validate": "evaluate on the validation part",
-    "test": "evaluate on the test part",
-    "predict": "score the test part",
-}
 
 
 def add_command(

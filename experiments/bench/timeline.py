@@ -30,7 +30,8 @@ from matplotlib.patches import Patch
 from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, discover, select
 from gst.devices.execute.costs import measure_costs
 from gst.devices.execute.native import quickest_runs
-from gst.devices.execute.timeline import KINDS, Timeline, chrome_trace, kind_of, save_trace
+from gst.devices.execute.trace import KINDS, chrome_trace, kind_of, save_trace
+from gst.devices.plan import Timeline
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft

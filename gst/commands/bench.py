@@ -11,9 +11,15 @@ from typing import Any
 DOORS = ("step", "memory", "executor", "simulator", "placement")
 
 
-def add_bench(commands: Any, command: Any) -> None:
-    """Add `bench` with a subcommand for each door; `command` makes one as all of `gst` are."""
+def add_bench(commands: Any, command: Any, with_benchmarks: bool = True) -> None:
+    """Add `bench`, and a subcommand of it for each door, which `command` makes as all of `gst` are.
+
+    Args:
+        with_benchmarks: whether to import `experiments` for the subcommands; the help of `gst` does without.
+    """
     bench = commands.add_parser("bench", help="measure this machine and this program on it")
+    if not with_benchmarks:
+        return
     repository = Path(__file__).parents[2]
     if str(repository) not in sys.path:
         sys.path.append(str(repository))

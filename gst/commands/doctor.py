@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 DISTRIBUTION = "graph-segment-training"
 ENOUGH_GIB = 5  # of a disk, for traces, stores and checkpoints
@@ -88,20 +91,32 @@ def _python() -> Finding:
     return Finding("python", "problem", found, "make a virtual environment with Python 3.11 or 3.12")
 
 
-def _packages() -> Iterator[Finding]:
-    """Those that are required, each in a version that fits."""
+def _requirements(extra: str = "") -> list[Requirement]:
+    """What the package requires by itself, or for one extra beside that."""
     from packaging.requirements import Requirement
 
-    wrong = []
-    required = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
-    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    def applies(each: Requirement, name: str) -> bool:
+        return each.marker is None or each.marker.evaluate({"extra": name})
+
+    every = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
+    return [each for each in every if applies(each, extra) and not (extra and applies(each, ""))]
+
+
+def _version(package: str) -> str:
+    """The version that is installed; '' if none is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _packages() -> Iterator[Finding]:
+    """Those that are required, each in a version that fits."""
+    wrong, required = [], _requirements()
     for each in required:
-        try:
-            version = metadata.version(each.name)
-        except metadata.PackageNotFoundError:
+        if not (version := _version(each.name)):
             wrong.append(f"{each} is missing")
-            continue
-        if not each.specifier.contains(version, prereleases=True):
+        elif not each.specifier.contains(version, prereleases=True):
             wrong.append(f"{each} is wanted, {version} is here")
     if wrong:
         yield Finding("packages", "problem", "; ".join(wrong), f"pip install --upgrade {DISTRIBUTION}")
@@ -112,22 +127,14 @@ def _packages() -> Iterator[Finding]:
 
 def _extras() -> Finding:
     """What is optional; of several packages of an extra the first stands for all."""
-    from packaging.requirements import Requirement
-
-    missing: dict[str, str] = {}
-    for line in metadata.requires(DISTRIBUTION) or ():
-        each = Requirement(line)
-        for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
-            if extra not in ("dev", "docs") and each.marker and each.marker.evaluate({"extra": extra}):
-                if each.marker.evaluate({"extra": ""}):
-                    continue
-                try:
-                    metadata.version(each.name)
-                except metadata.PackageNotFoundError:
-                    missing.setdefault(extra, each.name)
+    missing = []
+    for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
+        absent = [each.name for each in _requirements(extra) if not _version(each.name)]
+        if absent and extra not in ("dev", "docs"):
+            missing.append(f"{extra} ({absent[0]})")
     if not missing:
         return Finding("extras", "well", "all are here")
-    named = ", ".join(f"{extra} ({package})" for extra, package in missing.items())
+    named = ", ".join(missing)
     return Finding("extras", "well", f"not installed: {named}; pip install '{DISTRIBUTION}[NAME]' where you need one")
 
 
@@ -153,7 +160,7 @@ def _compiler() -> Finding:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    from gst.devices.describe.discover import discover
+    from gst.devices.describe.machine import discover
     from gst.devices.describe.rates import saved_rates
 
     devices = discover()

@@ -54,7 +54,7 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.devices.describe.discover import parse_bytes
+    from gst.devices.describe.machine import parse_bytes
     from gst.placement.measuring import measure_on_fleet, measure_program
 
     num_random = (0 if options.plan else USUAL_NUMBER) if options.random is None else options.random

@@ -26,7 +26,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )
     place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
     place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
-    _add_common(place, 50, "annealing,colocrl,hdp,go,guided_search")
+    _add_common(place, 50, "annealing,guided_search")
     place.add_argument(
         "--runtime", choices=("measured", "simulated"), default="measured",
         help="what plans are judged by at the end (default: %(default)s)",
@@ -59,6 +59,11 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
     demo.set_defaults(anew=True)
+    for each in (place, demo):
+        each.add_argument(
+            "--wandb", action="store_true",
+            help="log the result and the plan to W&B, offline unless you are logged in (WANDB_MODE decides if set)",
+        )  # fmt: skip
 
 
 def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> None:
@@ -116,7 +121,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.command import place_by_options
     from gst.placement.outcome import Settings
     from gst.placement.planning import RENAMED
-    from gst.reporting.report import headline
+    from gst.reporting.headline import headline
 
     settings = Settings(
         budget=options.budget, evaluations=options.evaluations,

@@ -75,11 +75,8 @@ class Rescorer:
     def __init__(self, model: CostModel, graph: Graph, capacity: int = 1 << 16) -> None:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; there must be room for the embedding of one segment")
-        base = replace(
-            graph, config_features=graph.config_features[:1], targets=graph.targets[:1], counts=graph.counts[:1],
-            spreads=graph.spreads[:1],
-        )  # fmt: skip
-        cut = segment(base, model.settings["max_nodes"])
+        first = {name: getattr(graph, name)[:1] for name in ("config_features", "targets", "counts", "spreads")}
+        cut = segment(replace(graph, **first), model.settings["max_nodes"])
         assert len(cut.config_columns) == len(graph.config_nodes), "without context no node stands in two segments"
         self.model, self.capacity = model, capacity
         self.num_encoded = 0
@@ -206,18 +203,17 @@ class Rescorer:
 
     def _rows(self, blocks: Mapping[Content, np.ndarray]) -> Float32[np.ndarray, "contents width"]:
         """The embeddings of contents, those of all members side by side: from the table, or encoded now."""
-        contents = list(blocks)
-        found = np.array([content in self._slots for content in contents])
-        rows = np.empty((len(contents), self._table.channels), np.float32)
-        if found.any():
-            known = [content for content, here in zip(contents, found, strict=True) if here]
-            for content in known:
+        is_stored = np.array([content in self._slots for content in blocks])
+        stored = [content for content in blocks if content in self._slots]
+        new = [content for content in blocks if content not in self._slots]
+        rows = np.empty((len(blocks), self._table.channels), np.float32)
+        if stored:
+            for content in stored:
                 self._slots.move_to_end(content)
-            rows[found] = self._table.pull(torch.tensor([self._slots[content] for content in known]))[0].numpy()
-        if not found.all():
-            new = [content for content, here in zip(contents, found, strict=True) if not here]
-            rows[~found] = self._encode([(place, blocks[place, digest]) for place, digest in new])
-            self._remember(new, rows[~found])
+            rows[is_stored] = self._table.pull(torch.tensor([self._slots[content] for content in stored]))[0].numpy()
+        if new:
+            rows[~is_stored] = self._encode([(place, blocks[place, digest]) for place, digest in new])
+            self._remember(new, rows[~is_stored])
         return rows
 
     def _remember(self, contents: Sequence[Content], rows: Float32[np.ndarray, "contents width"]) -> None:

@@ -82,60 +82,46 @@ class Graph:
         self._check()
 
     def _check(self) -> None:
-        nodes, configs = self.num_nodes, self.num_configs
+        nodes, configs, features = self.num_nodes, self.num_configs, self.config_features
 
         def require(holds: bool, problem: str) -> None:
             if not holds:
                 raise ValueError(f"graph {self.name!r}: {problem}")
 
-        require(
-            self.node_features.ndim == 2,
-            f"node_features has shape {self.node_features.shape}, want (nodes, features)",
-        )
+        def names_nodes(label: str, verb: str) -> None:
+            if (numbers := getattr(self, label)).size:
+                low, high = int(numbers.min()), int(numbers.max())
+                there = low >= 0 and high < nodes
+                require(there, f"{label} {verb} nodes {low}..{high}, but nodes are 0..{nodes - 1}")
+
+        def has_shape(label: str, fits: bool, wanted: str) -> None:
+            require(fits, f"{label} has shape {getattr(self, label).shape}, want {wanted}")
+
+        has_shape("node_features", self.node_features.ndim == 2, "(nodes, features)")
         require(nodes > 0, "it has no nodes; a graph needs at least one")
-        require(
-            self.edges.ndim == 2 and len(self.edges) == 2,
-            f"edges has shape {self.edges.shape}, want (2, edges)",
-        )
-        require(
-            self.node_features.dtype == np.float32,
-            f"node_features is {self.node_features.dtype}, want float32 (.astype(np.float32))",
-        )
-        if self.edges.size:
-            low, high = int(self.edges.min()), int(self.edges.max())
-            require(low >= 0 and high < nodes, f"edges name nodes {low}..{high}, but nodes are 0..{nodes - 1}")
-        require(
-            _finite(self.node_features),
-            "node_features holds NaN or infinity; clean them before",
-        )
-        require(self.opcodes.shape == (nodes,), f"opcodes has shape {self.opcodes.shape}, want ({nodes},)")
+        has_shape("edges", self.edges.ndim == 2 and len(self.edges) == 2, "(2, edges)")
+        dtype = self.node_features.dtype
+        require(dtype == np.float32, f"node_features is {dtype}, want float32 (.astype(np.float32))")
+        names_nodes("edges", "name")
+        require(_finite(self.node_features), "node_features holds NaN or infinity; clean them before")
+        has_shape("opcodes", self.opcodes.shape == (nodes,), f"({nodes},)")
         require(not self.opcodes.size or int(self.opcodes.min()) >= 0, "opcodes holds negative numbers")
         require(configs > 0, "it has no configurations; leave config_features out for a graph without any")
-        require(
-            self.config_features.ndim == 3 and self.config_features.shape[1] == len(self.config_nodes),
-            f"config_features has shape {self.config_features.shape}, "
-            f"want (configs, {len(self.config_nodes)}, channels)",
-        )
-        require(
-            self.config_features.dtype in (np.int8, np.float32),
-            f"config_features is {self.config_features.dtype}, want int8 or float32",
-        )
-        if self.config_features.dtype.kind == "f":
-            require(_finite(self.config_features), "config_features holds NaN or infinity")
-        if self.config_nodes.size:
-            low, high = int(self.config_nodes.min()), int(self.config_nodes.max())
-            require(
-                low >= 0 and high < nodes,
-                f"config_nodes names nodes {low}..{high}, but nodes are 0..{nodes - 1}",
-            )
-            require(len(np.unique(self.config_nodes)) == len(self.config_nodes), "config_nodes names a node twice")
+        columns = len(self.config_nodes)
+        fits = features.ndim == 3 and features.shape[1] == columns
+        has_shape("config_features", fits, f"(configs, {columns}, channels)")
+        is_number = features.dtype in (np.int8, np.float32)
+        require(is_number, f"config_features is {features.dtype}, want int8 or float32")
+        if features.dtype.kind == "f":
+            require(_finite(features), "config_features holds NaN or infinity")
+        names_nodes("config_nodes", "names")
+        require(len(np.unique(self.config_nodes)) == columns, "config_nodes names a node twice")
         for label in ("targets", "counts", "spreads"):
-            shape, dtype = getattr(self, label).shape, getattr(self, label).dtype
-            require(dtype.kind == ("i" if label == "counts" else "f"), f"{label} is {dtype}, want numbers")
+            values = getattr(self, label)
             require(
-                shape == (configs,),
-                f"{label} has shape {shape}, want ({configs},), one for each configuration",
+                values.dtype.kind == ("i" if label == "counts" else "f"), f"{label} is {values.dtype}, want numbers"
             )
+            has_shape(label, values.shape == (configs,), f"({configs},), one for each configuration")
 
     @property
     def num_nodes(self) -> int:

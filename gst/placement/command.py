@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices.describe.discover import parse_bytes
-from gst.devices.execute.executor import usable_devices
+from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
 from gst.placement.drawing import plan_drawing
@@ -26,7 +25,7 @@ from gst.placement.plan_files import save_plan
 from gst.placement.task import Task
 from gst.process.progress import Progress
 from gst.programs import Program, traced
-from gst.reporting.report import render
+from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
 WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")
@@ -114,7 +113,7 @@ def _place_by_fleet(
         kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
         fleet = FleetWorkers(
-            kind, program, devices, limit, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
+            kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
         )  # fmt: skip
         return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
 

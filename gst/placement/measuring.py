@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from jaxtyping import Float64
 
 from gst.data.measured_plans import LOG, MeasuredPlans, MeasuredSet, Profiled, read_measured, write_header
 from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
-from gst.devices.describe.machine import this_machine
+from gst.devices.describe.machine import least_memory_limit, this_machine
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.graphs.store import prepare
 from gst.placement.fleet.cluster import kinds_with
@@ -71,12 +72,13 @@ def measure_program(
     if Log(out / LOG).read() and not resume:
         raise ValueError(f"{out / LOG} is there already; add --resume to go on with it, or give another --out")
     found = discover()
-    devices = tuple(found if device_names is None else select(device_names, found))
+    chosen = found if device_names is None else select(device_names, found)
+    devices = tuple(replace(each, memory_limit=memory_limit) for each in chosen)
     progress("capturing", 0, 1)
     program = traced(name)
     from_files = [("given", load_plan(path, program, devices)) for path in plan_files]
     limits = {"memory_limit": memory_limit, "time_limit_s": time_limit_s}
-    with IsolatedExecutor(name, devices, memory_limit, time_limit_s) as isolated:
+    with IsolatedExecutor(name, devices, time_limit_s) as isolated:
         if isolated.program_key != program.key:
             raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
         header = {"name": name, "program": program.key, "seed": seed, **limits, "machine": this_machine()}
@@ -86,7 +88,7 @@ def measure_program(
             if patience_s > 0:
                 gate.wait()
             progress("profiling", 0, 1)
-            return isolated.profile()
+            return isolated.costs().times_us
 
         measured = open_measurements(out, header, program, devices, profile)
         left = plans_to_measure(measured, program, from_files, num_random, seed)
@@ -195,9 +197,9 @@ def measure_on_fleet(
         kinds = kinds_with(device_names)
         fleets = {}
         for kind in kinds:
-            devices = kind.selected(device_names, with_sets=False)
-            limits = (memory_limit, time_limit_s, repetitions)
-            fleet = FleetWorkers(kind, program, devices, *limits, patience_s=patience_s)
+            chosen = kind.selected(device_names, with_sets=False)
+            devices = [replace(each, memory_limit=memory_limit) for each in chosen]
+            fleet = FleetWorkers(kind, program, devices, time_limit_s, repetitions, patience_s=patience_s)
             fleets[kind.key] = stack.enter_context(fleet)
         header = {"name": name, "program": program.key, "seed": seed, "time_limit_s": time_limit_s}
         wanted = {}
@@ -225,8 +227,8 @@ def _wanted(
     """
     devices = fleet.devices
     from_files = [("given", load_plan(path, program, devices)) for path in plan_files]
-    header = {**header, "memory_limit": fleet.memory_limit, "machine": fleet.kind.machine}
-    measured = open_measurements(out, header, program, devices, lambda: fleet.costs(program).times_us)
+    header = {**header, "memory_limit": least_memory_limit(devices), "machine": fleet.kind.machine}
+    measured = open_measurements(out, header, program, devices, lambda: fleet.costs().times_us)
     return plans_to_measure(measured, program, from_files, num_random, seed)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Device, LoadGate, Log, Measurement, Plan
+from gst.devices.describe.machine import supports
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import Failure
-from gst.devices.execute.native import supports
 from gst.devices.execute.plain import PYTORCH, steps_beside
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
@@ -74,7 +74,6 @@ def place_measured(
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
             do), or `out` is of another program, other devices or settings.
     """
-    limit = min((each.memory_limit for each in devices if each.memory_limit is not None), default=None)
 
     def profiled() -> Task:
         if fleet is None and settings.patience_s > 0:
@@ -82,7 +81,7 @@ def place_measured(
         progress("profiling", 0, 1)
         return measured_task(program, isolated, settings.seed)
 
-    with fleet or IsolatedExecutor(source, devices, limit) as isolated:
+    with fleet or IsolatedExecutor(source, devices) as isolated:
         task = cached_task(program, isolated.devices, out, profiled)
         planned = _planned(task, out / "searches.jsonl", settings, progress)
         check_fits(task, planned)
@@ -136,7 +135,7 @@ def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, s
     A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
     each device alone takes turns with the plans, and its profile is scaled to what it takes there.
     """
-    task = Task.of_program(program, isolated.costs(program))
+    task = Task.of_program(program, isolated.costs())
     count = len(task.devices)
     if count < 2:
         return task
@@ -191,7 +190,7 @@ def _measurer(
     if settings.workers == 1:
         yield MeasuredObjective(isolated, SEARCH_RUNS, gate=gate)
         return
-    make = partial(IsolatedExecutor, source, isolated.devices, isolated.memory_limit)
+    make = partial(IsolatedExecutor, source, isolated.devices)
     with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:
         yield workers
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
+from gst.devices.describe.machine import usable_devices
 from gst.devices.execute.calls import laid_out
-from gst.devices.execute.executor import usable_devices
 from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
 from gst.placement.drawing import explanation
 from gst.placement.outcome import Settings
@@ -210,7 +210,7 @@ def place(
     modes = {} if isinstance(model, Step) else {module: module.training for module in model.modules()}
     program = capture(step)
     chosen = usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit)
-    settings = replace(settings or Settings(methods=("annealing", "guided_search")), budget=budget)
+    settings = replace(settings or Settings(), budget=budget)
     with tempfile.TemporaryDirectory() as temporary, Bars() as bars:
         directory = Path(temporary) if out is None else Path(out)
         saved = directory / "program"

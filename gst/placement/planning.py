@@ -29,7 +29,7 @@ METHODS: dict[str, Method] = {
     "annealing": anneal, "cross_entropy": cross_entropy, "evolution": evolve, "colocrl": colocrl, "hdp": hdp,
     "go": go, "guided_search": guided_search,
 }  # fmt: skip
-USUAL = ("annealing", "colocrl", "hdp", "go", "guided_search")
+USUAL = ("annealing", "guided_search")
 TASKS = ("placement", "schedule", "fusion")
 
 

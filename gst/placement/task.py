@@ -14,7 +14,7 @@ from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
-from gst.devices.execute.timeline import Timeline
+from gst.devices.plan import Timeline
 from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
 from gst.graphs.graph import Graph
 from gst.programs import Program

@@ -1,1 +1,1 @@
-"""The sections of the page that `gst.reporting.report.render` puts together: text in, HTML out."""
+"""HTML reports of placements and trainings: a record as JSON holds it in, one page out."""

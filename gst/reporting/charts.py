@@ -31,6 +31,17 @@ CROSS = "M-4-4L4 4M-4 4L4-4"
 NUM_COLOURS = 7
 DASH = "\u2013"
 
+MOST_MARKED = 40  # epochs; lines of more have no marks
+EPOCH_COLOURS = ("c0", "c5", "c2", "c3")
+CURVE_COLOURS = ("c0", "c1", "c2", "c3", "c5", "ink", "c4")
+STAIRS_HEIGHT = 372
+CURVES_END = WIDTH - 102  # where curves end and their names begin
+TOP = 1.6  # times the least time; what is above is drawn at the upper edge, so that the ends can be told apart
+GAP = 15  # between two names, in pixels
+
+Course = tuple[str, Sequence[tuple[float, float]]]
+"""What it is, and its (epochs finished, value) in order."""
+
 
 def escape(value: Any, limit: int = 400) -> str:
     """Safe between tags and inside quotes, cut at `limit` characters."""
@@ -137,6 +148,11 @@ def mark(kind: str, x: float, y: float, title: str = "", failed: bool = False) -
     return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{shape}">{inside}</path>'
 
 
+def shape_of(index: int) -> str:
+    """The outline of the marks of a device or a line, in a box from -6 to 6."""
+    return list(SHAPES.values())[(index + 1) % len(SHAPES)]
+
+
 def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
     """Grid lines, numbers on both axes, and what they count."""
     out = []
@@ -155,15 +171,42 @@ def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
     return "".join(out)
 
 
+def square(values: Sequence[float], left: float, x_label: str, y_label: str) -> tuple[Axis, Axis, str, str]:
+    """Two equal axes, for what is compared: the axes, their frame, and the diagonal where x = y."""
+    x, y = Axis.fit(values, left, WIDTH - 14), Axis.fit(values, HEIGHT - 50, 12)
+    diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
+    return x, y, frame(x, y, x_label, y_label), diagonal
+
+
+def reference_line(x: Axis, y: Axis, value: float, words: str, anchor: str) -> str:
+    """A dashed line at `value`, if it is a number, with words at its 'start' or its 'end'."""
+    if math.isnan(value):
+        return ""
+    at = y(min(value, y.high))
+    line = f'<path class="reference" d="M{x.start} {at}H{x.end}"/>'
+    across, up = x.start + 6 if anchor == "start" else x.end - 4, at + 15 if at < y.end + 26 else at - 6
+    return line + text(across, up, words, anchor, "note")
+
+
 def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
     """Points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
-    both = [value for point in points for value in point[:2]]
-    x, y = Axis.fit(both, 58, WIDTH - 14), Axis.fit(both, HEIGHT - 50, 12)
-    diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
-    dots = "".join(mark(kind, x(across), y(up), title) for across, up, kind, title in points)
-    seen = f"{x_label} from {brief(min(p[0] for p in points))} to {brief(max(p[0] for p in points))}, "
-    seen += f"{y_label} from {brief(min(p[1] for p in points))} to {brief(max(p[1] for p in points))}."
-    return drawing(label, frame(x, y, x_label, y_label) + diagonal + dots, description=seen)
+    across, up = [point[0] for point in points], [point[1] for point in points]
+    x, y, axes, diagonal = square([*across, *up], 58, x_label, y_label)
+    dots = "".join(mark(kind, x(a), y(b), title) for a, b, kind, title in points)
+    seen = f"{x_label} from {brief(min(across))} to {brief(max(across))}, "
+    seen += f"{y_label} from {brief(min(up))} to {brief(max(up))}."
+    return drawing(label, axes + diagonal + dots, description=seen)
+
+
+def cloud(predicted: Floats, measured: Floats, x_label: str, y_label: str, label: str) -> str:
+    """Points without titles, thousands of them, on two equal axes with the diagonal where x = y."""
+    pairs = list(zip(predicted.tolist(), measured.tolist(), strict=True))
+    x, y, axes, diagonal = square([*predicted.tolist(), *measured.tolist()], 62, x_label, y_label)
+    dots = "".join(f"M{x(a)} {y(b)}h.01" for a, b in pairs)
+    points = f'<path class="cloud c0{" many" * (len(pairs) > 300)}" d="{dots}"/>'
+    off = float(np.median(abs(predicted - measured)))
+    seen = f"Half of the {len(pairs):,} points are within {brief(off)} of the diagonal."
+    return drawing(label, axes + points + diagonal, description=seen)
 
 
 def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, label: str) -> str:
@@ -180,12 +223,7 @@ def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, labe
             best = time
     if stairs:
         stairs = f'<path class="line c0" d="{stairs}H{x.end}"/>'
-    base = ""
-    if not math.isnan(reference):
-        at = y(reference)
-        base = f'<path class="reference" d="M{x.start} {at}H{x.end}"/>'
-        below = at + 15 if at < y.end + 26 else at - 6
-        base += text(x.end - 4, below, "plain PyTorch", "end", "note")
+    base = reference_line(x, y, reference, "plain PyTorch", "end")
     marks = frame(x, y, "plans measured so far", "milliseconds of one step") + base + "".join(dots) + stairs
     seen = f"The best falls to {brief(best)} ms; {len(times)} marks in the order measured."
     return drawing(label, marks, description=seen)
@@ -214,3 +252,89 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     (first, _, least, *_), (last, _, most, *_) = rows[0], rows[-1]
     seen = f"From {first}, {brief(least)} ms, at the top to {last}, {brief(most)} ms, at the bottom."
     return drawing(label, "".join(out), height=bottom + 48, description=seen)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a method found, and when.
+
+    Args:
+        name: of the method.
+        points: (plans asked, best ms so far), in order; at least one.
+        asked: plans asked in all, as far as the staircase goes on.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    asked: float
+
+
+def staircases(curves: Sequence[Curve], reference: float, reference_name: str, label: str) -> str:
+    """The chart; the axis of plans asked is logarithmic, and `reference` a dashed line, if it is a number."""
+    most = max(curve.asked for curve in curves)
+    x = Axis(1.0, max(most, 10.0), 58, CURVES_END, log=True)
+    times = [time for curve in curves for _, time in curve.points] + [reference] * (not math.isnan(reference))
+    y = Axis.fit([min(time, TOP * min(times)) for time in times], STAIRS_HEIGHT - 50, 24)
+    out = [frame(x, y, "plans asked", "best so far, ms")]
+    out.append(reference_line(x, y, reference, f"best baseline, {reference_name}"[:40], "start"))
+    last = [y(min(curve.points[-1][1], y.high)) for curve in curves]
+    names = beside(last, y)
+    for index, end in sorted(enumerate(last), key=lambda entry: entry[1]):
+        curve, at, colour = curves[index], names[index], CURVE_COLOURS[index % len(CURVE_COLOURS)]
+        words = f"{curve.name}: {brief(curve.points[-1][1])} ms after {curve.asked:,.0f} plans"
+        (first, time), *rest = [(x(asked), y(min(time, y.high))) for asked, time in curve.points]
+        stairs = f"M{first} {time}" + "".join(f"H{asked}V{time}" for asked, time in rest) + f"H{x(curve.asked)}"
+        out.append(f'<path class="line {colour} d{index % 4}" d="{stairs}"><title>{escape(words)}</title></path>')
+        lead = f"M{x(curve.asked)} {end}H{CURVES_END + 2}L{CURVES_END + 12} {at:g}"
+        out.append(f'<path class="leader {colour}" d="{lead}"/>')
+        out.append(text(CURVES_END + 15, at + 4, curve.name[:14], "start", "note"))
+    ends = "; ".join(f"{curve.name} ends at {brief(curve.points[-1][1])} ms" for curve in curves)
+    return drawing(label, "".join(out), height=STAIRS_HEIGHT, description=ends)
+
+
+def beside(ends: Sequence[float], y: Axis) -> list[float]:
+    """Heights for the names of lines that end at these heights, far enough apart to be read."""
+    order = sorted(range(len(ends)), key=lambda index: ends[index])
+    names = dict(zip(order, apart([ends[index] for index in order], GAP, y.end + 4, y.start - 2), strict=True))
+    return [names[index] for index in range(len(ends))]
+
+
+def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places from `low` to `high`, near those wanted (ascending), `gap` apart or as far as there is room."""
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    places: list[float] = []
+    for value in wanted:
+        places.append(max(value, places[-1] + gap if places else low))
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else high)
+    return places
+
+
+def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
+    """A line for each, told apart by colour, dashes and marks, and named at its end where there are several."""
+    right = WIDTH - (14 if len(courses) == 1 else 92)
+    x = Axis(0, max(5.0, *(points[-1][0] for _, points in courses)), 62, right)
+    y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
+    out, names = [frame(x, y, "epochs", y_label)], beside([y(points[-1][1]) for _, points in courses], y)
+    for index, (name, points) in enumerate(courses):
+        colour, shape = EPOCH_COLOURS[index % len(EPOCH_COLOURS)], shape_of(index)
+        places = [(x(epoch), y(value)) for epoch, value in points]
+        line = "L".join(f"{across} {up}" for across, up in places)
+        out.append(f'<path class="line {colour} d{index % 4}" d="M{line}"/>')
+        if len(points) <= MOST_MARKED:
+            for (across, up), (epoch, value) in zip(places, points, strict=True):
+                told = f"<title>{escape(name)}, epoch {epoch:g}: {brief(value)}</title>"
+                out.append(
+                    f'<path class="mark {colour}" transform="translate({across} {up})" d="{shape}">{told}</path>'
+                )
+        if len(courses) > 1:
+            out.append(text(places[-1][0] + 9, names[index] + 4, name[:14], "start", "note"))
+    return drawing(label, "".join(out), description=". ".join(_seen(name, points) for name, points in courses))
+
+
+def _seen(name: str, points: Sequence[tuple[float, float]]) -> str:
+    least, most = min(points, key=lambda each: each[1]), max(points, key=lambda each: each[1])
+    return (
+        f"{name}: {brief(points[0][1])} after epoch {points[0][0]:g}, {brief(points[-1][1])} after epoch "
+        f"{points[-1][0]:g}; least {brief(least[1])} after {least[0]:g}, most {brief(most[1])} after {most[0]:g}"
+    )

@@ -1,20 +1,32 @@
-"""The section that draws the program: its segments first, with the devices of the best plan, then one of them."""
+"""The section that draws the program: segments as discs with the devices of the best plan, tables of both, and the
+operations within one segment, which a script draws."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from numpy.typing import NDArray
 
-from gst.reporting import charts, drawing
-from gst.reporting.inside import inside
-from gst.reporting.page import empty, legend, rows, section, wide_figure
-from gst.reporting.record import Record, device_names, graph_arrays
+from gst.reporting.charts import NUM_COLOURS, Floats, Ints, drawing, escape, shape_of, text
+from gst.reporting.headline import device_names, graph_arrays
+from gst.reporting.page import Record, empty, legend, rows, section, wide_figure
 
-Edges = Int64[np.ndarray, "ends edges"]
-PerNode = Int64[np.ndarray, " nodes"]
+MAX_DISCS, MAX_WIRES = 400, 2_000
+"""The largest segments and the strongest bundles of edges are drawn, up to so many."""
+
+MAX_LANES, SWEEPS = 24, 12
+WIDTH, HEIGHT = 1080.0, 440.0
+
+TEXTURES = ("", "M-2 2L2-2M0 8L8 0M6 10L10 6", "M2 2h.01M6 6h.01", "M0 4H8")
+"""What a device's area is covered with, so that colour alone never tells devices apart."""
+
+
+MAX_NODES, MAX_EDGES = 60_000, 150_000
+"""Above either the page would be too large: it then shows segments alone."""
 
 
 def graph(record: Record) -> str:
@@ -23,7 +35,7 @@ def graph(record: Record) -> str:
     edges, segment, device, opcode = graph_arrays(record)
     if not segment.size:
         return section("graph", title, empty("The record holds no graph to draw."))
-    segment = drawing.in_flow_order(edges, segment)
+    segment = in_flow_order(edges, segment)
     used, device = np.unique(device, return_inverse=True)
     every = device_names(record, used.tolist())
     names = [every[index] for index in used.tolist()]
@@ -36,7 +48,7 @@ def graph(record: Record) -> str:
         f" right. Lines bundle the {cut:,} edges between segments; {crossing:,} edges join two devices.</p>"
     )
     sizes = ", ".join(f"{count:,} nodes on {name}" for name, count in zip(names, np.bincount(device), strict=True))
-    svg = drawing.draw_segments(edges, segment, device, names, f"The {num_segments:,} segments of the graph", sizes)
+    svg = draw_segments(edges, segment, device, names, f"The {num_segments:,} segments of the graph", sizes)
     tables = _segment_table(segment, device, opcode, names) + _device_table(edges, device, opcode, names)
     shown = wide_figure("Segments", svg, _caption(num_segments, crossing), tables, _device_legend(device, names))
     return section("graph", title, told, shown, inside(edges, segment, device, opcode, names))
@@ -45,18 +57,17 @@ def graph(record: Record) -> str:
 def _caption(num_segments: int, crossing: int) -> str:
     words = "Numbers name segments. "
     words += "Strong lines hold at least one value that changes device." if crossing else "No value changes device."
-    if num_segments > drawing.MAX_DISCS:
-        words += f" The {drawing.MAX_DISCS} largest of {num_segments:,} segments are drawn."
+    if num_segments > MAX_DISCS:
+        words += f" The {MAX_DISCS} largest of {num_segments:,} segments are drawn."
     return words
 
 
-def _device_legend(device: PerNode, names: Sequence[str]) -> str:
+def _device_legend(device: Ints, names: Sequence[str]) -> str:
     counts = np.bincount(device).tolist()
     return legend(
         (
-            f"c{index % charts.NUM_COLOURS}",
-            f'<path class="mark" style="fill:url(#device-{index})" transform="scale(1.5)" '
-            f'd="{drawing.shape_of(index)}"/>',
+            f"c{index % NUM_COLOURS}",
+            f'<path class="mark" style="fill:url(#device-{index})" transform="scale(1.5)" d="{shape_of(index)}"/>',
             f"{name}: {count:,} nodes",
         )
         for index, (name, count) in enumerate(zip(names, counts, strict=True))
@@ -67,17 +78,17 @@ def _common(words: Iterable[str]) -> str:
     return ", ".join(f"{word[:40]} {count:,}" for word, count in Counter(words).most_common(3))
 
 
-def _segment_table(segment: PerNode, device: PerNode, opcode: Sequence[str], names: Sequence[str]) -> str:
+def _segment_table(segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
     lines = []
     order = np.argsort(segment, kind="stable")
-    for part, nodes in enumerate(np.split(order, np.cumsum(np.bincount(segment))[:-1])[: drawing.MAX_DISCS]):
+    for part, nodes in enumerate(np.split(order, np.cumsum(np.bincount(segment))[:-1])[:MAX_DISCS]):
         where = Counter(names[index] for index in device[nodes].tolist())
         lines.append((part, ", ".join(where), _common(opcode[n] for n in nodes.tolist()), f"{len(nodes):,}"))
     heads = ("segment", "devices", "most frequent operations", "nodes")
     return rows("Segments", heads, lines, words=3, anchor="segment-")
 
 
-def _device_table(edges: Edges, device: PerNode, opcode: Sequence[str], names: Sequence[str]) -> str:
+def _device_table(edges: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
     lines = []
     for index, name in enumerate(names):
         nodes = np.flatnonzero(device == index).tolist()
@@ -85,3 +96,241 @@ def _device_table(edges: Edges, device: PerNode, opcode: Sequence[str], names: S
         counts = (len(nodes), int((received & ~sent).sum()), int((sent & ~received).sum()))
         lines.append((name, _common(opcode[n] for n in nodes), *(f"{count:,}" for count in counts)))
     return rows("Devices", ("device", "most frequent operations", "nodes", "edges in", "edges out"), lines, words=2)
+
+
+# The inside of one segment ---------------------------------------------------------------------------------------
+
+
+def inside(edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
+    """The place, hidden until the script has filled it, and the operations of all segments as JSON."""
+    if len(segment) > MAX_NODES or edges.shape[1] > MAX_EDGES:
+        most = f"{MAX_NODES:,} nodes or {MAX_EDGES:,} edges"
+        return f'<p class="note-line">Of graphs beyond {most} no single operations are shown.</p>'
+    known = json.dumps(_operations(edges, segment, device, opcode, names), separators=(",", ":"))
+    known = known.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'{PLACE}<script type="application/json" id="operations">{known}</script>'
+
+
+PLACE = (
+    '<div id="inside" hidden><h3>Inside one segment</h3><p class="choose"><label>Segment '
+    '<select></select></label> <span class="note-line">or choose a disc</span></p>'
+    '<figure class="graph"><div class="scroll" tabindex="0" role="region" aria-label="Inside one segment"></div>'
+    '<p class="told" aria-live="polite"></p><p class="joined"></p><figcaption>Each mark is one operation, its colour '
+    "and shape tell its device as above; hover or tap one. Strong lines change device. In the drawing above the lines "
+    "of this segment are red.</figcaption>"
+    '<details><summary>The same in words</summary><div class="scroll" tabindex="0" role="region" '
+    'aria-label="Operations of the segment"><table><thead><tr><th scope="col">node</th><th scope="col">operation</th>'
+    '<th scope="col">device</th><th scope="col">reads</th></tr></thead><tbody></tbody></table></div></details>'
+    "</figure></div>"
+)
+
+
+def _operations(
+    edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]
+) -> dict[str, Any]:
+    """Of each segment: node, opcode, device, column and lane (tenths) of its operations, and edges between them, as
+    pairs of places in these lists. `between` holds triples: a segment, one that reads from it, how many edges."""
+    words, code = np.unique(np.array([word[:60] for word in opcode]), return_inverse=True)
+    inner = edges[:, segment[edges[0]] == segment[edges[1]]]
+    column, lane = places(inner, segment)
+    nodes = np.argsort(segment, kind="stable")
+    first = np.cumsum(np.bincount(segment)) - np.bincount(segment)
+    local = np.empty(len(segment), np.int64)
+    local[nodes] = np.arange(len(segment)) - first[segment[nodes]]
+    wires = inner[:, np.argsort(segment[inner[0]], kind="stable")]
+    per_node = {"node": nodes, "opcode": code[nodes], "device": device[nodes], "column": column[nodes]}
+    per_node["lane"] = np.rint(10 * lane[nodes]).astype(np.int64)
+    pieces = {name: np.split(values, first[1:]) for name, values in per_node.items()}
+    ends = np.searchsorted(segment[wires[0]], np.arange(1, len(first)))
+    pieces["edges"] = [piece.T.reshape(-1) for piece in np.split(local[wires], ends, axis=1)]
+    pairs, counts, _ = quotient(edges, segment, np.zeros(edges.shape[1], np.bool_))
+    return {
+        "opcodes": words.tolist(), "devices": list(names),
+        "shapes": [shape_of(index) for index in range(len(names))], "colours": NUM_COLOURS,
+        "segments": [
+            {name: piece[part].tolist() for name, piece in pieces.items()} for part in range(len(first))
+        ],
+        "between": np.concatenate([pairs, counts[None]]).T.reshape(-1).tolist(),
+    }  # fmt: skip
+
+
+# Segments as discs -----------------------------------------------------------------------------------------------
+
+
+def depths(edges: Ints, num_nodes: int) -> Ints:
+    """Layers by longest path, each node then moved right, next to its first reader; cycles come last."""
+    source, target = edges
+    order = np.argsort(source, kind="stable")
+    readers, first = target[order], np.searchsorted(source[order], np.arange(num_nodes + 1))
+    waiting = np.bincount(target, minlength=num_nodes)
+    depth = np.full(num_nodes, -1, np.int64)
+    frontier = np.flatnonzero(waiting == 0)
+    levels: list[Ints] = []
+    while frontier.size:
+        depth[frontier] = len(levels)
+        levels.append(frontier)
+        degree = first[frontier + 1] - first[frontier]
+        skip = np.repeat(first[frontier] - np.cumsum(degree) + degree, degree)
+        reached = readers[skip + np.arange(degree.sum())]
+        np.subtract.at(waiting, reached, 1)
+        frontier = np.unique(reached[waiting[reached] == 0])
+    depth[depth < 0] = len(levels)
+    for nodes in levels[::-1]:
+        for node in nodes[first[nodes + 1] > first[nodes]].tolist():
+            depth[node] = depth[readers[first[node] : first[node + 1]]].min() - 1
+    return depth
+
+
+def places(edges: Ints, segment: Ints) -> tuple[Ints, Floats]:
+    """Column and lane of each node within its segment, both from 0; a crowded depth takes several columns.
+
+    Nodes of a column are ordered by the mean place of their neighbours, again and again (Sugiyama, Tagawa and Toda,
+    Methods for visual understanding of hierarchical system structures, IEEE Transactions on Systems, Man, and
+    Cybernetics 11, 1981), all columns of all segments at once.
+
+    Args:
+        edges: (2, edges), those within a segment; others are not to be given.
+        segment: of each node.
+    """
+    num_nodes = len(segment)
+    depth = depths(edges, num_nodes)
+    column = np.unique(segment * (depth.max(initial=0) + 2) + depth, return_inverse=True)[1].astype(np.int64)
+    near, far = np.concatenate([edges, edges[::-1]], axis=1)
+    degree = np.bincount(near, minlength=num_nodes)
+    lane = np.zeros(num_nodes)
+    for sweep in range(2 * SWEEPS):
+        if sweep == SWEEPS:
+            column = _strips(lane, column)
+        around = np.bincount(near, lane[far], num_nodes) / np.maximum(degree, 1)
+        lane = _settled(np.where(degree > 0, around, lane), column)
+    for values in (column, lane):
+        least = np.full(segment.max(initial=0) + 1, np.inf)
+        np.minimum.at(least, segment, values)
+        values -= least[segment].astype(values.dtype)
+    return column, lane
+
+
+def _settled(wanted: Floats, column: Ints) -> Floats:
+    """Places within each column: at least one lane apart, otherwise close to those wanted."""
+    order, rank = _ranked(wanted, column)
+    apart = 1e6 * column[order]  # columns follow each other in one long row, so one pass does them all
+    slack = wanted[order] - rank + apart
+    settled = (np.maximum.accumulate(slack) + np.minimum.accumulate(slack[::-1])[::-1]) / 2 - apart + rank
+    lane = np.empty(len(wanted))
+    lane[order] = settled
+    return lane
+
+
+def _strips(lane: Floats, column: Ints) -> Ints:
+    """New columns of at most `MAX_LANES` nodes each; what stood in one column stands in columns beside each other."""
+    order, rank = _ranked(lane, column)
+    width = -(-np.bincount(column) // MAX_LANES)
+    first = np.cumsum(width) - width
+    strip = np.empty(len(lane), np.int64)
+    strip[order] = first[column[order]] + rank % width[column[order]]
+    return strip
+
+
+def _ranked(values: Floats, column: Ints) -> tuple[Ints, Ints]:
+    """Nodes by column and, within it, by value; and the rank of each of them in its column."""
+    order = np.lexsort((values, column))
+    return order, np.arange(len(order)) - np.searchsorted(column[order], column[order])
+
+
+def in_flow_order(edges: Ints, segment: Ints) -> Ints:
+    """The segment of each node, renumbered from 0 in the order that data flows through them (by mean depth)."""
+    _, segment = np.unique(segment, return_inverse=True)
+    mean = np.bincount(segment, depths(edges, len(segment))) / np.bincount(segment)
+    rank = np.empty(len(mean), np.int64)
+    rank[np.argsort(mean, kind="stable")] = np.arange(len(mean))
+    return rank[segment]
+
+
+def quotient(edges: Ints, part: Ints, marked: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+    """The pairs of different parts that edges join, how many edges each stands for, and how many of them `marked`."""
+    pairs = part[edges]
+    different = pairs[0] != pairs[1]
+    unique, index = np.unique(pairs[:, different], axis=1, return_inverse=True)
+    index = index.reshape(-1)
+    counts = np.bincount(index, minlength=unique.shape[1])
+    return unique, counts, np.bincount(index[marked[different]], minlength=unique.shape[1])
+
+
+def draw_segments(edges: Ints, segment: Ints, device: Ints, names: Sequence[str], label: str, description: str) -> str:
+    """Segments as discs (area: nodes; wedges: devices) from left to right, and bundles of edges between them.
+
+    Each disc is a link to `#segment-N`.
+
+    Args:
+        edges: (2, edges).
+        segment: of each node, as `in_flow_order` numbers them.
+        device: of each node, counted from 0.
+        names: of the devices.
+    """
+    sizes = np.bincount(segment)
+    kept = np.sort(np.argsort(-sizes, kind="stable")[:MAX_DISCS])
+    pairs, counts, crossing = quotient(edges, segment, device[edges[0]] != device[edges[1]])
+    shown = np.flatnonzero(np.isin(pairs, kept).all(axis=0))
+    shown = shown[np.argsort(-counts[shown], kind="stable")[:MAX_WIRES]]
+    x, y, radius = _discs(sizes, kept, pairs)
+    y -= (y - radius)[kept].min() - 6
+    height = (y + radius)[kept].max() + 6
+    thick = 0.8 + 5 * np.log1p(counts) / np.log1p(counts.max(initial=1))
+    out = [_patterns(len(names))]
+    for at in shown.tolist():
+        (a, b), middle = pairs[:, at].tolist(), x[pairs[:, at]].mean()
+        words = f"segment {a} to {b}: {counts[at]:,} edges, {crossing[at]:,} of them between devices"
+        path = f"M{x[a]:.4g} {y[a]:.4g}C{middle:.4g} {y[a]:.4g} {middle:.4g} {y[b]:.4g} {x[b]:.4g} {y[b]:.4g}"
+        css = "wires crossing" if crossing[at] else "wires"
+        look = f'class="{css}" data-ends="{a} {b}" stroke-width="{thick[at]:.2g}"'
+        out.append(f'<path {look} d="{path}"><title>{words}</title></path>')
+    share = np.zeros((len(sizes), len(names)))
+    np.add.at(share, (segment, device), 1)
+    for part in kept.tolist():
+        out.append(_disc(part, x[part], y[part], radius[part], share[part], names))
+    return drawing(label, "".join(out), WIDTH, height, "min-width:640px", description, role="group")
+
+
+def _disc(part: int, x: float, y: float, radius: float, share: Floats, names: Sequence[str]) -> str:
+    total, start, wedges, where = share.sum(), 0.0, [], f'cx="{x:.4g}" cy="{y:.4g}"'
+    for index in np.flatnonzero(share).tolist():
+        length = 100 * share[index] / total
+        dashes = f'stroke-dasharray="{length:.4g} 100" stroke-dashoffset="{-start:.4g}"'
+        look = f'stroke="url(#device-{index})" stroke-width="{radius:.3g}"'
+        wedges.append(f'<circle class="pie" {look} {where} r="{radius / 2:.3g}" pathLength="100" {dashes}/>')
+        start += length
+    counts = ", ".join(f"{share[index]:,.0f} on {names[index]}" for index in np.flatnonzero(share).tolist())
+    words = escape(f"segment {part}: {total:,.0f} nodes, {counts}")
+    number = text(x, y + 5, part, css="halo") if radius >= 9 else ""
+    return (
+        f'<a href="#segment-{part}" data-segment="{part}" aria-label="{words}"><title>{words}</title>{"".join(wedges)}'
+        f'<circle class="rim" {where} r="{radius:.3g}"/>{number}</a>'
+    )
+
+
+def _discs(sizes: Ints, kept: Ints, pairs: Ints) -> tuple[Floats, Floats, Floats]:
+    """Where the discs stand, and their radii: one after the other, near their neighbours, on nobody's place."""
+    radius = np.sqrt(sizes / sizes[kept].sum() * 0.12 * WIDTH * HEIGHT / np.pi).clip(4, 60)
+    x = np.linspace(64, WIDTH - 64, len(sizes)) if len(sizes) > 1 else np.full(1, WIDTH / 2)
+    y, done = np.full(len(sizes), HEIGHT / 2), np.zeros(0, np.int64)
+    closer = np.clip(60 / len(kept), 1, 3)  # few discs stand in several rows, so that lines pass between them
+    for part in kept.tolist():
+        near = np.r_[pairs[0][pairs[1] == part], pairs[1][pairs[0] == part]]
+        near = near[np.isin(near, done)]
+        wanted = y[near].mean() if near.size else HEIGHT / 2
+        choices = np.arange(radius[part] + 4, HEIGHT - radius[part] - 3, 4.0)
+        gap = np.hypot((x[done, None] - x[part]) / closer, y[done, None] - choices) - radius[done, None] - radius[part]
+        overlap = np.maximum(8 + radius[part] / 2 - gap, 0).sum(axis=0)
+        y[part] = choices[np.argmin(1000 * overlap + abs(choices - wanted))]
+        done = np.append(done, part)
+    return x, y, radius
+
+
+def _patterns(num_devices: int) -> str:
+    """What areas of each device are filled with."""
+    return "<defs>" + "".join(
+        f'<pattern id="device-{index}" class="c{index % NUM_COLOURS}" width="8" height="8" '
+        f'patternUnits="userSpaceOnUse"><path class="ground" d="M0 0h8v8H0z"/>'
+        f'<path class="texture" d="{TEXTURES[index % len(TEXTURES)]}"/></pattern>'
+        for index in range(num_devices)
+    ) + "</defs>"  # fmt: skip

@@ -1,16 +1,44 @@
-"""What every page is made of: its frame, headings, tables, figures, legends. All text from outside is escaped here."""
+"""What every page is made of: its frame, headings, tables, figures, legends, and the parts of a record that is shown.
+
+All text from outside is escaped here. Every part of a record may be missing, empty or of another type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from gst.reporting.charts import CROSS, DASH, SHAPES, escape, mark
 
+Record = Mapping[str, Any]
+"""What a command found, as JSON holds it."""
+
 KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation", "uncertain": "uncertain"}
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def mapping(value: Any) -> Record:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(value: Any) -> Sequence[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list | tuple) else []
+
+
+def mappings(value: Any) -> list[Record]:
+    """The mappings of a list."""
+    return [entry for entry in listed(value) if isinstance(entry, Mapping)]
+
+
+def command_of(record: Record) -> str:
+    """'gst place', 'gst demo' or 'gst fit', or 'gst' if the record names another or none."""
+    named = re.match(r"gst (place|demo|fit)(?=\s|$)", str(record.get("command") or ""))
+    return named.group() if named else "gst"
 
 
 def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: str) -> str:
@@ -58,6 +86,16 @@ def section(name: str, title: str, *parts: str) -> str:
     """A section with its heading; `report.css` numbers them."""
     head = f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
     return f"{head}{''.join(parts)}</section>\n"
+
+
+def block(title: str, body: str) -> str:
+    """A heading and what stands below it, as one part of a `pair`."""
+    return f"<div><h3>{title}</h3>{body}</div>"
+
+
+def command_line(record: Record) -> str:
+    """The command of a record, to be copied."""
+    return f"<h3>Command</h3><pre><code>{escape(record.get('command') or 'not recorded', 4000)}</code></pre>"
 
 
 def pair(*parts: str) -> str:
@@ -119,7 +157,7 @@ def legend(items: Iterable[tuple[str, str, str]]) -> str:
 
 
 def kind_legend(kinds: set[str], failed: bool = False) -> str:
-    """The marks of these kinds of plans, see `gst.reporting.record.kind_of`, and that of a failure."""
+    """The marks of these kinds of plans, see `gst.reporting.headline.kind_of`, and that of a failure."""
     shown = [("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds]
     return legend(shown + [("", f'<path class="mark failed" d="{CROSS}"/>', "failed")] * failed)
 

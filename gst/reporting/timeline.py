@@ -1,19 +1,33 @@
-"""The section that shows the best plan as a timeline: simulated, one lane for each device."""
+"""The section that shows the best plan as a timeline: simulated, bars on one lane for each device, thousands of them in
+a few kilobytes.
+
+A lane is a row of cells half a pixel wide. Each cell shows one kind of operation or none, chosen so that along the lane
+the ink of each kind stays within a cell of the time it takes: what a cell has too little of is carried to the next, as
+printers do with shades of grey (error diffusion: Floyd and Steinberg, An adaptive algorithm for spatial grey scale,
+Proceedings of the Society for Information Display 17, 1976).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
-from gst.reporting.charts import NUM_COLOURS, brief, escape, number, whole
-from gst.reporting.lanes import Bars, busy_ms, lanes, swatch
-from gst.reporting.page import empty, legend, rows, section, wide_figure
-from gst.reporting.record import Record, best_of, device_names, mapping, runtime_of, time_of
+from gst.reporting.charts import NUM_COLOURS, Axis, brief, drawing, escape, number, text, whole
+from gst.reporting.headline import best_of, device_names, runtime_of, time_of
+from gst.reporting.page import Record, empty, legend, listed, mapping, rows, section, wide_figure
 
 MOST_DEVICES = 64
+WIDTH, LEFT, RIGHT = 960.0, 8.0, 948.0
+CELL = 0.5  # pixels
+MOST_CELLS = 12_000  # of all lanes; more lanes have wider cells
+WIDE = 6  # cells from which on operations are set apart by a thin line
+IDLE = -1
+
+Times = Float64[np.ndarray, " bars"]
 
 
 def timeline(record: Record) -> str:
@@ -37,19 +51,13 @@ def timeline(record: Record) -> str:
 
 def _bars(drawn: Record) -> tuple[list[str], Bars]:
     """Names of the kinds, and the bars that are four numbers, are of a kind and do not end before they begin."""
-    listed = drawn.get("kinds")
-    kinds = [str(kind) for kind in listed] if isinstance(listed, list | tuple) else []
-    given = drawn.get("bars")
-    good = [list(map(number, entry)) for entry in given if _is_bar(entry)] if isinstance(given, list | tuple) else []
+    kinds = [str(kind) for kind in listed(drawn.get("kinds"))]
+    good = [list(map(number, entry)) for entry in listed(drawn.get("bars")) if len(listed(entry)) == 4]
     table = np.array(good, np.float64).reshape(-1, 4)
     device, begin, end, kind = table[np.isfinite(table).all(1)].T
     right = (device >= 0) & (device < 2**31) & (begin >= 0) & (end >= begin) & (kind >= 0) & (kind < len(kinds))
     whole_numbers = [column[right].astype(np.int64) for column in (device, kind)]
     return kinds, Bars(whole_numbers[0], begin[right], end[right], whole_numbers[1])
-
-
-def _is_bar(entry: Any) -> bool:
-    return isinstance(entry, list | tuple) and len(entry) == 4
 
 
 def _told(record: Record, bars: Bars) -> str:
@@ -87,7 +95,11 @@ def _device_table(bars: Bars, names: dict[int, str]) -> str:
 
 
 def _kind_table(bars: Bars, kinds: Sequence[str], used: Sequence[int]) -> str:
-    took = {kind: sum(busy_ms(own) for own in _on_devices(bars.of(bars.kind == kind))) for kind in used}
+    devices = np.unique(bars.device).tolist()
+    took = {
+        kind: sum(busy_ms(bars.of((bars.kind == kind) & (bars.device == device))) for device in devices)
+        for kind in used
+    }
     total = sum(took.values()) or 1.0
     lines = [
         (kinds[kind], whole((bars.kind == kind).sum()), brief(took[kind]), f"{100 * took[kind] / total:.1f} %")
@@ -96,5 +108,121 @@ def _kind_table(bars: Bars, kinds: Sequence[str], used: Sequence[int]) -> str:
     return rows("Kinds of operations", ("kind", "operations", "busy ms", "share of all work"), lines)
 
 
-def _on_devices(bars: Bars) -> list[Bars]:
-    return [bars.of(bars.device == index) for index in np.unique(bars.device)]
+# Lanes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """What ran where and when; bars of one device may overlap (operations that ran fused).
+
+    Args:
+        device: index of the device.
+        begin_ms: from the start of the step.
+        end_ms: not before `begin_ms`.
+        kind: index of the kind of operation.
+    """
+
+    device: Int64[np.ndarray, " bars"]
+    begin_ms: Times
+    end_ms: Times
+    kind: Int64[np.ndarray, " bars"]
+
+    def of(self, chosen: np.ndarray) -> Bars:
+        """Some of them, by mask or index."""
+        return Bars(self.device[chosen], self.begin_ms[chosen], self.end_ms[chosen], self.kind[chosen])
+
+    @property
+    def span_ms(self) -> float:
+        """When the last one ends."""
+        return float(self.end_ms.max(initial=0.0))
+
+
+def busy_ms(bars: Bars) -> float:
+    """For how long at least one of them runs."""
+    order = np.argsort(bars.begin_ms, kind="stable")
+    begin, end = bars.begin_ms[order], np.maximum.accumulate(bars.end_ms[order])
+    before = np.r_[-np.inf, end[:-1]]
+    return float(np.maximum(end - np.maximum(begin, before), 0.0).sum())
+
+
+def coverage(begin: Times, end: Times, edges: Float64[np.ndarray, " edges"]) -> Float64[np.ndarray, " cells"]:
+    """How much of each cell between two `edges` lies within the bars, as a share; bars that overlap count twice."""
+
+    def before(times: Times) -> Float64[np.ndarray, " edges"]:
+        ordered = np.sort(times)
+        sums = np.r_[0.0, np.cumsum(ordered)]
+        count = np.searchsorted(ordered, edges)
+        return count * edges - sums[count]
+
+    return np.diff(before(begin) - before(end)) / np.diff(edges)
+
+
+def cells_of(bars: Bars, num_kinds: int, edges: Float64[np.ndarray, " edges"]) -> Int64[np.ndarray, " cells"]:
+    """The kind that each cell of a lane shows, `IDLE` for none; a stretch of work too short for a cell gets one."""
+    owns = [bars.kind == kind for kind in range(num_kinds)]
+    cover = np.array([coverage(bars.begin_ms[own], bars.end_ms[own], edges) for own in owns])
+    cover /= np.maximum(cover.sum(0), 1.0)
+    busy = cover.sum(0) > 1e-9
+    shown = np.full(len(edges) - 1, IDLE, np.int64)
+    bounds = np.flatnonzero(np.diff(np.r_[False, busy, False].astype(np.int64)))
+    for first, last in bounds.reshape(-1, 2).tolist():
+        owed = np.zeros(num_kinds)
+        for cell in range(first, last):
+            owed += cover[:, cell]
+            if owed.sum() >= 0.5:
+                shown[cell] = owed.argmax()
+                owed[shown[cell]] -= 1
+        if (shown[first:last] == IDLE).all():
+            cell = first + int(cover[:, first:last].sum(0).argmax())
+            shown[cell] = cover[:, cell].argmax()
+    return shown
+
+
+def lanes(bars: Bars, names: Sequence[tuple[int, str]], kinds: Sequence[int], label: str) -> str:
+    """The drawing: a lane for each (device, what stands over it). Kinds differ in colour and height, see `height`."""
+    tall = 30.0 if len(names) <= 8 else 16.0
+    pitch = tall + 30
+    bottom = pitch * len(names) + 4
+    x = Axis(0.0, bars.span_ms, LEFT, RIGHT)
+    cell = max(CELL, (RIGHT - LEFT) * len(names) / MOST_CELLS)
+    num_cells = round((RIGHT - LEFT) / cell)
+    edges = np.linspace(0.0, bars.span_ms, num_cells + 1)
+    out = []
+    for row, (device, words) in enumerate(names):
+        base = pitch * row + 20 + tall
+        out.append(text(LEFT, base - tall - 6, words, "start", size=14))
+        out.append(f'<path class="lane" d="M{LEFT:g} {base - tall:g}H{RIGHT:g}v{tall:g}H{LEFT:g}z"/>')
+        own = bars.of(bars.device == device)
+        shown = cells_of(own, len(kinds), edges)
+        for kind in np.unique(shown[shown != IDLE]).tolist():
+            high = tall * height(kind, kinds)
+            look = f'class="bars c{kinds[kind] % NUM_COLOURS}" stroke-width="{high:.3g}"'
+            out.append(f'<path {look} d="{_runs(shown == kind, base - high / 2)}"/>')
+        wide = own.of(own.end_ms - own.begin_ms > WIDE * bars.span_ms / num_cells)
+        marks = "".join(f"M{x(at)} {base:g}v-{tall:g}" for at in wide.begin_ms.tolist())
+        out.append(f'<path class="apart" d="{marks}"/>')
+    for tick in x.ticks():
+        out.append(f'<path class="grid" d="M{x(tick)} {bottom}v6"/>')
+        out.append(text(min(x(tick), RIGHT - 4), bottom + 22, f"{tick:,.6g}", css="tick", size=14))
+    out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{RIGHT:g}"/>')
+    out.append(text((LEFT + RIGHT) / 2, bottom + 42, f"simulated milliseconds, {brief(bars.span_ms)} in all", size=14))
+    told = "; ".join(words for _, words in names)
+    return drawing(label, "".join(out), WIDTH, bottom + 52, "min-width:720px", told)
+
+
+def height(position: int, kinds: Sequence[int]) -> float:
+    """Share of the lane that the bars of a kind fill: all of it for the first, less and less for the others."""
+    return 1 - 0.65 * position / max(len(kinds) - 1, 1)
+
+
+def swatch(position: int, kinds: Sequence[int]) -> str:
+    """A bar of the kind for a legend, in a box from -8 to 8."""
+    high = 14 * height(position, kinds)
+    return f'<path class="bars" stroke-width="{high:.3g}" d="M-6 {7 - high / 2:.3g}H6"/>'
+
+
+def _runs(shown: np.ndarray, middle: float) -> str:
+    """Cells that follow each other as one stroke."""
+    bounds = np.flatnonzero(np.diff(np.r_[False, shown, False].astype(np.int64))).reshape(-1, 2)
+    places = LEFT + bounds * (RIGHT - LEFT) / len(shown)
+    return "".join(f"M{first:.5g} {middle:.4g}H{last:.5g}" for first, last in places.tolist())

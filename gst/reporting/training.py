@@ -1,14 +1,77 @@
-"""What a training came to, in a sentence and a few numbers; and what was trained, on what, with which command."""
+"""The page of a training (`gst fit`): its result in a sentence and a few numbers, loss and metrics by epoch, predicted
+against measured values of what was held out, the embedding table, and what was trained on what."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from gst.reporting.charts import DASH, brief, escape, number, whole
-from gst.reporting.epochs import course
-from gst.reporting.page import definitions, empty, pair, rows, section, tiles
-from gst.reporting.record import Record, mapping, mappings
-from gst.reporting.training_courses import METRICS, best_epoch, metric_of
+import numpy as np
+from jaxtyping import Float64
+
+from gst.reporting.charts import DASH, Course, brief, cloud, escape, number, over_epochs, whole
+from gst.reporting.page import (
+    Record,
+    block,
+    command_line,
+    command_of,
+    definitions,
+    details,
+    empty,
+    figure,
+    listed,
+    mapping,
+    mappings,
+    page,
+    pair,
+    rows,
+    section,
+    tiles,
+)  # fmt: skip
+
+MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
+
+METRICS = {"tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy"}
+"""What trainings are judged by: the first of these that one knows."""
+
+LOGGED = {
+    **METRICS, "ordered_pairs": "pairs in order", "slowdown@1": "slowdown, first", "slowdown@5": "slowdown, best of 5",
+}  # fmt: skip
+TABLE = {
+    "age_mean": "mean age", "age_max": "greatest age", "share_unknown": "unknown", "rows_in_use": "rows",
+    "bytes": "MiB",
+}  # fmt: skip
+
+PerConfig = Float64[np.ndarray, " configs"]
+
+TOLD = {
+    "runtime": "The model names a runtime. On the dashed diagonal it is exact; above it the program was slower.",
+    "value": "On the dashed diagonal a prediction is exact.",
+    "order": "The model orders configurations and names no time, so both axes are places among the configurations of "
+    "the same graph: 0 % is the fastest, 100 % the slowest. Points on the dashed diagonal are in their place.",
+}
+AXES = {
+    "runtime": ("predicted runtime", "measured runtime"),
+    "value": ("predicted", "measured"),
+    "order": ("predicted place, %", "measured place, %"),
+}
+
+
+def render_training(record: Record) -> str:
+    """The page of a training. `record` is what `gst.training.record.ReportPage` says; all its parts may be missing or
+    empty, which becomes a sentence.
+
+    Examples:
+        >>> "No epoch was finished" in render_training({})
+        True
+    """
+    title, command = summary(record), command_of(record)
+    model = mapping(record.get("model"))
+    name, variant = escape(record.get("name") or "training"), escape(model.get("variant") or "GST")
+    eyebrow = f"{command} · <strong>{name}</strong> · {variant}"
+    body = f"{courses(record)}{scores(record)}{table_courses(record)}{trained(record)}"
+    head = training_lead(record) + training_facts(record)
+    return page(f"{record.get('name') or 'training'}: {title}", title, eyebrow, head, body, command)
 
 
 def summary(record: Record) -> str:
@@ -57,19 +120,205 @@ def training_facts(record: Record) -> str:
     if loss:
         first, last = loss[0][1][0][1], loss[0][1][-1][1]
         entries.append((f"{brief(first)}\u00a0\u2192\u00a0{brief(last)}", "loss, first and last epoch", ""))
-    trained_on = [part for part in mappings(record.get("parts")) if part.get("part") == "training"]
-    for part in trained_on:
-        entries.append(
-            (
-                whole(part.get("configurations")),
-                f"configurations to learn from, graphs: {whole(part.get('graphs'))}",
-                "",
-            )
-        )
+    for part in (part for part in mappings(record.get("parts")) if part.get("part") == "training"):
+        graphs = f"configurations to learn from, graphs: {whole(part.get('graphs'))}"
+        entries.append((whole(part.get("configurations")), graphs, ""))
         entries.append((whole(part.get("nodes")), f"nodes, segments: {whole(part.get('segments'))}", ""))
     entries.append((whole(mapping(record.get("model")).get("parameters")), "parameters", ""))
     entries.append((f"{brief(record.get('seconds'))} s", "this run, from start to end", ""))
     return tiles(entries)
+
+
+# Epochs ---------------------------------------------------------------------------------------------------------------
+
+
+def course(record: Record, key: str, name: str) -> list[Course]:
+    """How `key` developed over the epochs of a training; nothing if no epoch knows it."""
+    points = [(number(entry.get("epoch")) + 1, number(entry.get(key))) for entry in mappings(record.get("epochs"))]
+    known = [point for point in points if not any(map(math.isnan, point))]
+    return [(name, sorted(known))] if known else []
+
+
+def metric_of(record: Record) -> str:
+    """The key of the metric that the training is judged by; '' if it has none."""
+    return next((key for key in METRICS if course(record, key, key)), "")
+
+
+def best_epoch(record: Record) -> Record:
+    """The epoch with the best metric; empty without a metric."""
+    key = metric_of(record)
+    known = [entry for entry in mappings(record.get("epochs")) if not math.isnan(number(entry.get(key)))]
+    return max(known, key=lambda entry: number(entry.get(key)), default={})
+
+
+def courses(record: Record) -> str:
+    """Loss and metric, with all that was logged beneath."""
+    loss, key = course(record, "loss", "loss"), metric_of(record)
+    name = METRICS.get(key, "metric")
+    title = f"Loss and {name}"
+    if not loss:
+        return section("courses", title, empty("No epoch was finished."))
+    table = details(_table(record, {"steps": "steps", "loss": "loss", **LOGGED}, "Epochs"))
+    left = figure(
+        over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
+        "The mean loss of each epoch's training steps.", heading="Loss",
+    )  # fmt: skip
+    held, right = course(record, key, name), empty("Nothing held out was scored, so there is no metric.")
+    if held:
+        capital = f"{name[0].upper()}{name[1:]}"
+        right = figure(
+            over_epochs(held, name, f"{capital} on what was held out, over {len(held[0][1])} epochs"),
+            "On the validation part, after each epoch. The axis need not start at zero.",
+            heading=f"{capital}, held out",
+        )
+    return section("courses", title, pair(left, right), table)
+
+
+def table_courses(record: Record) -> str:
+    """How old the rows of the table are, and for what share of keys there is none."""
+    title = "The embedding table"
+    ages = course(record, "age_mean", "mean") + course(record, "age_max", "greatest")
+    unknown = course(record, "share_unknown", "unknown")
+    if not ages or not unknown:
+        return section("table", title, empty("This training kept no embedding table (--model.table true keeps one)."))
+    percent = [(name, [(epoch, 100 * value) for epoch, value in points]) for name, points in unknown]
+    last = {key: points[-1][1] for key in TABLE for _, points in course(record, key, key)}
+    told = (
+        "<p>Segments that a step does not encode anew are remembered here. After the last epoch "
+        f"{whole(last.get('rows_in_use'))} rows ({brief(last.get('bytes', math.nan) / 2**20)} MiB) were "
+        f"{brief(last.get('age_mean'))} steps old in the mean and {whole(last.get('age_max'))} at most; "
+        f"{brief(100 * last.get('share_unknown', math.nan))} % of all keys had "
+        "never been written, and count as unknown, not as zero.</p>"
+    )
+    left = figure(
+        over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
+        "Steps since a row was written.", heading="Ages",
+    )  # fmt: skip
+    right = figure(
+        over_epochs(percent, "unknown, % of keys", "Share of keys without a row", zero=True),
+        "Keys (segment and configuration) that have no row yet.", heading="Unknown share",
+    )  # fmt: skip
+    table = details(_table(record, TABLE, "The table by epochs"))
+    return section("table", title, told, pair(left, right), table)
+
+
+def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
+    """Those of `names` that some epoch knows."""
+    known = [key for key in names if course(record, key, key)]
+    lines = []
+    for entry in mappings(record.get("epochs")):
+        lines.append([whole(number(entry.get("epoch")) + 1), *(_value(key, entry) for key in known)])
+    return rows(caption, ["epoch", *(names[key] for key in known)], lines)
+
+
+def _value(key: str, entry: Record) -> str:
+    value = number(entry.get(key))
+    if key in METRICS:
+        return brief(value) if math.isnan(value) else f"{value:.4f}"
+    if key in ("share_unknown", "ordered_pairs", "slowdown@1", "slowdown@5"):
+        return brief(value) if math.isnan(value) else f"{100 * value:.2f} %"
+    if key in ("steps", "rows_in_use", "age_max"):
+        return whole(value)
+    return brief(value / 2**20 if key == "bytes" else value)
+
+
+# What was held out ----------------------------------------------------------------------------------------------------
+
+
+def scores(record: Record) -> str:
+    """A point for each configuration that was held out, or a table of classes; and a line for each graph."""
+    title, held = "Predicted against measured, held out", mapping(record.get("held_out"))
+    graphs = _graphs(held)
+    if not graphs:
+        return section("scores", title, empty("No prediction of anything held out was kept."))
+    kind = str(held.get("kind"))
+    count = sum(len(measured) for _, _, measured, _ in graphs)
+    when = f"<p>The {count:,} targets of the validation part, after epoch {whole(number(held.get('epoch')) + 1)}.</p>"
+    if kind == "class":
+        told = "<p>A row for each true class, a column for each predicted one; right are those on the diagonal.</p>"
+        return section("scores", title, when + told, _classes(graphs))
+    kind = kind if kind in AXES else "order"
+    predicted, measured = _points(graphs, kind)
+    shown = np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(np.int64))
+    shown = np.argsort(measured, kind="stable")[shown]
+    x_label, y_label = AXES[kind]
+    label = f"{y_label[0].upper()}{y_label[1:]} against {x_label} of {count:,} held-out configurations"
+    svg = cloud(predicted[shown], measured[shown], x_label, y_label, label)
+    fewer = f" {len(shown):,} of {count:,} points are drawn." if len(shown) < count else ""
+    chart = figure(svg, TOLD[kind] + fewer, _tenths(predicted, measured, x_label, y_label), heading="All of them")
+    return section("scores", title, when, pair(chart, _by_graph(graphs)))
+
+
+def _graphs(held: Record) -> list[tuple[str, PerConfig, PerConfig, float]]:
+    """Name, predicted, measured and tau of each graph; pairs with a number that is none are left out."""
+    found = []
+    for entry in mappings(held.get("graphs")):
+        pairs = list(zip(listed(entry.get("predicted")), listed(entry.get("measured")), strict=False))
+        predicted, measured = (np.array([number(each[side]) for each in pairs], np.float64) for side in (0, 1))
+        known = np.isfinite(predicted) & np.isfinite(measured)
+        if known.any():
+            found.append((str(entry.get("graph")), predicted[known], measured[known], number(entry.get("tau"))))
+    return found
+
+
+def _points(graphs: list[tuple[str, PerConfig, PerConfig, float]], kind: str) -> tuple[PerConfig, PerConfig]:
+    """All pairs; as places (0..100) within their graph for 'order', or among all graphs if each has a single one."""
+    pairs = [(predicted, measured) for _, predicted, measured, _ in graphs]
+    if all(len(measured) == 1 for _, measured in pairs):
+        pairs = [(np.concatenate([each[0] for each in pairs]), np.concatenate([each[1] for each in pairs]))]
+    if kind == "order":
+        pairs = [(_places(predicted), _places(measured)) for predicted, measured in pairs]
+    return np.concatenate([each[0] for each in pairs]), np.concatenate([each[1] for each in pairs])
+
+
+def _places(values: PerConfig) -> PerConfig:
+    """The place of each among all, 0..100; equal values share the middle of theirs."""
+    ordered = np.sort(values)
+    middle = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") - 1) / 2
+    return 100 * middle / max(len(values) - 1, 1)
+
+
+def _tenths(predicted: PerConfig, measured: PerConfig, x_label: str, y_label: str) -> str:
+    """What was measured of each tenth of the predictions."""
+    lines = []
+    groups = np.array_split(np.argsort(predicted, kind="stable"), min(10, len(predicted)))
+    for count, inside in enumerate(groups, 1):
+        low, middle, high = np.quantile(measured[inside], [0.25, 0.5, 0.75])
+        said = f"{brief(predicted[inside].min())} to {brief(predicted[inside].max())}"
+        lines.append((count, said, brief(low), brief(middle), brief(high)))
+    heads = ("group", x_label, f"{y_label}: a quarter below", "median", "a quarter above")
+    return rows("Groups of equal size by prediction", heads, lines)
+
+
+def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
+    """What the configuration that was predicted first turned out to be."""
+    lines = []
+    for name, predicted, measured, tau in graphs[:MAX_GRAPHS]:
+        first, best = float(measured[predicted.argmin()]), float(measured.min())
+        slower = f"{100 * (first / best - 1):.1f} %" if best > 0 else DASH
+        order = DASH if math.isnan(tau) else f"{tau:.3f}"
+        lines.append((name, f"{len(measured):,}", order, brief(best), brief(first), slower))
+    heads = ("graph", "held out", "tau", "least", "first", "slower")
+    more = f" The first {MAX_GRAPHS} of {len(graphs):,}." if len(graphs) > MAX_GRAPHS else ""
+    told = (
+        '<p class="note-line">Least is the least that was measured, first what was measured of the configuration with '
+        f"the lowest score, in the units of the targets.{more}</p>"
+    )
+    return block("Graph by graph", rows("Graphs", heads, lines) + told)
+
+
+def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
+    predicted, measured = (np.concatenate([each[side] for each in graphs]).astype(np.int64) for side in (1, 2))
+    classes = np.unique(np.concatenate([predicted, measured])).tolist()[:MAX_CLASSES]
+    lines = []
+    for true in classes:
+        counts = [int(((measured == true) & (predicted == said)).sum()) for said in classes]
+        right = counts[classes.index(true)] / max(int((measured == true).sum()), 1)
+        lines.append((f"true {true}", *counts, f"{100 * right:.1f} %"))
+    return rows("Classes", ["", *(f"as {escape(said)}" for said in classes), "right"], lines)
+
+
+# What was trained -----------------------------------------------------------------------------------------------------
 
 
 def trained(record: Record) -> str:
@@ -80,20 +329,15 @@ def trained(record: Record) -> str:
     ]
     heads = ("part", "graphs", "nodes", "segments", "configurations")
     table = rows("Parts of the data", heads, parts) if parts else empty("The parts of the data were not recorded.")
-    listed = record.get("checkpoints")
-    kept = [str(path) for path in listed] if isinstance(listed, list | tuple) else []
-    files = ", ".join(kept) if kept else DASH
+    files = ", ".join(str(path) for path in listed(record.get("checkpoints"))) or DASH
     model, data, machine = (_facts(record, key) for key in ("model", "data", "machine"))
     return section(
         "trained",
         "What was trained, on what",
-        pair(f"<div><h3>Model</h3>{model}</div>", f"<div><h3>Data</h3>{data}</div>"),
+        pair(block("Model", model), block("Data", data)),
         table,
-        f"<h3>Command</h3><pre><code>{escape(record.get('command') or 'not recorded', 4000)}</code></pre>",
-        pair(
-            f"<div><h3>Machine</h3>{machine}</div>",
-            f'<div><h3>Checkpoints</h3><p class="files">{escape(files, 2000)}</p></div>',
-        ),
+        command_line(record),
+        pair(block("Machine", machine), block("Checkpoints", f'<p class="files">{escape(files, 2000)}</p>')),
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from gst.files.writing import directory_lock
+from gst.files.writing import atomic_path, directory_lock
 from gst.process.interrupts import SIGNALS, Stopped
 
 AT_ONCE = 2  # checkpoints held in memory until they are written: a best one and a last one
@@ -96,15 +96,10 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb", buffering=0) as file, _without_checksums():
+        with atomic_path(path) as partial, partial.open("wb", buffering=0) as file, _without_checksums():
             torch.save(checkpoint, Flushed(file))  # type: ignore[arg-type]
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:  # torch wraps what the disk says
-        partial.unlink(missing_ok=True)
+    except RuntimeError as error:  # torch wraps what the disk says
         raise OSError(f"{path}: the checkpoint cannot be written ({str(error).splitlines()[0]}); make room") from error
     _flush_folder(path.parent)
 
@@ -210,9 +205,9 @@ class Stoppable(L.Callback):
         ValueError: another process writes to a directory of checkpoints of this one.
         """
         if trainer.is_global_zero:
-            for directory in {Path(str(each.dirpath)) for each in _kept(trainer)}:
+            for directory in {Path(str(each.dirpath)) for each in checkpoint_callbacks(trainer)}:
                 self._held.enter_context(directory_lock(directory))
-                for left in directory.glob(".*.partial"):  # of a training that was killed
+                for left in directory.glob("*.partial"):  # of a training that was killed
                     left.unlink()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -250,18 +245,18 @@ class Stoppable(L.Callback):
         return trainer.strategy.reduce_boolean_decision(bool(self._asked), all=False)
 
 
-def _kept(trainer: L.Trainer) -> list[ModelCheckpoint]:
-    """The callbacks that write checkpoints to a directory."""
+def checkpoint_callbacks(trainer: L.Trainer) -> list[ModelCheckpoint]:
+    """The callbacks of a trainer that write checkpoints to a directory."""
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint) and each.dirpath]
 
 
 def _saved(trainer: L.Trainer) -> str:
     """Save a checkpoint; returns how to go on with it."""
-    kept = _kept(trainer)
-    if not kept:
+    first = next(iter(checkpoint_callbacks(trainer)), None)
+    if first is None:
         return "no checkpoint is kept; see trainer.enable_checkpointing"
-    path = kept[0].last_model_path or f"{kept[0].dirpath}/{LAST}"
-    if kept[0].save_last:
-        kept[0].last_model_path = path  # before it is saved: the next training then replaces the file
+    path = first.last_model_path or f"{first.dirpath}/{LAST}"
+    if first.save_last:
+        first.last_model_path = path  # before it is saved: the next training then replaces the file
     trainer.save_checkpoint(path)
     return f"the same command with --ckpt_path {path} goes on"

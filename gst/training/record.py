@@ -15,17 +15,18 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
-from gst.devices import machine_record
+from gst.devices.describe.machine import machine_record
 from gst.files.writing import atomic_write
 from gst.process.progress import Bars, notice
-from gst.reporting.report import render_training
+from gst.reporting.training import render_training
+from gst.training.checkpoints import checkpoint_callbacks
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
@@ -123,6 +124,7 @@ def _plot(trainer: L.Trainer, module: L.LightningModule, part: str) -> None:
 
 
 def _predicted(scores: Tensor, loss: str) -> Tensor:
+    """Classes, runtimes where scores are their logarithms, else the scores themselves."""
     if loss == "cross_entropy":
         return scores.argmax(-1)
     return scores.exp() if loss == "log_runtime" else scores
@@ -136,7 +138,7 @@ PACKAGE = Path(__file__).parents[1]
 
 class ReportPage(L.Callback):
     """Callback that collects the record of a training and writes `report.html` at its end
-    (`gst.reporting.report.render_training`), beside the directory of the first checkpoint callback, if there is one.
+    (`gst.reporting.training.render_training`), beside the directory of the first checkpoint callback, if there is one.
 
     The record holds `name` (of that directory), `command`, `seconds`, `machine`, `epochs` (a list of `epoch` from 0,
     `steps`, `loss`, the metrics of the validation part and the statistics of the table), `held_out` (of the epoch with
@@ -222,16 +224,16 @@ class ReportPage(L.Callback):
 
 
 def _page_of(trainer: L.Trainer) -> Path | None:
-    kept = [each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint) and each.dirpath]
-    local = [Path(str(path)) for path in kept if "://" not in str(path)]
+    directories = [str(each.dirpath) for each in checkpoint_callbacks(trainer)]
+    local = [Path(path) for path in directories if "://" not in path]
     return local[0].parent / NAME if local and not getattr(trainer, "fast_dev_run", False) else None
 
 
-def _held_out(scored: dict[str, tuple[torch.Tensor, torch.Tensor]], epoch: int, loss: str) -> dict[str, Any]:
-    """Predicted and measured values of each graph; runtimes where the scores are their logarithms."""
+def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:
+    """Predicted and measured values of each graph."""
     graphs = []
     for name, (scores, measured) in scored.items():
-        predicted = scores.argmax(-1) if loss == "cross_entropy" else scores.exp() if loss == "log_runtime" else scores
+        predicted = _predicted(scores, loss)
         orders = loss != "cross_entropy" and len(measured) > 1
         tau = kendall_tau(predicted.numpy(), measured.numpy()) if orders else math.nan
         graphs.append({"graph": name, "predicted": predicted.tolist(), "measured": measured.tolist(), "tau": tau})
@@ -283,8 +285,8 @@ def _parts(trainer: L.Trainer) -> list[dict[str, Any]]:
 
 
 def _checkpoints(trainer: L.Trainer) -> list[str]:
-    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
-    return list(dict.fromkeys(path for each in kept for path in (each.best_model_path, each.last_model_path) if path))
+    paths = [(each.best_model_path, each.last_model_path) for each in checkpoint_callbacks(trainer)]
+    return list(dict.fromkeys(path for pair in paths for path in pair if path))
 
 
 class LogProgress(ProgressBar):

@@ -18,7 +18,7 @@ import pytest
 from gst import cli
 from gst.cli import main
 from gst.devices import Plan
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedObjective
@@ -148,14 +148,27 @@ def test_the_command_line_names_the_cost_models_that_there_are() -> None:
     for name in ("place", "demo"):
         (choices,) = [each.choices for each in commands.choices[name]._actions if each.dest == "cost_model"]
         assert choices == COST_MODELS
+    assert commands.choices["place"].get_default("methods") == ",".join(Settings().methods), "as gst.place"
     with pytest.raises(ValueError, match="no cost model 'magic'; there are sums, network"):
         Settings(cost_model="magic")
+
+
+@pytest.mark.parametrize("words", ["--help", "place --help", "trace experiments.mine:step"])
+def test_a_package_of_the_user_called_experiments_is_not_shadowed(words: str) -> None:
+    Path("experiments").mkdir()
+    Path("experiments/mine.py").write_text("from gst.programs import WORKLOADS\nstep = WORKLOADS['rnnlm']\n")
+    code = f"""import sys; from gst.cli import main
+try: main({words.split()})
+finally: assert "experiments.bench" not in sys.modules"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", str(ROOT)])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_simulated_search_killed_anywhere_goes_on_to_the_same_plan() -> None:
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "400", "--out"]
+    methods = ["--methods", "annealing,colocrl,hdp,go,guided_search"]
+    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "400", *methods, "--out"]
     assert main([*arguments, "whole"]) == 0
     command = [sys.executable, "-m", "gst.cli", *arguments, "killed"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from tests.docs.pages import OUTPUT, Page
 from tests.docs.run_page import check_output, run_page

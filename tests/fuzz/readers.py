@@ -30,7 +30,7 @@ from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import this_machine
 from gst.devices.describe.rates import Link, OperationRates, Rates, save_rates, saved_rates
-from gst.devices.execute.log import Log
+from gst.devices.execute.measure import Log
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
 from gst.graphs.store import _checksum as _checksum_of_meta

@@ -19,8 +19,7 @@ import pytest
 from gst.cli import main
 from gst.data.measured_plans import LOG, read_measured
 from gst.devices import Log
-from gst.devices.describe.discover import usable_cores
-from gst.devices.describe.machine import this_machine
+from gst.devices.describe.machine import this_machine, usable_cores
 from gst.placement.fleet.connection import joined
 from gst.placement.measuring import measure_on_fleet
 from gst.process.progress import Progress

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gst.devices import Device, Log, Plan, discover, select
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor

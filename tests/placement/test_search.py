@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) ->
 @pytest.mark.slow
 def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = [
         "--budget",

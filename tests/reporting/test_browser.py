@@ -11,7 +11,8 @@ from made_records import make_record
 from made_training import make_training
 from report_html import colours
 
-from gst.reporting.report import render, render_training
+from gst.reporting.placement import render
+from gst.reporting.training import render_training
 
 pytestmark = [
     pytest.mark.e2e,

@@ -12,9 +12,9 @@ import pytest
 from made_records import layered, make_record
 from report_html import Html
 
-from gst.reporting import drawing
-from gst.reporting.inside import MAX_NODES
-from gst.reporting.report import render
+from gst.reporting import graph
+from gst.reporting.graph import MAX_NODES
+from gst.reporting.placement import render
 
 
 def operations(page: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_every_operation_and_edge_is_there_once(page: str) -> None:
 
 def test_segments_are_numbered_as_data_flows() -> None:
     edges = np.array([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]])
-    assert drawing.in_flow_order(edges, np.array([9, 9, 4, 4, 4, 7, 7])).tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert graph.in_flow_order(edges, np.array([9, 9, 4, 4, 4, 7, 7])).tolist() == [0, 0, 1, 1, 1, 2, 2]
 
 
 def test_no_two_operations_share_a_place(page: str) -> None:
@@ -68,9 +68,9 @@ def test_no_two_operations_share_a_place(page: str) -> None:
 
 def test_a_crowded_depth_takes_several_columns() -> None:
     fan = np.stack([np.zeros(100, np.int64), np.arange(1, 101)])
-    column, lane = drawing.places(fan, np.zeros(101, np.int64))
-    assert column[0] == 0 and column[1:].min() == 1 and len(np.unique(column[1:])) == -(-100 // drawing.MAX_LANES)
-    assert np.ptp(lane) < 3 * drawing.MAX_LANES
+    column, lane = graph.places(fan, np.zeros(101, np.int64))
+    assert column[0] == 0 and column[1:].min() == 1 and len(np.unique(column[1:])) == -(-100 // graph.MAX_LANES)
+    assert np.ptp(lane) < 3 * graph.MAX_LANES
 
 
 def test_discs_lead_to_rows_that_are_there_without_scripts(page: str) -> None:
@@ -94,4 +94,4 @@ def test_bundles_say_how_many_of_their_edges_change_device(page: str) -> None:
 def test_a_graph_that_is_too_large_shows_segments_alone() -> None:
     page = render(make_record(MAX_NODES + 1))
     assert 'id="operations"' not in page and "no single operations are shown" in page
-    assert page.count("data-segment=") == drawing.MAX_DISCS
+    assert page.count("data-segment=") == graph.MAX_DISCS

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 
-from gst.reporting.lanes import IDLE, Bars, busy_ms, cells_of, coverage, lanes
-from gst.reporting.staircases import Curve, apart, staircases
+from gst.reporting.charts import Curve, apart, staircases
+from gst.reporting.timeline import IDLE, Bars, busy_ms, cells_of, coverage, lanes
 
 
 def bars(*rows: tuple[float, float, int], device: int = 0) -> Bars:

@@ -13,7 +13,8 @@ from made_records import make_record
 from report_html import Html as Page
 from report_html import faults
 
-from gst.reporting.report import headline, render
+from gst.reporting.headline import headline
+from gst.reporting.placement import render
 
 HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
 

@@ -11,7 +11,8 @@ from made_records import make_record
 from made_training import make_training
 from report_html import blend, colours, contrast, faults
 
-from gst.reporting.report import render, render_training
+from gst.reporting.placement import render
+from gst.reporting.training import render_training
 
 READ = 4.5  # least contrast of text, level AA of the Web Content Accessibility Guidelines 2
 SEEN = 3.0  # and of what must be seen to understand a drawing

@@ -12,10 +12,8 @@ import pytest
 from made_training import make_training
 from report_html import Html, faults
 
-from gst.reporting.epochs import over_epochs
-from gst.reporting.report import render_training
-from gst.reporting.training import summary
-from gst.reporting.training_scores import _places
+from gst.reporting.charts import over_epochs
+from gst.reporting.training import _places, render_training, summary
 
 
 def test_the_page_says_the_key_numbers() -> None:

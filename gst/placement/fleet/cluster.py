@@ -14,8 +14,7 @@ from threading import Event
 from typing import Any
 
 from gst.devices import Device, Log
-from gst.devices.describe.discover import select
-from gst.devices.execute.executor import with_core_sets
+from gst.devices.describe.machine import select, with_core_sets
 from gst.placement.fleet.connection import RESOURCE
 from gst.placement.fleet.host import DISTRIBUTION, Host, RemoteWorker
 from gst.placement.workers import WorkerLost

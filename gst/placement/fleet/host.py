@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from threading import Event
 from typing import Any
@@ -18,10 +18,9 @@ from gst.devices.describe.machine import this_machine
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import Failure
 from gst.devices.execute.plain import steps_beside
-from gst.devices.execute.timeline import Timeline
+from gst.devices.plan import Timeline
 from gst.placement.fleet.program_files import cache_program, cached_program
 from gst.placement.workers import WorkerLost
-from gst.programs import Program
 
 DISTRIBUTION = "graph-segment-training"
 
@@ -57,8 +56,9 @@ class Host:
         wanted = json.loads(settings)
         try:
             directory = cached_program(wanted["digest"]) or cache_program(ray.get(program[0]), wanted["digest"])
-            devices = select(wanted["devices"], discover())
-            isolated = IsolatedExecutor(directory, devices, wanted["memory_limit"], wanted["time_limit_s"])
+            chosen = select(wanted["devices"], discover())
+            devices = [replace(each, memory_limit=wanted["memory_limit"]) for each in chosen]
+            isolated = IsolatedExecutor(directory, devices, wanted["time_limit_s"])
             self._isolated = isolated.__enter__()  # ends with this process
             self._program = directory
             return json.dumps({"key": isolated.program_key})
@@ -83,7 +83,7 @@ class Host:
         assert self._isolated is not None
         if wanted["patience_s"] > 0:
             LoadGate(patience_s=wanted["patience_s"]).wait()
-        costs = self._isolated.costs(Program.load(self._program), wanted["repetitions"])
+        costs = self._isolated.costs(wanted["repetitions"])
         return {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist()}
 
     def _timelines(self, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from gst.data.cost_graphs import CostGraph, refusal
 from gst.devices import Plan
-from gst.devices.simulate.orders import neighbour_lists
+from gst.devices.simulate.simulator import neighbour_lists
 from partitioners.compiled import compiled
 
 

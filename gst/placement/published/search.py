@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
-from gst.devices.simulate.orders import neighbour_lists
+from gst.devices.simulate.simulator import neighbour_lists
 from gst.placement.published.latency import PublishedObjective, latency_arrays, orders, published_latency
 from partitioners.compiled import compiled
 

@@ -1,0 +1,336 @@
+"""The page of a placement (`gst place`, `gst demo`): the plans beside each other, how each method came by its own, what
+was predicted and then measured, and where the numbers come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from gst.reporting import charts
+from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
+from gst.reporting.graph import graph
+from gst.reporting.headline import (
+    PYTORCH,
+    STEPS,
+    device_names,
+    facts,
+    headline,
+    kind_of,
+    lead,
+    plans_of,
+    pytorch_of,
+    ratio_of,
+    runtime_of,
+    time_of,
+    winner_of,
+)  # fmt: skip
+from gst.reporting.page import (
+    Record,
+    block,
+    command_line,
+    command_of,
+    definitions,
+    empty,
+    figure,
+    kind_legend,
+    listed,
+    mapping,
+    mappings,
+    page,
+    pair,
+    rows,
+    section,
+)  # fmt: skip
+from gst.reporting.timeline import timeline
+
+AFTER = (1, 10, 100, 1_000)
+"""Numbers of plans asked at which the table beneath the curves says the best so far."""
+
+TITLE = {
+    "measured": "Plans, measured again at the end",
+    "simulated": "Plans, simulated",
+    "published": "Plans, by the published latency",
+}
+
+TOLD = {
+    "measured": "Runs of all plans took turns, so that a busy moment of the machine hits them alike. Intervals are "
+    "95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the plan's: above 1 the plan is "
+    "faster, below 1 it is slower. The fastest were "
+    "measured once more, so that luck did not choose the times of the headline. Simulated is what the simulator "
+    "expects from profiled costs. Plans that lose are listed too.",
+    "simulated": "All times are simulated: each operation takes what the costs say, and so does each value that "
+    "changes device. Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that "
+    "lose are listed too.",
+    "published": "All times are the latency that the publishers of the cost graph define, computed from their costs. "
+    "Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that lose are listed "
+    "too.",
+}
+
+HOW = {
+    "measured": (
+        "How it was measured",
+        "Operations were profiled on each device. From these costs the simulator judged the plans of all baselines "
+        "and methods; simulated times and the timeline come from it. The search then measured the most promising "
+        "plans and a few uncertain ones for real, after writing down what it expected of each. At the end the plan of"
+        " the search, those of all baselines and methods, and plain PyTorch (in a process of its own, all threads, "
+        "nothing changed) ran again in turns: the headline uses those runs alone, the median of each and its 95 % "
+        "bootstrap interval. Measured times are wall-clock times of one step, run for real on these devices. They "
+        "hold for this program on this machine; another machine needs its own run.",
+    ),
+    "simulated": (
+        "How it was computed",
+        "No plan was run. Every time on this page comes from a simulator of the devices, which starts each operation "
+        "when its device is free and its inputs have arrived; operations and transfers take what the costs say. The "
+        "lower bound is what no plan can beat by the same costs. A real machine has other times, and may put the "
+        "plans in another order: measure before you rely on them.",
+    ),
+    "published": (
+        "How it was computed",
+        "No plan was run. Plans were judged by the latency objective that was published with this cost graph, "
+        "computed from its own costs; the timeline alone comes from our simulator. The lower bound is what no plan "
+        "can beat by that objective. The devices are those of the cost graph.",
+    ),
+}
+
+
+def render(record: Record) -> str:
+    """The page of a search. `record` is what `gst place` and `gst demo` found; all its parts may be missing or empty.
+
+    See `gst.placement.outcome.PlacementResult` and `gst.placement.drawing.plan_drawing` for what it holds. The page is
+    one HTML file that needs no network and no fonts. Where scripts run, drawings can be zoomed and the operations of
+    one segment looked at; nothing else needs them. What a record lacks becomes a sentence, not an empty chart.
+
+    Examples:
+        >>> "No plan was measured" in render({"program": "rnnlm"})
+        True
+    """
+    title, program = headline(record), str(record.get("program") or "program")
+    what = "a published cost graph" if runtime_of(record) == "published" else "one step"
+    size = f"{whole(record.get('num_nodes'))} nodes, {whole(record.get('num_edges'))} edges"
+    command = command_of(record)
+    eyebrow = f"{command} · <strong>{escape(program)}</strong> · {what}, {size}"
+    measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
+    middle = pair(predictions(record), search(record)) if measured else ""
+    body = f"{plans(record)}{timeline(record)}{middle}{graph(record)}{setting(record)}"
+    return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
+
+
+def plans(record: Record) -> str:
+    """The table of all plans, their times as a chart, and a curve of each method's best so far."""
+    runtime, known = runtime_of(record), plans_of(record)
+    title = TITLE[runtime]
+    curve = _curves(record)
+    if not known:
+        judged = "measured again" if runtime == "measured" else "judged"
+        return section("plans", title, empty(f"No plan was {judged} at the end."), curve)
+    names = sorted(known, key=lambda name: math.inf if math.isnan(time := time_of(known[name])) else time)
+    best = names.index(winner_of(record)) if winner_of(record) in names else None
+    columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
+    lines = [[name, *(value(known[name]) for value in columns.values()), _kind(name)] for name in names]
+    table = rows("All plans", ["plan", *columns, "kind"], lines, best)
+    chart = _times(record, [name for name in names if not math.isnan(time_of(known[name]))])
+    return section("plans", title, f"<p>{TOLD[runtime]}</p>", table, _failures(known), pair(chart, curve))
+
+
+def _measured_columns(record: Record) -> dict[str, Callable[[Record], str]]:
+    """Heads of the table, and what stands below them for a plan."""
+    return {
+        "median ms": lambda plan: brief(time_of(plan), "failed"),
+        "95 % interval": lambda plan: span(plan.get("low_ms"), plan.get("high_ms")),
+        "once more, ms": lambda plan: brief(plan.get("again_median_ms")),
+        "PyTorch / plan": lambda plan: ratio_of(record, plan),
+        "simulated ms": lambda plan: brief(plan.get("simulated_ms")),
+        "seconds to plan": lambda plan: brief(plan.get("seconds_to_plan")),
+        "measured for it": lambda plan: whole(plan.get("measurements")),
+        "runs": lambda plan: whole(plan.get("runs")),
+    }
+
+
+def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
+    bound = number(record.get("lower_bound"))
+
+    def above(plan: Record) -> str:
+        percent = 100 * (time_of(plan) / bound - 1) if bound > 0 else math.nan
+        return DASH if math.isnan(percent) else f"{brief(percent)} %"
+
+    return {
+        "published latency ms" if runtime_of(record) == "published" else "simulated ms": lambda plan: brief(
+            time_of(plan), "does not fit"
+        ),
+        "above the bound": above,
+        "seconds to plan": lambda plan: brief(plan.get("seconds_to_plan")),
+        "plans asked": lambda plan: whole(plan.get("evaluations")),
+    }
+
+
+def _kind(name: str) -> str:
+    return STEPS.get(name) or ("baseline" if kind_of(name) == "baseline" else "search")
+
+
+def _failures(known: dict[str, Record]) -> str:
+    told = [f"{name}: {plan['reason']}" for name, plan in known.items() if plan.get("reason")]
+    if not told:
+        return ""
+    return f'<ul class="reasons">{"".join(f"<li>{escape(words)}</li>" for words in told)}</ul>'
+
+
+def _times(record: Record, names: list[str]) -> str:
+    if not names:
+        return ""
+    known, measured = plans_of(record), runtime_of(record) == "measured"
+    bars = []
+    for name in names:
+        low, middle, high = number(known[name].get("low_ms")), time_of(known[name]), number(known[name].get("high_ms"))
+        kind = "best" if name == winner_of(record) else "pytorch" if name == PYTORCH else ""
+        bars.append((name, low, middle, high, kind))
+    reference = time_of(pytorch_of(record)) if measured else number(record.get("lower_bound"))
+    what = "Median time and interval" if measured else "Time, not measured,"
+    svg = charts.intervals(bars, reference, f"{what} of {len(bars)} plans")
+    caption = "Median and 95 % interval; dashed: plain PyTorch." if measured else "Dashed: the lower bound."
+    return figure(svg, f"{caption} The axis need not start at zero.", heading="Times")
+
+
+def _curves(record: Record) -> str:
+    curves = {str(name): kept for name, points in mapping(record.get("curves")).items() if (kept := _points(points))}
+    if not curves:
+        return block("How the methods got there", empty("No account was kept of what the methods tried."))
+    known, most = plans_of(record), max(points[-1][0] for points in curves.values())
+    drawn = [Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()]
+    least, name = min(_asked_baselines(record), default=(math.nan, ""))
+    by = "published latency" if runtime_of(record) == "published" else "simulated time"
+    label = f"Best {by} so far of {len(drawn)} methods over the plans they asked about"
+    svg = charts.staircases(drawn, least, name, label)
+    heads = ["method", *(f"after {count:,}" for count in AFTER), "at the end", "found after"]
+    table = rows("Best so far", heads, (_curve_line(name, points) for name, points in curves.items()))
+    caption = (
+        f"The best {by} so far over the number of plans asked about (a logarithmic axis). Dashed: the best "
+        "baseline. Lines along the upper edge are above it. These times are not measured."
+    )
+    return figure(svg, caption, table, heading="How the methods got there")
+
+
+def _asked_baselines(record: Record) -> list[tuple[float, str]]:
+    """Time of each baseline by what the methods asked, and its name."""
+    times = [
+        (number(plan.get("simulated_ms", plan.get("latency"))), name)
+        for name, plan in plans_of(record).items()
+        if kind_of(name) == "baseline" and name not in STEPS
+    ]
+    return [each for each in times if not math.isnan(each[0])]
+
+
+def _points(value: Any) -> list[tuple[float, float]]:
+    """The pairs (plans asked, ms) that are numbers, in order."""
+    points = [(number(entry[0]), number(entry[1])) for entry in listed(value) if len(listed(entry)) == 2]
+    return sorted((asked, best) for asked, best in points if asked >= 1 and not math.isnan(best))
+
+
+def _asked(plan: Record, points: list[tuple[float, float]], most: float) -> float:
+    """How many plans a method asked about: what its plan says, else as many as any method did."""
+    asked = number(plan.get("evaluations"))
+    return most if math.isnan(asked) else max(asked, points[-1][0])
+
+
+def _curve_line(name: str, points: list[tuple[float, float]]) -> list[Any]:
+    def after(count: float) -> str:
+        return brief(min((best for asked, best in points if asked <= count), default=math.nan))
+
+    least = min(best for _, best in points)
+    found = next(asked for asked, best in points if best == least)
+    return [name, *map(after, AFTER), brief(least), whole(found)]
+
+
+# Predictions and the search -------------------------------------------------------------------------------------------
+
+
+def predictions(record: Record) -> str:
+    """Measured against predicted time of every plan that has both."""
+    title = "Predicted before, measured after"
+    points = []
+    for entry in mappings(record.get("measurements")):
+        said, found = number(entry.get("predicted_ms")), number(entry.get("median_ms"))
+        if not (math.isnan(said) or math.isnan(found)) and entry.get("outcome", "ok") == "ok":
+            points.append((said, found, str(entry.get("origin")), str(entry.get("label"))))
+    if not points:
+        words = "No plan was both predicted and measured, so there is nothing to compare."
+        return section("predictions", title, empty(words))
+    tau = number(mapping(record.get("cost_model")).get("tau"))
+    agree = (
+        "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
+    )
+    shown = [
+        (a, b, kind_of(origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
+        for a, b, origin, label in points
+    ]
+    svg = charts.scatter(
+        shown, "predicted ms", "measured ms", f"Measured against predicted time of {len(points)} plans"
+    )
+    lines = [(label, origin, brief(said), brief(found)) for said, found, origin, label in points]
+    table = rows("Predicted and measured", ("plan", "origin", "predicted ms", "measured ms"), lines, words=2)
+    told = (
+        f"<p>The simulator, corrected by what was measured until then, named a time for {len(points)} plans before "
+        f"they ran. Kendall's tau between what it said and what was measured {agree}.</p>"
+    )
+    caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
+    return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
+
+
+def search(record: Record) -> str:
+    """Every measurement of the search in its order, and the best so far."""
+    title, entries = "The search on real devices", mappings(record.get("measurements"))
+    if not entries:
+        return section("search", title, empty("The search measured no plan."))
+    steps, lines, failures = [], [], 0
+    for count, entry in enumerate(entries, 1):
+        ok = entry.get("outcome", "ok") == "ok"
+        time = number(entry.get("median_ms")) if ok else math.nan
+        failures += math.isnan(time)
+        found = f"{brief(time)} ms" if time == time else "failed"
+        origin = str(entry.get("origin"))
+        told = f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}"
+        steps.append((time, kind_of(origin), told))
+        interval = span(entry.get("low_ms"), entry.get("high_ms")) if ok else DASH
+        lines.append((count, entry.get("label"), origin, entry.get("round"), brief(time, "failed"), interval))
+    base = time_of(pytorch_of(record))
+    svg = charts.search_curve(steps, base, f"Best time so far over {len(steps)} measured plans")
+    best = min((time for time, _, _ in steps if time == time), default=math.nan)
+    told = (
+        f"<p>{len(steps)} plans ran for real, {failures} of them failed; the fastest single measurement was "
+        f"{brief(best)} ms. Lucky measurements look fast, so section 1 measures the winners again.</p>"
+    )
+    caption = "Each mark is one plan, in the order measured; the line is the best so far."
+    heads = ("#", "plan", "origin", "round", "median ms", "interval")
+    table = rows("All measurements", heads, lines, words=3)
+    return section(
+        "search", title, told, figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
+    )
+
+
+# Where the numbers come from ------------------------------------------------------------------------------------------
+
+
+def setting(record: Record) -> str:
+    """Machine, devices, command and method, in words that hold for the runtime of the record."""
+    measured = runtime_of(record) == "measured"
+    machine = {**mapping(record.get("machine")), "seconds in all": brief(record.get("seconds"))}
+    title, words = HOW[runtime_of(record)]
+    where = "Machine" if measured else "Machine that computed this"
+    return section(
+        "setting",
+        "Machine, devices, command",
+        pair(
+            block(where, definitions(machine.items())),
+            block("Devices" if measured else "Devices of the costs", _devices(record)),
+        ),
+        command_line(record),
+        f"<h3>{title}</h3><p>{words}</p>",
+    )
+
+
+def _devices(record: Record) -> str:
+    names = device_names(record)
+    if not names:
+        return empty("No devices were recorded.")
+    told = [mapping(entry).get("description", "") for entry in record["devices"]]
+    return rows("Devices", ("device", "what it is"), zip(names.values(), told, strict=True), words=2)
