@@ -338,12 +338,7 @@ class Mapped(NamedTuple):
     def of(array: object) -> Mapped | None:
         """None unless it is mapped read-only."""
         words = array.words if isinstance(array, PackedArray) else array
-        if (
-            not isinstance(words, np.memmap)
-            or not words.size
-            or words.mode != "r"
-            or getattr(words, "_mmap", None) is None
-        ):
+        if not isinstance(words, np.memmap) or not words.size or words.mode != "r":
             return None
         begin = np.frombuffer(words._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
         offset = words.offset - words.offset % ALLOCATIONGRANULARITY + words.ctypes.data - begin
