@@ -389,7 +389,7 @@ def _distributed(options: argparse.Namespace) -> dict[str, Any]:
 
 def _checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     from experiments.bench.checkpoint import run as run_checkpoint
-    from gst.devices.describe.discover import parse_bytes
+    from gst.devices.describe.machine import parse_bytes
 
     with Bars() as bars:
         size = parse_bytes(options.size)

@@ -33,7 +33,7 @@ MODULES = (
     "gst/files/untrusted.py", "gst/graphs/store.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
-    "gst/devices/execute/log.py", "gst/placement/plan_files.py",
+    "gst/devices/execute/measure.py", "gst/placement/plan_files.py",
     "gst/programs/program.py", "gst/programs/operation.py", "partitioners/cache.py", "gst/cost/model.py",
     "gst/training/rank.py",
 )  # fmt: skip

@@ -12,7 +12,7 @@ from gst.process.tuning import wait_briefly
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gst.devices.describe.discover import Device
+    from gst.devices.describe.machine import Device
     from gst.devices.describe.rates import Rates
 
 BUSY = 0.15
@@ -43,8 +43,8 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
 
     from rich.console import Console
 
-    from gst.devices.describe.discover import core_sets, discover
     from gst.devices.describe.load import LoadGate
+    from gst.devices.describe.machine import core_sets, discover
     from gst.devices.describe.rates import save_rates, saved_rates
     from gst.devices.execute.probes import measure_rates
 

@@ -160,7 +160,7 @@ def _compiler() -> Finding:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    from gst.devices.describe.discover import discover
+    from gst.devices.describe.machine import discover
     from gst.devices.describe.rates import saved_rates
 
     devices = discover()

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import Device
 from gst.devices.execute.costs import Costs, Storages
 from gst.devices.plan import Plan
 from gst.devices.simulate.simulator import Contention

@@ -5,38 +5,32 @@ from typing import TYPE_CHECKING, Any
 
 # ruff: noqa: F401  (names for type checkers; `__getattr__` loads them)
 if TYPE_CHECKING:
-    from gst.devices.describe.discover import Device, discover, overlap, select
     from gst.devices.describe.load import LoadGate, LoadMeter
-    from gst.devices.describe.machine import machine_record
+    from gst.devices.describe.machine import Device, discover, machine_record, overlap, select
     from gst.devices.execute.calls import ExecutionError, eager, pytorch
     from gst.devices.execute.costs import profile
     from gst.devices.execute.executor import AnyExecutor, Executor, Transfers, executor
     from gst.devices.execute.groups import fused
     from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-    from gst.devices.execute.log import Log
-    from gst.devices.execute.measure import Failure, Measurement, measure
+    from gst.devices.execute.measure import Failure, Log, Measurement, measure
     from gst.devices.execute.native import NativeExecutor
     from gst.devices.execute.plain import PlainPyTorch
-    from gst.devices.execute.timeline import Timeline
     from gst.devices.fusion.legality import fusion_groups, legalise, pointwise_chains
-    from gst.devices.plan import Plan
+    from gst.devices.plan import Plan, Timeline
 
 _MODULES = {
-    "describe.discover": ("Device", "discover", "overlap", "select"),
     "describe.load": ("LoadGate", "LoadMeter"),
-    "describe.machine": ("machine_record",),
+    "describe.machine": ("Device", "discover", "machine_record", "overlap", "select"),
     "execute.calls": ("ExecutionError", "eager", "pytorch"),
     "execute.costs": ("profile",),
     "execute.executor": ("AnyExecutor", "Executor", "Transfers", "executor"),
     "execute.groups": ("fused",),
     "execute.isolated": ("IsolatedExecutor", "measure_plans"),
-    "execute.log": ("Log",),
-    "execute.measure": ("Failure", "Measurement", "measure"),
+    "execute.measure": ("Failure", "Log", "Measurement", "measure"),
     "execute.native": ("NativeExecutor",),
     "execute.plain": ("PlainPyTorch",),
-    "execute.timeline": ("Timeline",),
     "fusion.legality": ("fusion_groups", "legalise", "pointwise_chains"),
-    "plan": ("Plan",),
+    "plan": ("Plan", "Timeline"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -1,19 +1,19 @@
-"""Plans: the device, the priority and the fusion group of every operation of a program."""
+"""Plans, the device, priority and fusion group of every operation of a program; and timelines of their runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
-from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import Device
 from gst.files.untrusted import plain, read_json, shown
 from gst.files.writing import atomic_write
 from gst.programs import Program
@@ -26,7 +26,7 @@ class Plan:
     """A plan for one program on named devices. Frozen: a changed plan is a new plan.
 
     Args:
-        devices: names of the devices, as `gst.devices.describe.discover` gives them.
+        devices: names of the devices, as `gst.devices.describe.machine` gives them.
         placement: index into `devices` for every node of the program.
         priority: among the operations that are ready on one device, the one with the greatest number runs first;
             program order if not given.
@@ -108,6 +108,32 @@ class Plan:
             return Plan.from_dict(read_json(path))
         except ValueError as error:
             raise ValueError(f"{path} is no plan ({plain(error)})") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When each operation of a plan ran, or is simulated to run, and on which device.
+
+    Args:
+        device: position of the device of each node among those of the executor or the simulator.
+        begin_us: when each operation began, since the start of the run; 0 for inputs and constants.
+        end_us: when it ended.
+        live_bytes: bytes of intermediate values, outputs included, when it had ended; empty if they were not counted.
+        own_bytes: the most that the operation itself took while it ran, its result included; empty likewise.
+        peak_bytes: the most bytes at any moment, what operations take only while they run included; None likewise.
+    """
+
+    device: Int64[np.ndarray, " nodes"]
+    begin_us: Float64[np.ndarray, " nodes"]
+    end_us: Float64[np.ndarray, " nodes"]
+    live_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
+    own_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
+    peak_bytes: int | None = None
+
+    @property
+    def makespan_us(self) -> float:
+        """When the last operation ends."""
+        return float(self.end_us.max(initial=0.0))
 
 
 def _numbers(record: dict[str, Any], key: str) -> Int64[np.ndarray, " nodes"]:

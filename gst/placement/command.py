@@ -9,21 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from gst.data.cost_graphs import read_cost_graph
-from gst.devices.describe.discover import parse_bytes
-from gst.devices.execute.executor import usable_devices
+from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
 from gst.placement.drawing import plan_drawing
-from gst.placement.fleet.cluster import kind_of_search, kinds_with
-from gst.placement.fleet.connection import joined
+from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
-from gst.placement.outcome import PlacementResult, Settings
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
-from gst.placement.place_on_costs import place_graph, place_simulated
-from gst.placement.plan_files import save_plan
-from gst.placement.task import Task
+from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
+from gst.placement.task import Task, save_plan
 from gst.process.progress import Progress
 from gst.programs import Program, traced
 from gst.reporting.placement import render
@@ -114,7 +110,7 @@ def _place_by_fleet(
         kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
         fleet = FleetWorkers(
-            kind, program, devices, limit, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
+            kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
         )  # fmt: skip
         return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gst.data.measured_plans import core_use
 from gst.devices import Plan
-from gst.devices.execute.timeline import KINDS, kind_of
+from gst.devices.execute.trace import KINDS, kind_of
 from gst.graphs.segments import segment
 from gst.placement.task import Task
 

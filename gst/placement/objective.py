@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.timeline import Timeline
+from gst.devices.plan import Timeline
 from gst.placement.task import Task
 
 

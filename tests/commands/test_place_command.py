@@ -18,11 +18,11 @@ import pytest
 from gst import cli
 from gst.cli import main
 from gst.devices import Plan
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedObjective
-from gst.placement.outcome import COST_MODELS, Settings
+from gst.placement.planning import COST_MODELS, Settings
 from gst.placement.screening import NetworkSurrogate
 from gst.programs import WORKLOADS, capture
 

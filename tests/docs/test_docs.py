@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from tests.docs.pages import OUTPUT, Page
 from tests.docs.run_page import check_output, run_page
@@ -34,7 +34,7 @@ NOT_EXECUTED = {
 
 QUICKER = {
     "docs/how-to/place_my_model.md": {
-        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.outcome import Settings\nmodel",
+        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.planning import Settings\nmodel",
         "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), '
         "patience_s=0, compile_step=False)",
     },

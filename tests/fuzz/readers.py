@@ -30,14 +30,14 @@ from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import this_machine
 from gst.devices.describe.rates import Link, OperationRates, Rates, save_rates, saved_rates
-from gst.devices.execute.log import Log
+from gst.devices.execute.measure import Log
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
 from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
-from gst.placement.plan_files import load_plan, save_plan
 from gst.placement.policies.go import GO
 from gst.placement.policies.pretraining import load_policy, save_policy
+from gst.placement.task import load_plan, save_plan
 from gst.programs import Program, Step, capture
 from gst.programs.program import FILES, _checksum
 from gst.training.cli import run

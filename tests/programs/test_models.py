@@ -4,22 +4,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.programs.workloads import inception_v3, nasnet, wavenet
+from gst.programs.workloads import attention as transformers
+from gst.programs.workloads import convolution, inception_v3, nasnet, wavenet
 from gst.programs.workloads.drawing import drawn
-from gst.programs.workloads.lstm import LSTMCell
+from gst.programs.workloads.recurrent import LSTMCell
 
 GENERATOR = torch.Generator().manual_seed(0)
 
 
 def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=GENERATOR)
-
-
-def _module(name: str) -> object:
-    """The module of a workload: its function of the same name hides it as an attribute of the package."""
-    import importlib
-
-    return importlib.import_module(f"gst.programs.workloads.{name}")
 
 
 def test_the_lstm_cell_is_that_of_pytorch() -> None:
@@ -34,8 +28,7 @@ def test_the_lstm_cell_is_that_of_pytorch() -> None:
 
 def test_relative_attention_by_loops() -> None:
     """Equation at the end of section 3.3 of Transformer-XL, one score at a time."""
-    module = _module("transformer_xl")
-    attention = drawn(lambda: module.RelativeAttention(4, 2), GENERATOR)
+    attention = drawn(lambda: transformers.RelativeAttention(4, 2), GENERATOR)
     x, memory = _random(1, 3, 4), _random(1, 2, 4)
     context, distances = torch.cat([memory, x], dim=1), _random(5, 4)  # row k: distance 4 - k
     got = attention(x, context, distances)
@@ -64,11 +57,10 @@ def test_relative_attention_by_loops() -> None:
 
 
 def test_a_mixture_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _module("moe")
-    mixture = drawn(lambda: module.Mixture(4, 3), GENERATOR)
+    mixture = drawn(lambda: transformers.Mixture(4, 3), GENERATOR)
     x = _random(1, 12, 4)
     for slack in (3.0, 0.5):
-        monkeypatch.setattr(module, "SLACK", slack)
+        monkeypatch.setattr(transformers, "SLACK", slack)
         capacity, taken, want = -(-int(2 * slack * 12) // 3), [0, 0, 0], []
         for token in x[0]:
             gates, row = torch.softmax(mixture.gate(token), dim=0), torch.zeros(4)
@@ -87,15 +79,14 @@ def _first_change(output: Tensor, changed: Tensor) -> int:
 
 
 def _transformer_xl() -> nn.Module:
-    module = _module("transformer_xl")
-    return drawn(lambda: module.TransformerXL(layers=1, width=8, heads=2, length=3, vocabulary=20), GENERATOR)
+    return drawn(lambda: transformers.TransformerXL(layers=1, width=8, heads=2, length=3, vocabulary=20), GENERATOR)
 
 
 @pytest.mark.parametrize("position", [0, 3, 5])
 def test_nothing_is_seen_ahead(position: int) -> None:
-    feeds = [lambda: _module("gpt").FeedForward(8), lambda: _module("moe").Mixture(8, 2)]
-    models: list = [drawn(lambda feed=feed: _module("gpt").Decoder(1, 8, 2, 6, 20, feed), GENERATOR) for feed in feeds]
-    sound, segments = drawn(lambda: _module("wavenet").WaveNet(1, 2, 8), GENERATOR), _transformer_xl()
+    feeds = [lambda: transformers.FeedForward(8), lambda: transformers.Mixture(8, 2)]
+    models: list = [drawn(lambda feed=feed: transformers.Decoder(1, 8, 2, 6, 20, feed), GENERATOR) for feed in feeds]
+    sound, segments = drawn(lambda: convolution.WaveNet(1, 2, 8), GENERATOR), _transformer_xl()
     models += [lambda tokens: sound(tokens).transpose(1, 2), lambda tokens: torch.cat(segments(tokens))[None]]
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
     changed = tokens.clone()
@@ -114,7 +105,7 @@ def test_a_segment_gives_no_gradient_to_the_one_before() -> None:
 def test_inception_v3_has_as_many_parameters_as_the_published_network() -> None:
     """23,834,568 without the auxiliary classifier, for 1,000 classes."""
     with torch.device("meta"):
-        network = _module("inception_v3")._network(4, 32, 1000)
+        network = convolution._network(4, 32, 1000)
         sizes = [value.numel() for value in network.parameters()]
         assert sum(sizes) == 23_834_568
         assert network(torch.empty(1, 3, 299, 299)).shape == (1, 1000)
@@ -122,13 +113,12 @@ def test_inception_v3_has_as_many_parameters_as_the_published_network() -> None:
 
 
 def test_cells_of_nasnet_keep_or_halve_the_image() -> None:
-    module = _module("nasnet")
     before, last = _random(2, 6, 8, 8), _random(2, 5, 8, 8)
-    normal = module.Cell((6, 5), 4, module.NORMAL, halve_first=False)
-    reduction = module.Cell((6, 5), 4, module.REDUCTION, halve_first=False)
+    normal = convolution.Cell((6, 5), 4, convolution.NORMAL, halve_first=False)
+    reduction = convolution.Cell((6, 5), 4, convolution.REDUCTION, halve_first=False)
     assert normal(before, last).shape == (2, normal.channels, 8, 8) == (2, 24, 8, 8)
     assert reduction(before, last).shape == (2, reduction.channels, 4, 4) == (2, 16, 4, 4)
-    halved = module.Cell((6, 16), 4, module.NORMAL, halve_first=True)
+    halved = convolution.Cell((6, 16), 4, convolution.NORMAL, halve_first=True)
     assert halved(before, reduction(before, last)).shape == (2, 24, 4, 4)
 
 

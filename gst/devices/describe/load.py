@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gst.devices.describe.discover import Device, usable_cores
-from gst.devices.describe.machine import cache_directory
+from gst.devices.describe.machine import Device, cache_directory, usable_cores
 from gst.process.progress import Progress, no_progress
 
 ReadBusy = Callable[[], tuple[float, float]]

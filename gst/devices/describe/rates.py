@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gst.devices.describe.discover import Device
-from gst.devices.describe.machine import machine_file, this_machine
+from gst.devices.describe.machine import Device, machine_file, this_machine
 from gst.files.untrusted import plain, read_object
 from gst.files.writing import atomic_write
 

@@ -1,22 +1,24 @@
 """Child process of `gst.devices.execute.isolated`, which runs plans that may crash or hang it.
 
-    python -m gst.devices.execute.child    # input: settings, then requests; output: answers; each a line of JSON
+    python -m gst.devices.execute.child DESCRIPTOR    # of a connection to the parent
 
-Requests are `{"profile": repetitions}`, `{"timelines": {"plans": [plan, ...], "repetitions": n}}`, and
-`{"groups": plan}`, `{"compile": plan}`, `{"check": plan}` and `{"time": plan}`.
+The parent first sends its process id, the program and the devices, and hears the program's key. Then it sends requests:
+the name of a method of `Runner` and its arguments. Each answer is a value, an error to raise instead or None, and
+whether this process ends because it is not to be trusted any more.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,14 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.calls import ExecutionError, eager
-from gst.devices.execute.costs import measure_costs, profile
+from gst.devices.execute.costs import Costs, measure_costs, profile, profiled_costs
 from gst.devices.execute.executor import AnyExecutor, executor
 from gst.devices.execute.groups import group_records
-from gst.devices.execute.measure import timed
+from gst.devices.execute.measure import Failure, timed
 from gst.devices.execute.native import NativeExecutor, quickest_runs
-from gst.devices.plan import Plan
+from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, outputs_differ, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -40,131 +42,133 @@ PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a ru
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the program prints is no answer
-    settings = json.loads(sys.stdin.readline())
-    _end_with_parent(settings["parent"])
+    parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    process, source, devices = parent.recv()
+    _end_with_parent(process)
     try:
-        program = _program(settings["program"])
-        devices = [Device(**{**each, "cores": tuple(each["cores"])}) for each in settings["devices"]]
-        made = executor(program, devices)
-        limit = settings["memory_limit"]
-        if isinstance(made, NativeExecutor):  # what is no run of a plan may take all there is
-            limit, made.memory_limit = made.memory_limit if limit is None else limit, None
-        with made:
-            want = eager(program)
-            print(json.dumps({"key": program.key, "num_nodes": program.num_nodes}), file=answers)
-            for line in sys.stdin:
-                answer = _answer(made, json.loads(line), limit, want)
-                print(json.dumps(answer), file=answers)
-                if answer.get("ends"):
-                    return
+        program = traced(source) if isinstance(source, str) else Program.load(source)
+        limit = least_memory_limit(devices)
+        with executor(program, devices) as made:
+            if isinstance(made, NativeExecutor):
+                made.memory_limit = None  # what is no run of a plan may take all there is
+            runner = Runner(made, eager(program), limit)
+            parent.send((program.key, None, False))
+            with suppress(EOFError):
+                while not _answer(parent, runner, *parent.recv()):
+                    pass
     except ValueError as error:
-        print(json.dumps({"refused": str(error)}), file=answers)
+        parent.send((None, ValueError(str(error)), True))
 
 
-def profile_devices(program: Program, executor: AnyExecutor) -> Float64[np.ndarray, "devices nodes"]:
-    """Profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
-    seen: dict[tuple[str, int, str], np.ndarray] = {}
-    for device in executor.devices:
-        kind = (device.kind, device.threads, device.description)
-        if kind not in seen:
-            seen[kind] = profile(program, executor, device.name)
-    return np.stack([seen[device.kind, device.threads, device.description] for device in executor.devices])
-
-
-def _program(source: dict[str, str]) -> Program:
-    return traced(source["name"]) if "name" in source else Program.load(Path(source["directory"]))
-
-
-def _answer(made: AnyExecutor, request: dict[str, Any], limit: int | None, want: Sequence[Any]) -> dict[str, Any]:
-    """What a request asks for; `failed` with a reason, and `ends` if this process is not to be trusted any more."""
+def _answer(parent: Connection[Any, Any], runner: Runner, request: str, arguments: tuple[Any, ...]) -> bool:
+    """Send what a request gives; returns whether this process ends."""
+    value: Any = None
+    error: Exception | None = None
+    ends = False
     try:
-        if "profile" in request:
-            return _profile(made, request["profile"])
-        ((what, record),) = request.items()
-        if what == "timelines":
-            return _timelines(made, [Plan.from_dict(each) for each in record["plans"]], record["repetitions"])
-        plan = Plan.from_dict(record)
-        if what == "groups":
-            return _groups(made, plan)
-        made.compile(plan)
-        if what == "compile":
+        value = getattr(runner, request)(*arguments)
+    except Failure as failure:
+        error, ends = failure, True
+    except ExecutionError as failure:
+        stopped = isinstance(runner.executor, NativeExecutor) and failure.reason.startswith(PAST_THE_LIMIT)
+        error, ends = Failure(failure.reason if stopped else _reason(str(failure))), not stopped
+    except ValueError as refusal:
+        error = ValueError(str(refusal))
+    except Exception as failure:
+        error, ends = Failure(_reason(f"{type(failure).__name__}: {failure}")), True
+    parent.send((value, error, ends))
+    return ends
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Does what `IsolatedExecutor` asks.
+
+    Args:
+        executor: of the program, entered.
+        want: outputs of the program when it runs in order.
+        limit: bytes that the intermediate values of a plan may take.
+    """
+
+    executor: AnyExecutor
+    want: Sequence[Any]
+    limit: int | None
+
+    def costs(self, repetitions: int) -> Costs:
+        """Times of each operation alone on each device, and all else that a simulation needs."""
+        if isinstance(self.executor, NativeExecutor):
+            return measure_costs(self.executor, repetitions)
+        program, devices = self.executor.program, self.executor.devices
+        return profiled_costs(program, devices, profile_devices(program, self.executor, repetitions))
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
+        """The quickest run of each plan; none where nobody writes down when operations begin."""
+        return quickest_runs(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """By the first node of each legal group of a plan the part of its time that it takes compiled; none where
+        nobody compiles groups."""
+        if not isinstance(self.executor, NativeExecutor):
             return {}
-        with _limited(made, limit):
-            if what == "check":
-                difference = outputs_differ(made.run(plan), want)
-                return {"failed": f"wrong outputs: {difference}", "ends": True} if difference else {}
-            return {"ms": timed(partial(made.run, plan)), "peak_bytes": _peak(made)}
-    except ExecutionError as error:
-        stopped = isinstance(made, NativeExecutor) and error.reason.startswith(PAST_THE_LIMIT)
-        return {"failed": error.reason if stopped else _reason(str(error)), "ends": not stopped}
-    except ValueError as error:
-        return {"refused": str(error)}
-    except Exception as error:
-        return {"failed": _reason(f"{type(error).__name__}: {error}"), "ends": True}
+        records = group_records(self.executor.program, plan, self.executor.devices)
+        return {group.nodes[0]: record.share for group, record in records}
+
+    def compile(self, plan: Plan) -> None:
+        """Work out a plan, and compile the groups that it fuses."""
+        self.executor.compile(plan)
+
+    def check(self, plan: Plan) -> None:
+        """Run a plan and compare its outputs; Failure if they differ."""
+        with self._limited():
+            if difference := outputs_differ(self.executor.run(plan), self.want):
+                raise Failure(f"wrong outputs: {difference}")
+
+    def time(self, plan: Plan) -> tuple[float, int | None]:
+        """Milliseconds of a run, and the most bytes that intermediate values took where that is counted."""
+        self.executor.compile(plan)
+        with self._limited():
+            elapsed_ms = timed(partial(self.executor.run, plan))
+        return elapsed_ms, self.executor.last_timeline.peak_bytes if isinstance(self.executor, NativeExecutor) else None
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Let runs take no more than `limit` bytes: of intermediate values where the compiled interpreter counts them,
+        else of each GPU or, on CPUs, of address space beyond what this process has."""
+        cuda = [device for device in self.executor.devices if device.kind == "cuda"]
+        if self.limit is None:
+            yield
+        elif isinstance(self.executor, NativeExecutor):
+            self.executor.memory_limit = self.limit
+            try:
+                yield
+            finally:
+                self.executor.memory_limit = None
+        elif cuda:
+            for device in cuda:
+                total = torch.cuda.get_device_properties(device.torch_device).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, self.limit / total), device.torch_device)
+            yield
+        else:
+            before = resource.getrlimit(resource.RLIMIT_AS)
+            in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (in_use + self.limit, before[1]))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _profile(made: AnyExecutor, repetitions: int) -> dict[str, Any]:
-    """Microseconds of each operation on each device, and the bytes it takes while it runs, where they are counted."""
-    if not isinstance(made, NativeExecutor):
-        return {"times_us": profile_devices(made.program, made).round(3).tolist(), "own_bytes": None}
-    costs = measure_costs(made, repetitions)
-    return {"times_us": costs.times_us.round(3).tolist(), "own_bytes": costs.own_bytes.tolist()}
-
-
-def _timelines(made: AnyExecutor, plans: Sequence[Plan], repetitions: int) -> dict[str, Any]:
-    """Of the quickest run of each plan, when each operation began and ended; none where nobody writes that down."""
-    if not isinstance(made, NativeExecutor):
-        return {"runs": []}
-    runs = quickest_runs(made, plans, repetitions)
-    return {"runs": [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in runs]}
-
-
-def _groups(made: AnyExecutor, plan: Plan) -> dict[str, Any]:
-    """Of each legal group of a plan the first node and the share of its time that it takes compiled; none where nobody
-    compiles groups."""
-    if not isinstance(made, NativeExecutor):
-        return {"groups": []}
-    records = group_records(made.program, plan, made.devices)
-    return {"groups": [(group.nodes[0], record.share) for group, record in records]}
+def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
+    """Profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
+    kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
+    first = {kind: executor.devices[kinds.index(kind)].name for kind in kinds}
+    times = {kind: profile(program, executor, name, repetitions) for kind, name in first.items()}
+    return np.stack([times[kind] for kind in kinds])
 
 
 def _reason(words: str) -> str:
     first = (words.strip().splitlines() or [""])[0]
     return f"out of memory: {first}" if any(each in words.lower() for each in NO_MEMORY) else first
-
-
-def _peak(made: AnyExecutor) -> int | None:
-    return made.last_timeline.peak_bytes if isinstance(made, NativeExecutor) else None
-
-
-@contextmanager
-def _limited(made: AnyExecutor, limit: int | None) -> Iterator[None]:
-    """Let runs take no more than `limit` bytes: of intermediate values where the compiled interpreter counts them, else
-    of each GPU or, on CPUs, of address space beyond what this process has."""
-    cuda = [device for device in made.devices if device.kind == "cuda"]
-    if limit is None:
-        yield
-    elif isinstance(made, NativeExecutor):
-        made.memory_limit = limit
-        try:
-            yield
-        finally:
-            made.memory_limit = None
-    elif cuda:
-        for device in cuda:
-            total = torch.cuda.get_device_properties(device.torch_device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device.torch_device)
-        yield
-    else:
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + limit, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gst.devices.describe.discover import Device, select
+from gst.devices.describe.machine import Device, select
 from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
-from gst.devices.execute.timeline import Timeline
-from gst.devices.plan import Plan
+from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
 
 COPY_US = 20.0  # of the smallest copy from memory to memory
@@ -135,41 +135,45 @@ def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tup
 
 
 def storages(program: Program) -> Storages:
-    """Run the program once on the calling thread, keeping every value, and see which lie in the same memory.
+    """Which values of the program lie in the same memory, as fake tensors tell: nothing is computed or allocated.
 
     What operators declare of aliases is not enough: `_unsafe_view` and `contiguous` return their argument's memory.
     """
-    fixed: list[Any] = [*program.inputs]
-    fixed += [operation.constant for operation in program.operations[len(fixed) :]]
-    values: Values = fixed.copy()
+    fake = FakeTensorMode()
+    values: Values = [None if each is None else fake.from_tensor(each) for each in _fixed(program)]
+    fixed = {storage for value in values for storage, _ in _memory(value)}
     number: dict[int, int] = {}
     num_bytes: list[int] = []
     made_by: list[int] = []
     held: list[tuple[int, int]] = []
-    given = {pointer for value in fixed for pointer, _ in _pointers(value)}
-    with torch.no_grad():
+    with torch.no_grad(), fake:
         for node, call in enumerate(bind(program, torch.device("cpu"))):
             if call is None:
                 continue
             values[node] = call(values)
-            for pointer, size in _pointers(values[node]):
-                if pointer in given:
+            for storage, size in _memory(values[node]):
+                if storage in fixed:
                     continue
-                if pointer not in number:
-                    number[pointer] = len(num_bytes)
+                if storage not in number:
+                    number[storage] = len(num_bytes)
                     num_bytes.append(size)
                     made_by.append(node)
-                held.append((number[pointer], node))
+                held.append((number[storage], node))
     pairs = np.array(held, np.int64).reshape(-1, 2).T
     return Storages(np.array(num_bytes, np.int64), np.array(made_by, np.int64), pairs)
 
 
-def _pointers(value: Any) -> Sequence[tuple[int, int]]:
-    """Address and bytes of the memory of each tensor in a value."""
+def _fixed(program: Program) -> list[Any]:
+    """Values of inputs and constants, None for operations."""
+    return [*program.inputs, *(operation.constant for operation in program.operations[len(program.inputs) :])]
+
+
+def _memory(value: Any) -> Sequence[tuple[int, int]]:
+    """Identity and bytes of the storage of each tensor in a value."""
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
-        return [(storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
-    return [pair for each in value for pair in _pointers(each)] if isinstance(value, list | tuple) else []
+        return [(storage._cdata, storage.nbytes())] if storage.nbytes() else []
+    return [pair for each in value for pair in _memory(each)] if isinstance(value, list | tuple) else []
 
 
 def profile(
@@ -212,9 +216,7 @@ def _profile(program: Program, device: torch.device, repetitions: int) -> Float6
     calls: Sequence[Call | None] = bind(program, device)
     order = [node for node, call in enumerate(calls) if call is not None]
     steps = steps_in_order(program, calls, order)
-    fixed: list[Any] = [*program.inputs]
-    fixed += [operation.constant for operation in program.operations[len(fixed) :]]
-    fixed = [None if value is None else value.to(device) for value in fixed]
+    fixed = [None if value is None else value.to(device) for value in _fixed(program)]
     times = np.zeros((repetitions, program.num_nodes))
     with torch.no_grad():
         _timed_pass(steps, fixed.copy(), np.zeros(program.num_nodes), device)

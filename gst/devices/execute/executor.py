@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from gst.devices.describe.discover import MOST_CORES, Device, core_sets, discover, overlap, select
+from gst.devices.describe.machine import Device, overlap, select, supports
 from gst.devices.execute.calls import Step, Values, laid_out, run_steps
 from gst.devices.execute.interpreter import compiler
-from gst.devices.execute.native import NativeExecutor, supports
+from gst.devices.execute.native import NativeExecutor
 from gst.devices.execute.schedule import Schedule, output_nodes, schedule
 from gst.devices.execute.worker import Finished, Run, Worker, run_share
 from gst.devices.plan import Plan
@@ -206,21 +206,3 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
     if overlap(devices):
         raise ValueError("devices that share cores need the compiled interpreter: install g++, and use one memory")
     return Executor(program, devices)
-
-
-def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
-    """Devices of this machine by name, or all of them (`with_core_sets`); with a limit of their memory."""
-    found = discover()
-    chosen = with_core_sets(found) if names is None else select(names, found)
-    return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
-
-
-def with_core_sets(devices: Sequence[Device]) -> list[Device]:
-    """Devices, as many as are simulated, and the sets of their cores, without the smallest where the compiled
-    interpreter cannot run as many, and without any beside accelerators, as it alone knows devices that share cores."""
-    others = [device for device in devices if device.kind != "cpu"]
-    devices = [*[device for device in devices if device.kind == "cpu"][: MOST_CORES - len(others)], *others]
-    sets = core_sets(devices)
-    while sets and not supports([*devices, *sets]):
-        sets = sets[1:]
-    return [*devices, *sets]

@@ -20,8 +20,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.devices.describe.discover import Device, cpu_model
-from gst.devices.describe.machine import cache_directory
+from gst.devices.describe.machine import Device, cache_directory, cpu_model
 from gst.devices.execute.calls import Values, bind, steps_in_order
 from gst.devices.execute.interpreter import load, lower, machine
 from gst.devices.fusion.legality import Group, fusion_groups

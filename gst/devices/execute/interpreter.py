@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from gst.devices.describe.discover import Device, core_numbers
-from gst.devices.describe.machine import cache_directory
+from gst.devices.describe.machine import Device, cache_directory, core_numbers
 from gst.devices.fusion.rewrite import CompiledGroup
 from gst.process.progress import notice
 from gst.programs import Operation, Program, Reference

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
-from jaxtyping import Float64
 
-from gst.devices.describe.discover import Device, select
 from gst.devices.describe.load import LoadGate, lock_devices, read_busy
-from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.describe.machine import Device, select
+from gst.devices.execute.costs import Costs
 from gst.devices.execute.measure import Failure, Measurement, measure
-from gst.devices.execute.timeline import Timeline
-from gst.devices.plan import Plan
+from gst.devices.plan import Plan, Timeline
 from gst.process.tuning import WAITING
-from gst.programs import Program
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
 
@@ -41,23 +36,20 @@ class IsolatedExecutor:
 
     Args:
         program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
-        devices: those plans may name.
-        memory_limit: bytes that the intermediate values of a run may take; without the compiled interpreter, bytes that
-            the process may allocate. None = the least limit of the devices, where the interpreter runs them.
+        devices: those plans may name. The least of their memory limits holds for the intermediate values of a run of a
+            plan; without the compiled interpreter, for what the process may allocate.
         time_limit_s: seconds for each run.
 
     Raises:
         ValueError: the program, or the devices, cannot be had, or the program does not run even by itself.
     """
 
-    def __init__(
-        self, program: Path | str, devices: Sequence[Device], memory_limit: int | None = None, time_limit_s: float = 60
-    ) -> None:
+    def __init__(self, program: Path | str, devices: Sequence[Device], time_limit_s: float = 60) -> None:
         self.devices = tuple(select([device.name for device in devices], devices))
-        self.memory_limit, self.time_limit_s = memory_limit, time_limit_s
+        self.time_limit_s = time_limit_s
         self.program_key, self.num_started = "", 0
         self.lost: ValueError | None = None  # why no further child can be had
-        self._program = {"name": program} if isinstance(program, str) else {"directory": str(program)}
+        self._program = program
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -69,24 +61,19 @@ class IsolatedExecutor:
     ) -> None:
         self._stop()
 
-    def profile(self, repetitions: int = 5) -> Float64[np.ndarray, "devices nodes"]:
-        """Microseconds of each operation alone on each device, see `gst.devices.execute.costs`; no memory limit holds.
+    def costs(self, repetitions: int = 5) -> Costs:
+        """What each operation costs alone on each device; no memory limit holds.
 
         Raises:
             ValueError: the program does not run on a device alone.
         """
-        return np.array(self._profile(repetitions)["times_us"], np.float64)
-
-    def costs(self, program: Program, repetitions: int = 5) -> Costs:
-        """The same with all else that a simulation needs to know of `program`, which is the one that this runs.
-
-        Raises:
-            ValueError: as `profile`.
-        """
-        seen = self._profile(repetitions)
-        found = profiled_costs(program, self.devices, np.array(seen["times_us"], np.float64))
-        known = seen["own_bytes"] is not None
-        return replace(found, own_bytes=np.array(seen["own_bytes"], np.int64)) if known else found
+        try:
+            with lock_devices(self.devices):
+                costs: Costs = self._ask(START_LIMIT_S, "costs", repetitions)
+                return costs
+        except Failure as failure:
+            names = ", ".join(device.name for device in self.devices)
+            raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """When each operation began and ended in the quickest run of each plan, of runs in turns. Empty where the
@@ -95,13 +82,9 @@ class IsolatedExecutor:
         Raises:
             Failure: a plan fails.
         """
-        request = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
         with lock_devices(self.devices):
-            runs = self._ask({"timelines": request}, START_LIMIT_S)["runs"]
-        return [
-            Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
-            for device, begin, end in runs
-        ]
+            timelines: list[Timeline] = self._ask(START_LIMIT_S, "timelines", list(plans), repetitions)
+            return timelines
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """By the first node of each group that a plan fuses: the part of its operations' time that it takes compiled
@@ -112,15 +95,8 @@ class IsolatedExecutor:
             Failure, ValueError: as `check`.
         """
         with lock_devices(self.devices):
-            return dict(self._ask({"groups": plan.to_dict()}, START_LIMIT_S)["groups"])
-
-    def _profile(self, repetitions: int) -> dict[str, Any]:
-        try:
-            with lock_devices(self.devices):
-                return self._ask({"profile": repetitions}, START_LIMIT_S)
-        except Failure as failure:
-            names = ", ".join(device.name for device in self.devices)
-            raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
+            shares: dict[int, float] = self._ask(START_LIMIT_S, "groups", plan)
+            return shares
 
     def check(self, plan: Plan) -> None:
         """Run a plan once and compare its outputs with those of the program run in order.
@@ -129,9 +105,8 @@ class IsolatedExecutor:
             Failure: it fails, or gives other outputs; the message is the reason.
             ValueError: it is no plan for this program on these devices.
         """
-        record = plan.to_dict()
-        self._ask({"compile": record}, START_LIMIT_S)  # groups of a new structure are compiled, which takes long
-        self._ask({"check": record}, self.time_limit_s)
+        self._ask(START_LIMIT_S, "compile", plan)  # groups of a new structure are compiled, which takes long
+        self._ask(self.time_limit_s, "check", plan)
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
         """Milliseconds of one run, and the most bytes that intermediate values took, where that is counted.
@@ -139,8 +114,8 @@ class IsolatedExecutor:
         Raises:
             Failure, ValueError: as `check`.
         """
-        answer = self._ask({"time": plan.to_dict()}, self.time_limit_s)
-        return answer["ms"], answer["peak_bytes"]
+        elapsed_ms, peak_bytes = self._ask(self.time_limit_s, "time", plan)
+        return elapsed_ms, peak_bytes
 
     @property
     def next_child(self) -> int:
@@ -162,11 +137,13 @@ class IsolatedExecutor:
 
     def _start(self) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
-        self._rest = b""
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "gst.devices.execute.child"], env={**os.environ, **WAITING},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
-        )  # fmt: skip
+        self._connection, its_end = Pipe()
+        with its_end:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "gst.devices.execute.child", str(its_end.fileno())],
+                env={**os.environ, **WAITING}, pass_fds=[its_end.fileno()],
+                stdin=subprocess.DEVNULL, stdout=self._words, stderr=self._words,
+            )  # fmt: skip
         self.num_started += 1
         try:
             self._greet()
@@ -177,12 +154,8 @@ class IsolatedExecutor:
 
     def _greet(self) -> None:
         """Tell a new child what to run, and hear that it can."""
-        settings = {
-            "parent": os.getpid(), "program": self._program, "devices": [asdict(device) for device in self.devices],
-            "memory_limit": self.memory_limit,
-        }  # fmt: skip
         try:
-            key = self._ask(settings, START_LIMIT_S)["key"]
+            key = self._tell(START_LIMIT_S, (os.getpid(), self._program, self.devices))
         except Failure as failure:
             raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
         if self.program_key not in ("", key):
@@ -193,50 +166,37 @@ class IsolatedExecutor:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.communicate()
+            child.wait()
+            self._connection.close()
             self._words.close()
 
-    def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def _ask(self, limit_s: float, request: str, *arguments: Any) -> Any:
+        """What a method of the child's `Runner` returns, of a new child if there is none.
+
+        Raises:
+            Failure: the child fails, ends or takes longer than `limit_s`.
+            ValueError: the child refuses.
+        """
         if self._child is None:
             self._start()
-        child = self._child
-        assert child is not None and child.stdin is not None
+        return self._tell(limit_s, (request, arguments))
+
+    def _tell(self, limit_s: float, message: tuple[Any, ...]) -> Any:
         try:
-            child.stdin.write(json.dumps(request).encode() + b"\n")
-            child.stdin.flush()
-            answer = json.loads(self._line(limit_s))
-        except BrokenPipeError:
+            self._connection.send(message)
+            if not self._connection.poll(limit_s):
+                raise Failure(f"timed out after {limit_s:g} s")
+            value, error, ends = self._connection.recv()
+        except (EOFError, ConnectionError):
             raise Failure(self._epitaph()) from None
         except BaseException:
             self._stop()
             raise
-        if answer.get("ends"):
+        if ends:
             self._stop()
-        if "refused" in answer:
-            raise ValueError(answer["refused"])
-        if "failed" in answer:
-            raise Failure(answer["failed"])
-        return answer
-
-    def _line(self, limit_s: float) -> bytes:
-        """The child's next line.
-
-        Raises:
-            Failure: it ended before, or takes too long.
-        """
-        assert self._child is not None and self._child.stdout is not None
-        deadline = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._child.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise Failure(f"timed out after {limit_s:g} s")
-                got = os.read(self._child.stdout.fileno(), 1 << 20)
-                if not got:
-                    raise Failure(self._epitaph())
-                self._rest += got
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+        if error is not None:
+            raise error
+        return value
 
     def _epitaph(self) -> str:
         """The reason of an unexpected exit of the child: its exit status and last line of stderr, or its signal."""

@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.devices.describe.discover import Device, select
+from gst.devices.describe.machine import Device, least_memory_limit, select, supports
 from gst.devices.execute.calls import ExecutionError, laid_out
 from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import load, lower, machine
-from gst.devices.execute.timeline import Timeline
-from gst.devices.plan import Plan, positions_of_nodes, ranks
+from gst.devices.plan import Plan, Timeline, positions_of_nodes, ranks
 from gst.process.tuning import keep_freed_memory
 from gst.programs import Program, Reference
 
@@ -51,20 +50,21 @@ class NativeExecutor:
     Args:
         program: what plans place.
         devices: those plans may name.
-        memory_limit: bytes that intermediate values may take; a run that needs more fails. None = the least of the
-            devices' own limits, as they are one memory; any if they have none.
+
+    Attributes:
+        memory_limit: bytes that intermediate values may take, the least limit of the devices; a run that needs more
+            fails.
 
     Raises:
         ValueError: a device is no CPU device or has a memory of its own, or there is no C++ compiler.
     """
 
-    def __init__(self, program: Program, devices: Sequence[Device], memory_limit: int | None = None) -> None:
+    def __init__(self, program: Program, devices: Sequence[Device]) -> None:
         self.program = program
         self.devices = tuple(select([device.name for device in devices], devices))
         if not supports(self.devices):
             raise ValueError("the compiled interpreter runs CPU devices of one memory, at most 64 cores, alone")
-        limits = [device.memory_limit for device in self.devices if device.memory_limit is not None]
-        self.memory_limit = min(limits, default=None) if memory_limit is None else memory_limit
+        self.memory_limit = least_memory_limit(self.devices)
         load()
         keep_freed_memory()  # else each run meets pages that the last one gave back, the more so where plans take turns
         self._lowered = lower(program, len(self.devices))
@@ -148,20 +148,14 @@ class NativeExecutor:
         )  # fmt: skip
 
 
-def supports(devices: Sequence[Device]) -> bool:
-    """Are these CPU devices that hand values over within one memory?"""
-    cores = {core for device in devices for core in device.cores}
-    in_one_memory = len({device.memory for device in devices}) == 1
-    return in_one_memory and all(device.kind == "cpu" for device in devices) and len(cores) + len(devices) <= 64
-
-
 def quickest_runs(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
-    """Run plans in turns; the quickest run of each."""
+    """Run plans in turns, equal ones once; the quickest run of each of `plans`."""
+    distinct = {plan.key: plan for plan in plans}
     quickest: dict[str, Timeline] = {}
     for _ in range(repetitions):
-        for plan in plans:
+        for key, plan in distinct.items():
             executor.run(plan)
-            seen, best = executor.last_timeline, quickest.get(plan.key)
-            if best is None or seen.end_us.max() < best.end_us.max():
-                quickest[plan.key] = seen
-    return list(quickest.values())
+            latest = executor.last_timeline
+            if key not in quickest or latest.end_us.max() < quickest[key].end_us.max():
+                quickest[key] = latest
+    return [quickest[plan.key] for plan in plans]

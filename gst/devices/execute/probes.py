@@ -12,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gst.devices.describe.discover import Device
 from gst.devices.describe.load import LoadMeter
-from gst.devices.describe.machine import this_machine
+from gst.devices.describe.machine import Device, supports, this_machine
 from gst.devices.describe.rates import Link, OperationRates, Rates
 from gst.devices.execute.costs import profile
 from gst.devices.execute.executor import executor
 from gst.devices.execute.interpreter import compiler
-from gst.devices.execute.native import NativeExecutor, supports
-from gst.devices.execute.timeline import Timeline
+from gst.devices.execute.native import NativeExecutor
 from gst.devices.execute.worker import receive
-from gst.devices.plan import Plan
+from gst.devices.plan import Plan, Timeline
 from gst.process.progress import Progress, no_progress
 from gst.programs import Operation, Program, Step, capture
 

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import Device
 from gst.devices.execute.calls import Call, Step, bind, steps_in_order
 from gst.devices.plan import Plan, positions_of_nodes, ranks
 from gst.programs import Program, Reference

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import Device
 from gst.devices.execute.calls import ExecutionError, Values
 from gst.devices.execute.schedule import Share
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.timeline import Timeline
+from gst.devices.plan import Timeline
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention, Simulator
 from partitioners.compiled import compiled
 

@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
-from gst.devices.simulate.orders import longest_ways
+from gst.devices.simulate.simulator import longest_ways
 from gst.placement.baselines.list_kernels import TaskArrays
 from gst.placement.baselines.list_schedules import task_arrays
 from gst.placement.task import Task

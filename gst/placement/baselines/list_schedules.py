@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from gst.devices import Plan
 from gst.devices.plan import priority_of
-from gst.devices.simulate.orders import longest_ways, neighbour_lists
+from gst.devices.simulate.simulator import longest_ways, neighbour_lists
 from gst.placement.baselines.list_kernels import TaskArrays, Threads, UnitArrays, earliest_first, in_order, with_widths
 from gst.placement.baselines.units import Rooms, Units, both_units, fitted, kept, memory_of, quickest, smallest_units
 from gst.placement.task import Task

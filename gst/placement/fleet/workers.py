@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from gst.devices import Device, Measurement, Plan
+from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.isolated import START_LIMIT_S
-from gst.devices.execute.timeline import Timeline
+from gst.devices.plan import Timeline
 from gst.placement.fleet.cluster import Kind, another, end
-from gst.placement.fleet.host import RemoteWorker
-from gst.placement.fleet.program_files import digest_of, pack
+from gst.placement.fleet.host import RemoteWorker, digest_of, pack
 from gst.placement.objective import Batches, as_completed_batches
 from gst.placement.workers import NoWorker, Pool, Worker, WorkerLost
 from gst.programs import Program
@@ -156,16 +156,16 @@ class FleetWorkers:
         kind: of hosts; its workers are used up.
         program: travels there by its saved form (`Program.save`) through Ray's object store.
         devices: those plans may name, of that kind.
-        memory_limit, time_limit_s: of each run, see `IsolatedExecutor`.
+        time_limit_s: of each run, see `IsolatedExecutor`.
         repetitions, warmup: of each measurement, see `gst.devices.measure`.
         patience_s: how long a host waits for quiet cores.
     """
 
     def __init__(
-        self, kind: Kind, program: Program, devices: Sequence[Device], memory_limit: int | None = None,
-        time_limit_s: float = 60.0, repetitions: int = 5, warmup: int = 1, patience_s: float = 20.0,
+        self, kind: Kind, program: Program, devices: Sequence[Device], time_limit_s: float = 60.0,
+        repetitions: int = 5, warmup: int = 1, patience_s: float = 20.0,
     ) -> None:  # fmt: skip
-        self.kind, self.program, self.devices, self.memory_limit = kind, program, tuple(devices), memory_limit
+        self.kind, self.program, self.devices = kind, program, tuple(devices)
         self._time_limit_s, self._patience_s = time_limit_s, patience_s
         self._settings = {"repetitions": repetitions, "warmup": warmup, "patience_s": patience_s}
         self._free: list[RemoteWorker | str] = list(kind.workers)  # or Ray's identity of a host where one was lost
@@ -176,7 +176,7 @@ class FleetWorkers:
         import ray
 
         files = pack(self.program)
-        limits = {"memory_limit": self.memory_limit, "time_limit_s": self._time_limit_s}
+        limits = {"memory_limit": least_memory_limit(self.devices), "time_limit_s": self._time_limit_s}
         self._wanted = {"digest": digest_of(files), "devices": [device.name for device in self.devices], **limits}
         self._files = ray.put(files)
         self._pool.__enter__()
@@ -190,10 +190,10 @@ class FleetWorkers:
         self._pool.__exit__(kind, error, trace)
         end(worker for worker in self._free if isinstance(worker, RemoteWorker))
 
-    def costs(self, program: Program, repetitions: int = 5) -> Costs:
-        """See `IsolatedExecutor.costs`, of one of the hosts; `program` is the one that they run."""
+    def costs(self, repetitions: int = 5) -> Costs:
+        """See `IsolatedExecutor.costs`, of one of the hosts."""
         times_us, own_bytes = self._surely(lambda worker: worker.costs(repetitions, self._patience_s))
-        return replace(profiled_costs(program, self.devices, times_us), own_bytes=own_bytes)
+        return replace(profiled_costs(self.program, self.devices, times_us), own_bytes=own_bytes)
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`, of one of the hosts."""

@@ -12,9 +12,8 @@ from jaxtyping import Bool, Float64, Int64
 from gst.data.measured_plans import core_use
 from gst.devices import Plan, overlap
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.timeline import Timeline
-from gst.devices.plan import ranks
-from gst.devices.simulate.orders import neighbour_lists
+from gst.devices.plan import Timeline, ranks
+from gst.devices.simulate.simulator import neighbour_lists
 from gst.placement.task import Task
 from partitioners import partition
 from partitioners.compiled import compiled

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from gst.data.measured_plans import core_use
-from gst.devices.simulate.orders import longest_ways, neighbour_lists
+from gst.devices.simulate.simulator import longest_ways, neighbour_lists
 from gst.nn.sparse import CsrMatrix
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from gst.devices import Device, discover, select
-from gst.devices.describe.discover import core_numbers, cpu_model
-from gst.devices.execute.executor import with_core_sets
-from gst.devices.execute.native import supports
+from gst.devices.describe.machine import core_numbers, cpu_model, supports, with_core_sets
 
 
 def test_one_device_for_each_usable_core() -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 
 from gst.devices import LoadGate, LoadMeter
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.process.progress import Progress
 
 

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import Device, LoadGate, Measurement, Plan
+from gst.devices import Device, Executor, LoadGate, Measurement, Plan
+from gst.devices.execute import child
+from gst.devices.execute.costs import storages
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.programs import Program, Step, capture
+from tests import fragile
 from tests.processes import is_running
 from tests.programs.small import small_program
 
@@ -73,10 +76,39 @@ def test_plans_are_measured_in_turns_in_one_child(isolated: IsolatedExecutor, pr
 
 
 def test_operations_are_profiled_there(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
-    times = isolated.profile(2)
+    times = isolated.costs(2).times_us
     computed = np.array([each.kind == "operation" for each in programs["rnnlm"].operations])
     assert times.shape == (2, len(computed))
     assert (times[:, ~computed] == 0).all() and (times[:, computed] > 0).mean() > 0.9
+
+
+def test_each_of_equal_plans_has_its_timeline(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
+    one, other = random_plans(programs["rnnlm"], 2)
+    runs = isolated.timelines([one, other, one], 1)
+    if compiler() is not None:
+        assert [run.device.tolist() for run in runs] == [plan.placement.tolist() for plan in (one, other, one)]
+        assert runs[0].makespan_us == runs[2].makespan_us > 0
+
+
+def test_the_process_that_asks_for_costs_runs_nothing() -> None:
+    """`fragile:step` notes the thread that runs it first, and does harm on any other."""
+    program = capture(fragile.step())
+    costs = storages(program)
+    assert fragile._first == 0 and costs.made_by.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the executor does not write down when operations begin."""
+    asked = []
+
+    def profile(program: Program, executor: Executor, device: str, repetitions: int) -> np.ndarray:
+        asked.append((device, repetitions))
+        return np.ones(program.num_nodes)
+
+    monkeypatch.setattr(child, "profile", profile)
+    with Executor(programs["rnnlm"], pair(separate_memory=True)) as executor:
+        costs = child.Runner(executor, [], None).costs(2)
+    assert asked == [("cpu:0", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
 
 
 def test_the_time_of_a_child_is_not_that_of_others(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
@@ -132,7 +164,7 @@ def test_a_program_that_changed_meanwhile_is_no_outcome(programs: dict[str, Prog
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nodes of `fragile:step`: x, mark, crash, hang, fail, grow, lie; from the third on they harm on another thread."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     plans = {
         "runs": of_nodes(0, 0, 0, 0, 0, 0, 0),
@@ -143,8 +175,8 @@ def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tm
         "lies": of_nodes(0, 0, 0, 0, 0, 0, 1),
         "runs too": of_nodes(1, 1, 1, 1, 1, 1, 1),
     }
-    devices = [Device(name, "cpu", (), 1, "host", "test") for name in HERE]
-    with IsolatedExecutor("fragile:step", devices, memory_limit=2**24, time_limit_s=3) as isolated:
+    devices = [Device(name, "cpu", (), 1, "host", "test", memory_limit=2**24) for name in HERE]
+    with IsolatedExecutor("fragile:step", devices, time_limit_s=3) as isolated:
         found = dict(zip(plans, measure_plans(isolated, list(plans.values()), repetitions=2), strict=True))
     reasons = {name: each.reason for name, each in found.items()}
     assert reasons.pop("runs") == reasons.pop("runs too") == ""
@@ -159,6 +191,10 @@ def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tm
     assert isolated.num_started == 5, "a fresh child after each but the limit on values, which harms nobody"
 
 
+def limited(devices: list[Device], limit: int) -> list[Device]:
+    return [dataclasses.replace(each, memory_limit=limit) for each in devices]
+
+
 def large(tmp_path: Path) -> Path:
     """x -> a value of 256 MiB -> its sum."""
     step = Step("large", lambda x: x.expand(64, 2**20).contiguous().sum(), (torch.ones(2**20),))
@@ -168,24 +204,21 @@ def large(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("of_device", [False, True])
-def test_a_limit_holds_for_plans_and_not_for_the_profile(tmp_path: Path, of_device: bool) -> None:
+def test_a_limit_holds_for_plans_and_not_for_the_profile(tmp_path: Path) -> None:
     directory, limit = large(tmp_path), 2**27
     plan = Plan(HERE, np.zeros(Program.load(directory).num_nodes, np.int64))
-    limited = [dataclasses.replace(each, memory_limit=limit) for each in pair(separate_memory=False)]
-    devices = limited if of_device else pair(separate_memory=False)
-    with IsolatedExecutor(directory, devices, None if of_device else limit) as isolated:
+    with IsolatedExecutor(directory, limited(pair(separate_memory=False), limit)) as isolated:
         for _ in range(2):
             (found,) = measure_plans(isolated, [plan], repetitions=1)
             assert found.outcome == "failed" and found.reason.startswith("out of memory: "), found.reason
-            assert isolated.profile(1).max() > 0
+            assert isolated.costs(1).times_us.max() > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited by setrlimit")
 def test_where_values_are_not_counted_address_space_is_limited(tmp_path: Path) -> None:
     directory = large(tmp_path)
     plan = Plan(HERE, np.zeros(Program.load(directory).num_nodes, np.int64))
-    with IsolatedExecutor(directory, pair(separate_memory=True), memory_limit=2**27) as isolated:
+    with IsolatedExecutor(directory, limited(pair(separate_memory=True), 2**27)) as isolated:
         (found,) = measure_plans(isolated, [plan], repetitions=1)
     assert found.outcome == "failed" and found.reason.startswith("out of memory: "), found.reason
 

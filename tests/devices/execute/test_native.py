@@ -141,19 +141,20 @@ def test_bytes_are_counted_to_the_last() -> None:
         assert timeline.peak_bytes == 8 * rows + 4
 
 
+def capped(least: int) -> list[Device]:
+    return [dataclasses.replace(device, memory_limit=least + number) for number, device in enumerate(MOLDABLE)]
+
+
 def test_a_memory_limit_ends_the_run_with_a_reason(program: Program) -> None:
     with NativeExecutor(program, MOLDABLE) as native:
         native.run(alone(program))
         peak = native.last_timeline.peak_bytes
     with (
-        NativeExecutor(program, MOLDABLE, memory_limit=peak // 2) as native,
+        NativeExecutor(program, capped(peak // 2)) as native,
         pytest.raises(ExecutionError, match=f"out of memory: .* limit {peak // 2}"),
     ):
         native.run(alone(program))
-    capped = [dataclasses.replace(device, memory_limit=peak // 2 + number) for number, device in enumerate(MOLDABLE)]
-    with NativeExecutor(program, capped) as native, pytest.raises(ExecutionError, match=f"limit {peak // 2}"):
-        native.run(alone(program))
-    with NativeExecutor(program, MOLDABLE, memory_limit=2 * peak) as native:
+    with NativeExecutor(program, capped(2 * peak)) as native:
         native.run(alone(program))
 
 

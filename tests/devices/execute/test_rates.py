@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gst.cli import main
 from gst.devices import Device, LoadGate, Timeline, discover, select
-from gst.devices.describe.discover import core_sets, parse_bytes
+from gst.devices.describe.machine import core_sets, parse_bytes
 from gst.devices.describe.rates import Rates, rates_path, save_rates, saved_rates
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.probes import (

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.bench.timeline import draw
-from gst.devices.execute.timeline import KINDS, Timeline, chrome_trace, kind_of, save_trace
+from gst.devices.execute.trace import KINDS, chrome_trace, kind_of, save_trace
+from gst.devices.plan import Timeline
 from gst.programs import Program
 from tests.programs.small import small_program
 

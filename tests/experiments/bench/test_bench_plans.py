@@ -8,7 +8,7 @@ import pytest
 
 from experiments.bench import executor, placement, simulator
 from gst.devices import LoadGate
-from gst.devices.describe.discover import usable_cores
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 
 TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"

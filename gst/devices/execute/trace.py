@@ -1,18 +1,14 @@
-"""Timelines of runs, real or simulated, and their form as a Chrome trace (for ui.perfetto.dev)."""
+"""Kinds of operations, and runs of a program as a Chrome trace (for ui.perfetto.dev)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float64, Int64
-
-from gst.devices.describe.discover import Device
+from gst.devices.describe.machine import Device
+from gst.devices.plan import Timeline
 from gst.files.writing import atomic_write
 from gst.programs import Operation, Program
 from gst.programs.features import is_elementwise
@@ -23,32 +19,6 @@ KINDS = ("matrix product", "convolution", "element-wise", "reduction", "view", "
 MATRIX_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 REDUCTIONS = {"amax", "amin", "argmax", "cumsum", "max", "mean", "min", "sum", "var_mean", "_softmax", "_log_softmax",
               "native_layer_norm", "native_group_norm"}  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """When each operation of a plan ran, or is simulated to run, and on which device.
-
-    Args:
-        device: position of the device of each node among those of the executor or the simulator.
-        begin_us: when each operation began, since the start of the run; 0 for inputs and constants.
-        end_us: when it ended.
-        live_bytes: bytes of intermediate values, outputs included, when it had ended; empty if they were not counted.
-        own_bytes: the most that the operation itself took while it ran, its result included; empty likewise.
-        peak_bytes: the most bytes at any moment, what operations take only while they run included; None likewise.
-    """
-
-    device: Int64[np.ndarray, " nodes"]
-    begin_us: Float64[np.ndarray, " nodes"]
-    end_us: Float64[np.ndarray, " nodes"]
-    live_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
-    own_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
-    peak_bytes: int | None = None
-
-    @property
-    def makespan_us(self) -> float:
-        """When the last operation ends."""
-        return float(self.end_us.max(initial=0.0))
 
 
 def kind_of(operation: Operation) -> str:
