@@ -224,9 +224,10 @@ class GraphSegmentTraining(nn.Module):
 
     def _freeze(self) -> None:
         self.encoder_frozen = True
-        if isinstance(self.encoder, nn.Module):
-            self.encoder.requires_grad_(False)
-            self.encoder.zero_grad(set_to_none=True)
+        for parameter in self.encoder.parameters() if isinstance(self.encoder, nn.Module) else ():
+            if not nn.parameter.is_lazy(parameter):
+                parameter.requires_grad_(False)
+                parameter.grad = None  # else an optimizer would go on by it
 
     def _forget_rows(self) -> None:
         """Another estimator may share the table; then this one takes new keys, and leaves its old rows unread."""
@@ -334,6 +335,7 @@ class GraphSegmentTraining(nn.Module):
         if self._frozen_version == ():
             self._frozen_version = _version(self.encoder)
         elif self._frozen_version != _version(self.encoder):
+            self._freeze()  # lazy layers may have taken their widths since
             self._forget_rows()
         with _evaluating(self.encoder):
             return self._embed_from_table(prefetched)
@@ -525,6 +527,7 @@ class GraphSegmentTraining(nn.Module):
 def _after_loading(model: GraphSegmentTraining, incompatible: object) -> None:
     """Rows of a frozen encoder are those of the checkpoint, if it was saved frozen; otherwise its rows are stale."""
     if model.encoder_frozen and model._frozen_version == ():
+        model._freeze()
         model._frozen_version = _version(model.encoder)
     elif model.encoder_frozen:
         model._forget_rows()
