@@ -1,4 +1,4 @@
-"""Make every table, number and picture of README.md, docs/architecture.md and experiments/**/README.md anew, from
+"""Make every table, number and picture of README.md, docs/ and experiments/**/README.md anew, from
 experiments/results and from the code alone.
 
 python -m experiments.figures

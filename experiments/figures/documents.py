@@ -89,8 +89,10 @@ def _pattern(sentence: str) -> re.Pattern[str]:
 
 
 def documents() -> list[Path]:
-    """README.md, the pages of the architecture and of the public names, and every README.md under experiments."""
-    pages = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "reference" / "public_names.md"]
+    """README.md, the pages of the architecture, the method and the public names, and every README.md under
+    experiments."""
+    names = ("architecture", "explanation/method", "reference/public_names")
+    pages = [ROOT / "docs" / f"{name}.md" for name in names]
     return [ROOT / "README.md", *pages, *sorted((ROOT / "experiments").rglob("README.md"))]
 
 
