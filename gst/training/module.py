@@ -64,7 +64,7 @@ class SegmentTrainingModule(L.LightningModule):
         for name in ("encoder", "head"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
-                self._hparams_initial.pop(name)
+                self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
             omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,
