@@ -75,13 +75,17 @@ def prepare(
     key, name = _look_up(root, settings, fingerprint) if fingerprint else _compare(root, settings, graphs)
     if name and (root / name).is_dir():
         return root / name
-    readable = _with_the_first_read(_named(graphs))
+    named = _named(graphs)
+    readable = chain([next(named)], named)  # the first is read now: if that cannot be, nothing has been touched yet
     with _removed_if_full(root / "partitions") as cache, _workplace(root, key) as partial:
-        with Preparation(partial, settings, cache, workers or _cores(), progress) as preparation:
+        workers = workers or len(os.sched_getaffinity(0))
+        with Preparation(partial, settings, cache, workers, progress) as preparation:
             for graph in readable:
                 preparation.add(graph)
             records, sizes = preparation.finish()
-        _write_meta(partial, {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records})
+        meta = {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records}
+        (partial / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
+        (partial / JOURNAL).unlink()
         final = root / _digest(settings, [_content(record["name"], record["digest"]) for record in records])
         try:
             partial.rename(final)
@@ -105,11 +109,6 @@ def _named(graphs: Iterable[Graph]) -> Iterator[Graph]:
         raise ValueError("there are no graphs to prepare; check the files or the pattern that names them")
 
 
-def _with_the_first_read(graphs: Iterator[Graph]) -> Iterator[Graph]:
-    """The same, the first of them read now: if that cannot be, nothing has been touched yet."""
-    return chain([next(graphs)], graphs)
-
-
 def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
     digest = hashlib.sha256(json.dumps({"schema": SCHEMA, **settings}, sort_keys=True).encode())
     for content in contents:
@@ -119,10 +118,6 @@ def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
 
 def _content(name: str, digest: str) -> str:
     return f"{name} {digest}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _look_up(root: Path, settings: dict[str, Any], fingerprint: str) -> tuple[str, str]:
@@ -195,11 +190,6 @@ def _locked(lock: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(lock), path.stat())
     except OSError:  # another one's, or gone, or on a file system that knows no locks
         return False
-
-
-def _write_meta(directory: Path, meta: dict[str, Any]) -> None:
-    (directory / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
-    (directory / JOURNAL).unlink()
 
 
 def _checksum(meta: dict[str, Any]) -> str:
