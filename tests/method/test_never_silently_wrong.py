@@ -27,6 +27,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
 from gst.method.batch import SegmentBatch
+from gst.method.draws import dropout_weights
 from gst.method.encoding import SegmentMaxima, SegmentSums
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn.edges import neighbour_attention, neighbour_max
@@ -309,7 +310,8 @@ def test_weights_have_the_dtype_of_the_model() -> None:
     truth = torch.tensor([uniform / (0.3 * float(q) + 0.7) for q in draw.inclusion], dtype=torch.float64)
     assert weights.dtype == torch.float64
     torch.testing.assert_close(weights, truth, rtol=1e-12, atol=0)
-    assert model._weights(draw, known).dtype == torch.float64
+    dropped = dropout_weights(draw.fresh, draw.inclusion, known, draw.kept, 0.3)
+    assert dropped.fresh.dtype == dropped.stale.dtype == torch.float64
 
 
 def test_configured_and_configless_graphs_share_a_batch() -> None:
