@@ -42,7 +42,7 @@ class KeyIndex:
         self.step = 0  # the greatest pushed
         self._capacity = capacity
         self._order = None if capacity is None else WriteOrder(*np.zeros((3, 1), np.int32))
-        self._slot_of = np.zeros(num_keys, np.int32)
+        self._slot_of = self._all_slots = np.zeros(num_keys, np.int32)  # the first is a part of the second
         self._written = np.zeros(1, np.int64)
 
     @property
@@ -51,7 +51,7 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self._slot_of, self._written, *(self._order or ()))
+        arrays = (self._all_slots, self._written, *(self._order or ()))
         return sum(array.nbytes for array in arrays)
 
     def look_up(
@@ -110,10 +110,12 @@ class KeyIndex:
             self._order = WriteOrder(*(np.pad(array, (0, more)) for array in self._order))
 
     def resize(self, num_keys: int) -> None:
-        """Make room for more keys."""
-        larger = np.zeros(num_keys, np.int32)
-        larger[: self.num_keys] = self._slot_of
-        self._slot_of, self.num_keys = larger, num_keys
+        """Make room for more keys; by doubling, so that keys added one by one are not copied each time."""
+        if num_keys > len(self._all_slots):
+            larger = np.zeros(max(num_keys, 2 * self.num_keys), np.int32)
+            larger[: self.num_keys] = self._slot_of
+            self._all_slots = larger
+        self._slot_of, self.num_keys = self._all_slots[:num_keys], num_keys
 
     def ages(self, now: int) -> Int64[np.ndarray, " in_use"]:
         """Of the rows in use, in no order."""

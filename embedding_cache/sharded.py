@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from embedding_cache.table import EmbeddingTable, check_state
+from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
 
 WORD = 8  # bytes; blocks begin at multiples of it, so that they can be read as rows of any dtype
 Entries = Int64[np.ndarray, " entries"]
@@ -44,7 +44,7 @@ class ShardedTable(nn.Module):
         object.__setattr__(self, "shard", shard)  # no submodule: the state of this table holds all rows
         self.shard: EmbeddingTable
         self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
-        self.num_keys, self.track_drift = 1, False
+        self.num_keys, self.track_drift, self.ranges = 1, False, KeyRanges()
         self._device = torch.device("cpu") if dist.get_backend(group) == "gloo" else shard.device
         self.sent_bytes = {"pull": 0, "push": 0, "state": 0}
         self._written: Pushed | None = None
@@ -148,7 +148,8 @@ class ShardedTable(nn.Module):
         ties = parts[0] if self.shard.capacity is None else torch.arange(len(parts[0]))
         order = torch.from_numpy(np.lexsort((ties.numpy(), parts[2].numpy())))
         gathered = dict(zip(("keys", "rows", "written"), (part[order] for part in parts), strict=True))
-        return {"num_keys": self.num_keys, "step": self.step, **gathered, "dataset": self.shard.dataset}
+        settings = {"num_keys": self.num_keys, "step": self.step, "dataset": self.shard.dataset}
+        return settings | gathered | self.ranges.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """For `load_state_dict`: of a whole table, however many processes saved it, keep this process's rows. Not
@@ -159,6 +160,7 @@ class ShardedTable(nn.Module):
         """
         check_state(state, self.shard.channels, self.shard.dtype, self.shard.dataset)
         self._written = None
+        self.ranges.load({"slots": 0, "ranges": {}} | state)
         chosen = (state["keys"] % self.world_size == self.rank).nonzero().squeeze(1)
         part = {name: state[name][chosen] for name in ("keys", "rows", "written")}
         part["keys"] = part["keys"] // self.world_size

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -14,6 +16,59 @@ from torch import Tensor, nn
 from embedding_cache.index import KeyIndex
 from embedding_cache.refresh import DriftEstimate
 from embedding_cache.storage import Background, Job, Prefetched, Tier, rows_for
+
+
+class KeyRanges:
+    """Consecutive keys of a table, allocated by name to each of its users. A user has a slot: a number under which its
+    ranges are found again after saving and loading.
+
+    Examples:
+        >>> class User: ...
+        >>> ranges, user = KeyRanges(), User()
+        >>> slot = ranges.slot(user)
+        >>> [ranges.first_key(slot, name, size) for name, size in (("a", 3), ("b", 5), ("a", 3))]
+        [0, 3, 0]
+    """
+
+    def __init__(self) -> None:
+        self.num_keys = self.num_slots = 0
+        self._ranges: dict[str, tuple[int, int, str]] = {}
+        self._users: dict[int, ref[Any]] = {}
+
+    def slot(self, user: object, last: int | None = None) -> int:
+        """The slot of `user`: the `last` it had, unless another object has that now, otherwise a new one."""
+        owner = None if last is None else self._users.get(last, lambda: None)()
+        if last is None or owner not in (None, user):
+            last = self.num_slots
+        self._users[last] = ref(user)
+        self.num_slots = max(self.num_slots, last + 1)
+        return last
+
+    def first_key(self, slot: int, name: str, size: int, about: str = "") -> int:
+        """The first of `size` keys that belong to `name` in `slot` alone.
+
+        Args:
+            about: what the name stands for, to tell apart two things of one name.
+
+        Raises:
+            ValueError: the name has another size, or stands for something else.
+        """
+        first, *known = self._ranges.setdefault(f"{slot} {name}", (self.num_keys, size, about))
+        if known != [size, about]:
+            raise ValueError(
+                f"{name!r} has {known[0]} table rows ({known[1]}), and now asks for {size} ({about}): two graphs have "
+                "one fingerprint; change a feature of one of them, or give each a table of its own"
+            )
+        self.num_keys = max(self.num_keys, first + size)
+        return first
+
+    def state(self) -> dict[str, Any]:
+        return {"slots": self.num_slots, "ranges": {name: list(each) for name, each in self._ranges.items()}}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._ranges = {name: (first, size, about) for name, (first, size, about) in state["ranges"].items()}
+        self.num_keys = max((first + size for first, size, _ in self._ranges.values()), default=0)
+        self.num_slots = max(state["slots"], self.num_slots)
 
 
 class EmbeddingTable(nn.Module):
@@ -74,22 +129,27 @@ class EmbeddingTable(nn.Module):
         self.num_keys, self.channels, self.dtype, self.device = num_keys, channels, dtype, torch.device(device)
         self.tier, self.path, self.capacity = tier, None if path is None else Path(path), capacity
         self.track_drift, self.dataset = track_drift, dataset
+        self.ranges = KeyRanges()
         self._background = Background(self.device)
+        self._staged: Staged | None = None
         self.clear()
 
     @property
     def step(self) -> int:
         """The greatest one pushed, 0 at first."""
+        self._settle()
         return self._index.step
 
     @property
     def rows_in_use(self) -> int:
         """How many keys have a row."""
+        self._settle()
         return self._index.rows_in_use
 
     def clear(self) -> None:
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
         self._background.wait()
+        self._staged = None
         self._index = KeyIndex(self.num_keys, self.capacity)
         self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
         self._drift = DriftEstimate() if self.track_drift else None
@@ -126,7 +186,8 @@ class EmbeddingTable(nn.Module):
         return self._look_up(keys)[2]
 
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
-        """Write one row per key, without its gradient. Rows are not searched for NaN.
+        """Write one row per key, without its gradient. A row that is not finite in the table's dtype is not written:
+        the old one stays.
 
         Args:
             keys: each 0..num_keys-1 and at most once. Beyond `capacity` keys the first are not kept.
@@ -138,11 +199,29 @@ class EmbeddingTable(nn.Module):
                 table is then as it was.
             OSError: the disk is full. The table is then as it was.
         """
+        self._settle()
         self._background.wait()
         self._place(keys, rows, step)()
 
+    def stage(
+        self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int,
+        refused: Callable[[Tensor], None] = lambda places: None,
+    ) -> Staged:  # fmt: skip
+        """`push` when the table is next looked at, unless a condition of what is returned has failed by then: a step
+        that turns out to be void leaves the table as it was.
+
+        Args:
+            refused: called with the positions of rows that are not finite, if there are any, which are not written.
+        """
+        check_push(keys, rows, step, self.channels)
+        self._settle()
+        rows = rows.detach().to(self.dtype)
+        self._staged = Staged(keys, rows, step, OnHost(rows.isfinite().all(1)), refused)
+        return self._staged
+
     def write_back(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
         """`push` in the background. Leave `rows` alone until `wait()`, or until the next `pull` or `push`."""
+        self._settle()
         self._background.run(self._place(keys, rows, step), rows)
 
     def wait(self) -> None:
@@ -168,6 +247,7 @@ class EmbeddingTable(nn.Module):
             ValueError: fewer keys than there are, or more than int32 slots.
         """
         check_resize(self.num_keys, num_keys)
+        self._settle()
         self._index.resize(num_keys)
         self.num_keys = num_keys
 
@@ -175,6 +255,7 @@ class EmbeddingTable(nn.Module):
         self,
     ) -> tuple[Int64[Tensor, " in_use"], Float[Tensor, "in_use channels"], Int64[Tensor, " in_use"]]:
         """Copies of the keys in use, ascending, their rows, and the steps these were written at."""
+        self._settle()
         keys, slots, written = self._index.in_use()
         self._background.wait()
         return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
@@ -199,6 +280,7 @@ class EmbeddingTable(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`: tensors, numbers and text only, and no spare room. Whatever the tier, it is the same."""
+        self._settle()
         self._background.wait()
         keys, slots, written = self._index.by_write()
         state: dict[str, Any] = {"num_keys": self.num_keys, "step": self.step, "dataset": self.dataset}
@@ -207,6 +289,7 @@ class EmbeddingTable(nn.Module):
             "rows": self._rows.copied(slots),
             "written": torch.from_numpy(written),
         }
+        state |= self.ranges.state()
         return state if self._drift is None else state | {"drift": self._drift.state(slots)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -222,6 +305,7 @@ class EmbeddingTable(nn.Module):
         KeyIndex(num_keys, None).find(state["keys"].cpu().numpy())  # refuses what a damaged file may hold
         self.num_keys, self.dataset = num_keys, self.dataset or state.get("dataset", "")
         self.clear()
+        self.ranges.load({"slots": 0, "ranges": {}} | state)
         newest = slice(max(0, len(state["keys"]) - self._index.most_rows), None)
         keys, written = (state[name].cpu().numpy()[newest] for name in ("keys", "written"))
         slots, _ = self._reserve(keys, state["step"])
@@ -247,6 +331,7 @@ class EmbeddingTable(nn.Module):
     ) -> tuple[Int32[np.ndarray, " keys"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
         """Slots on the host, ages and is_known where `keys` are."""
         check_keys(keys)
+        self._settle()
         now = self.step if step is None else step
         check_now(now, self.step)
         if out is not None:
@@ -257,7 +342,30 @@ class EmbeddingTable(nn.Module):
     def _place(self, keys: Tensor, rows: Tensor, step: int) -> Job:
         """Give `keys` their slots; what is returned writes the rows there."""
         check_push(keys, rows, step, self.channels)
-        numbers, rows = keys.cpu().contiguous().numpy(), rows.detach()
+        numbers, rows = keys.cpu().contiguous().numpy(), rows.detach().to(self.dtype)
+        finite = rows.isfinite().all(1).cpu()
+        if not finite.all():
+            self._index.find(numbers)  # refuses what is wrong with the keys that are left out
+            numbers, rows = numbers[finite.numpy()], rows[finite.to(rows.device)]
+        return self._place_finite(numbers, rows, step)
+
+    def _settle(self) -> None:
+        """Write what is staged, unless one of its conditions has failed."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        finite = staged.finite.value()
+        if not finite.all():
+            staged.refused((~finite).nonzero().squeeze(1))
+        if not all(bool(condition.value()) for condition in staged.conditions):
+            return
+        keys, rows = staged.keys, staged.rows
+        if not finite.all():
+            keys, rows = keys[finite.to(keys.device)], rows[finite.to(rows.device)]
+        self._background.wait()
+        self._place_finite(keys.cpu().contiguous().numpy(), rows, staged.step)()
+
+    def _place_finite(self, numbers: Int64[np.ndarray, " keys"], rows: Tensor, step: int) -> Job:
         beyond = len(numbers) - self._index.most_rows
         if beyond > 0:
             self._index.find(numbers)  # refuses what is wrong with the keys that are left out
@@ -302,6 +410,37 @@ def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTabl
     table = EmbeddingTable(**settings)
     table.set_extra_state(state)
     return table
+
+
+class OnHost:
+    """The value of a tensor on its way to the host, which does not wait for the accelerator before it is needed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._arrived = tensor, None
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
+            self._arrived = torch.cuda.current_stream(tensor.device).record_event()
+
+    def value(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor
+
+
+class Staged:
+    """Rows to be written when the table is next looked at, if all `conditions` hold."""
+
+    def __init__(
+        self, keys: Tensor, rows: Tensor, step: int, finite: OnHost, refused: Callable[[Tensor], None]
+    ) -> None:
+        self.keys, self.rows, self.step, self.finite, self.refused = keys, rows, step, finite, refused
+        self.conditions: list[OnHost] = []
+
+    def require(self, condition: Bool[Tensor, ""]) -> None:
+        """Write the rows only if `condition` holds."""
+        self.conditions.append(OnHost(condition))
 
 
 MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken

@@ -27,7 +27,7 @@ from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
-from gst.method.draws import Catalogue, KeyAllocator
+from gst.method.draws import Catalogue
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.process.progress import Progress, no_progress
@@ -143,9 +143,7 @@ def _steps(graph: SegmentedGraph, configs: torch.Tensor, place: Path, steps: int
     """Train with a table in which every row of `configs` is known, as after the first epochs; median seconds."""
     table = EmbeddingTable(1, CHANNELS, tier="disk", path=place)
     model = _model(num_fresh=NUM_FRESH, keep_probability=0.5, table=table)
-    allocator = KeyAllocator()
-    keys = allocator.keys(Catalogue.of([graph]), configs).unique()
-    table.resize(allocator.num_keys)
+    keys = model._table_keys(Catalogue.of([graph]), configs).unique()
     for part in keys.split(1 << 12):
         table.push(part, torch.randn(len(part), CHANNELS), 0)
     targets = torch.from_numpy(graph.targets[configs[0].numpy()])[None]

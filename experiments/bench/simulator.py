@@ -16,7 +16,7 @@ from gst.devices.execute.costs import measure_costs, quickest
 from gst.devices.execute.native import quickest_runs
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
-from gst.placement.random_plans import random_plans
+from gst.placement.local_search.population import random_plans
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 from gst.programs import traced

@@ -35,7 +35,7 @@ from gst.devices.plan import Timeline
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft
-from gst.placement.random_plans import random_plans
+from gst.placement.local_search.population import random_plans
 from gst.programs import Program, traced
 
 COLOURS = dict(zip(KINDS, ("#0b5394", "#e69f00", "#2a9d55", "#cc3311", "#bbbbbb", "#9467bd"), strict=True))

@@ -6,7 +6,7 @@ Latency is the published objective (Tarnawski et al., NeurIPS 2020), in ms. `exp
 accelerators of the graph are too few or too small for it, `expert_admitted` is false, its latency is what it would take
 with as many and as large ones as it uses, and `best_with_expert_means` is what our search finds with those.
 `portfolio` is the best baseline, `annealing` the search of `gst.placement.local_search.annealing` with 2,000
-evaluations and `best` that of `gst.placement.published.search`, each with as many seeds as asked: median, least and
+evaluations and `best` that of `gst.placement.published`, each with as many seeds as asked: median, least and
 greatest. `contiguous` is
 the best plan with one call per accelerator, `exact` that of all plans, both by CP-SAT from our best plan on, with the
 bound and whether it is proved. `lower_bound` is of the longest path alone. A graph whose results are in the file
@@ -25,14 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from experiments.reproductions.exact import published_optimum
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.devices import Plan, machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted
-from gst.placement.published.exact import published_optimum
-from gst.placement.published.latency import PublishedObjective, published_bound
-from gst.placement.published.search import search_published
+from gst.placement.published import PublishedObjective, published_bound, search_published
 from gst.placement.task import Task
 
 DATA = Path("../shared/data/placement")

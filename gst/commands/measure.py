@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     from gst.devices.describe.machine import parse_bytes
-    from gst.placement.measuring import measure_on_fleet, measure_program
+    from gst.placement.measuring import MeasuringSettings, measure_on_fleet, measure_program
 
     num_random = (0 if options.plan else USUAL_NUMBER) if options.random is None else options.random
     if num_random < 0 or num_random + len(options.plan) == 0:
@@ -64,24 +63,18 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             f"want --repetitions >= 1 and --time-limit > 0, got {options.repetitions}, {options.time_limit:g}"
         )
-    run = partial(measure_on_fleet, options.workers) if options.workers else measure_program
+    settings = MeasuringSettings(
+        options.program, options.out, options.devices.split(",") if options.devices else None, options.plan, num_random,
+        options.repetitions, options.seed, parse_bytes(options.memory_limit) if options.memory_limit else None,
+        options.time_limit, options.patience, options.resume,
+    )  # fmt: skip
     with Bars() as bars:
-        result = run(
-            options.program,
-            options.out,
-            options.devices.split(",") if options.devices else None,
-            options.plan,
-            num_random,
-            options.repetitions,
-            options.seed,
-            parse_bytes(options.memory_limit) if options.memory_limit else None,
-            options.time_limit,
-            options.patience,
-            options.resume,
-            bars.show,
-        )
-    for found in result["kinds"].values() if options.workers else [result]:
-        _print(found)
+        if options.workers:
+            result = measure_on_fleet(settings, options.workers, bars.show)
+        else:
+            result = measure_program(settings, bars.show)
+    for each in result["kinds"].values() if options.workers else [result]:
+        _print(each)
     return {"command": options.command, **result}
 
 

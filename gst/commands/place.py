@@ -119,8 +119,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     wait_briefly()
     from gst.placement.command import place_by_options
-    from gst.placement.outcome import Settings
-    from gst.placement.planning import RENAMED
+    from gst.placement.planning import RENAMED, Settings
     from gst.reporting.headline import headline
 
     settings = Settings(

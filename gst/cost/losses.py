@@ -13,6 +13,23 @@ Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
 
 
+def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> None:
+    """Refuse what PyTorch would broadcast.
+
+    Args:
+        has_classes: the last axis of the scores is that of classes.
+
+    Raises:
+        ValueError: there is not one score, or one row of scores, for each target.
+    """
+    axes = scores.shape[: scores.dim() - has_classes]
+    if axes != targets.shape:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} and targets {tuple(targets.shape)}; want "
+            f"{'one row of scores' if has_classes else 'one score'} for each target: reshape one of them"
+        )
+
+
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
     """Mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j (TpuGraphs, section 4.1).
 
@@ -20,6 +37,7 @@ def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Floa
         >>> pairwise_hinge(torch.tensor([[0.0, 3.0, 2.5]]), torch.tensor([[1.0, 2.0, 3.0]])).item()
         0.5
     """
+    check_shapes(scores, targets)
     slower = targets[:, :, None] > targets[:, None, :]  # False where either is NaN
     gaps = scores[:, :, None] - scores[:, None, :]
     return (margin - gaps).clamp(min=0)[slower].sum() / slower.sum().clamp(min=1)
@@ -41,6 +59,7 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     Each configuration stands against itself and those that are slower; equal targets have no order and never meet, so
     the order of a list does not matter. Sums run in float64: sums of logarithms over a thousand configurations lose in
     float32 what a gradient needs once scores spread over thousands."""
+    check_shapes(scores, targets)
     order = torch.where(targets.isnan(), torch.inf, targets).argsort(dim=1, stable=True)
     sorted_targets = targets.gather(1, order)
     present = ~sorted_targets.isnan()
@@ -64,6 +83,7 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     Raises:
         ValueError: a target is not positive.
     """
+    check_shapes(scores, targets)
     present = ~targets.isnan()
     if bool((targets[present] <= 0).any()):
         raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")
@@ -72,12 +92,14 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     """Mean squared error of scores against the targets themselves."""
+    check_shapes(scores, targets)
     present = ~targets.isnan()
     return (scores[present] - targets[present].to(scores.dtype)).square().sum() / present.sum().clamp(min=1)
 
 
 def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scores) -> Float[Tensor, ""]:
     """Mean negative log likelihood of the classes that the targets number from 0."""
+    check_shapes(scores, targets, has_classes=True)
     present = ~targets.isnan()
     return nn.functional.cross_entropy(scores[present], targets[present].long())
 

@@ -15,9 +15,11 @@ import re
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from jaxtyping import Int8, Shaped, UInt
@@ -314,3 +316,49 @@ class PackedArray:
         if copy is False:
             raise ValueError("unpacking makes a copy")
         return unpacked(np.asarray(self.words), self.num_symbols).astype(dtype or np.int8, copy=False)
+
+
+class Mapped(NamedTuple):
+    """A memory-mapped array as its place in a file: what is pickled of it.
+
+    Args:
+        offset: bytes of the file before the first element.
+        strides: bytes between elements along each axis.
+        num_symbols: of a `PackedArray`, else 0.
+    """
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    num_symbols: int = 0
+
+    @staticmethod
+    def of(array: object) -> Mapped | None:
+        """None unless it is mapped read-only."""
+        words = array.words if isinstance(array, PackedArray) else array
+        if not isinstance(words, np.memmap) or not words.size or words.mode != "r":
+            return None
+        begin = np.frombuffer(words._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
+        offset = words.offset - words.offset % ALLOCATIONGRANULARITY + words.ctypes.data - begin
+        num_symbols = array.num_symbols if isinstance(array, PackedArray) else 0
+        return Mapped(str(words.filename), offset, words.shape, words.strides, words.dtype.str, num_symbols)
+
+    def open(self) -> np.ndarray | PackedArray:
+        """The array again.
+
+        Raises:
+            OSError: the file is gone.
+        """
+        data = _mapped_files.get(self.path)
+        if data is None:
+            data = _mapped_files[self.path] = np.memmap(self.path, np.uint8, "r")
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        dtype = np.dtype(self.dtype)
+        flat = data[self.offset : self.offset + last + dtype.itemsize].view(dtype)
+        words = np.lib.stride_tricks.as_strided(flat, self.shape, self.strides, subok=True, writeable=False)
+        return PackedArray(words, self.num_symbols) if self.num_symbols else words
+
+
+_mapped_files: WeakValueDictionary[str, np.memmap] = WeakValueDictionary()

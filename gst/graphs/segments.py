@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, Shaped
 
-from gst.files.arrays import PackedArray
+from gst.files.arrays import Mapped, PackedArray, as_bytes, shortened
 from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import Graph
 from partitioners import num_parts_for, partition
@@ -64,6 +67,24 @@ class SegmentedGraph:
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
 
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """Of the bytes of arrays, as far as a store has noted them."""
+        return {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that differ when an encoder would see another graph, another cut of it, or other
+        configurations. The name, node ids and targets do not matter. Of a graph in memory, the first call reads all
+        of it."""
+        digest = sha256()
+        for name in _SEEN_BY_ENCODERS:
+            array = getattr(self, name)
+            stored = array.words if isinstance(array, PackedArray) else array.T if name == "edges" else array
+            checksum = self.checksums.get(name) or shortened(sha256(as_bytes(stored)))
+            digest.update(f"{name} {array.dtype.str} {array.shape} {checksum} ".encode())
+        return digest.hexdigest()[:32]
+
     @property
     def num_segments(self) -> int:
         return len(self.owned_counts)
@@ -77,9 +98,24 @@ class SegmentedGraph:
         """Nodes of the largest segment / mean nodes per segment."""
         return float(self.owned_counts.max() * self.num_segments / self.num_nodes)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it."""
+        return {name: Mapped.of(value) or value for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(
+            {name: value.open() if isinstance(value, Mapped) else value for name, value in state.items()}
+        )
+
     def nbytes(self) -> int:
         arrays = (getattr(self, field.name) for field in fields(self))
         return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray | PackedArray))
+
+
+_SEEN_BY_ENCODERS = (
+    "owned_counts", "row_ptr", "edge_ptr", "config_ptr", "node_features", "opcodes", "edges", "config_rows",
+    "config_columns", "config_features",
+)  # fmt: skip
 
 
 def segment(

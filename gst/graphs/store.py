@@ -244,6 +244,7 @@ def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
     arrays = {key: decoded(files[key], record["arrays"][key]) for key in ARRAYS}
     graph = SegmentedGraph(**values | arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
     check_layout(graph)
+    graph.checksums.update({key: record["arrays"][key].get("checksum", "") for key in ARRAYS})
     return graph
 
 

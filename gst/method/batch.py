@@ -30,6 +30,7 @@ class SegmentBatch:
         config_features: what each configuration gives each of them. Segments of different graphs hold the
             configurations of their own graph in the same column.
         plans: what encoders worked out from the batch alone, to be used again.
+        host: the batch in memory of the host, if this one is on an accelerator: what plans are made from.
     """
 
     node_features: Float[Tensor, "nodes features"]
@@ -41,6 +42,7 @@ class SegmentBatch:
     config_nodes: Int64[Tensor, " configurable"]
     config_features: Float[Tensor, "configurable configs channels"]
     plans: dict[Any, Any] = field(default_factory=dict, init=False)
+    host: SegmentBatch | None = field(default=None, init=False)
 
     @property
     def num_nodes(self) -> int:
@@ -60,7 +62,15 @@ class SegmentBatch:
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
 
-        return SegmentBatch(*(move(getattr(self, entry.name)) for entry in fields(self) if entry.init))
+        moved = SegmentBatch(*(move(getattr(self, entry.name)) for entry in fields(self) if entry.init))
+        if device.type != "cpu":
+            object.__setattr__(moved, "host", self.on_host)
+        return moved
+
+    @property
+    def on_host(self) -> SegmentBatch:
+        """This batch, if it is in memory of the host, or the one it was copied from."""
+        return self.host or self
 
     def pinned(self) -> SegmentBatch:
         """The same batch in memory that an accelerator can fetch from while the host goes on."""
@@ -113,9 +123,21 @@ def assemble(
     Args:
         picks: (position in `graphs`, segment of that graph) of each segment of the batch.
         configs: configurations of each graph; -1 (padding) repeats the graph's first one.
+
+    Raises:
+        ValueError: two of the graphs have configurations of different numbers of features.
     """
+    widths = {graph.config_features.shape[2]: graph.name for graph in graphs if graph.config_features.shape[1]}
+    if len(widths) > 1:
+        (narrow, one), (wide, other) = sorted(widths.items())[:2]
+        raise ValueError(
+            f"graphs {one!r} and {other!r} of one step have configurations of {narrow} and {wide} features; pad the "
+            "narrower ones with zeros, or train on one kind at a time"
+        )
+    width = max(widths, default=max(graph.config_features.shape[2] for graph in graphs))
     chosen = configs.clamp(min=0).numpy()
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows", "config")}
+    parts["config"].append(np.zeros((0, chosen.shape[1], width), np.float32))
     row_counts, owned_counts = [], []
     start = 0
     for g, j in picks:
@@ -127,7 +149,9 @@ def assemble(
         parts["op"].append(graph.opcodes[rows])
         parts["edges"].append(graph.edges[:, graph.edge_ptr[j] : graph.edge_ptr[j + 1]].astype(np.int64) + start)
         parts["rows"].append(graph.config_rows[uses].astype(np.int64) + start)
-        parts["config"].append(graph.config_features[chosen[g][None, :], columns[:, None]].astype(np.float32))
+        if len(columns):
+            features = graph.config_features[chosen[g][None, :], columns[:, None]]
+            parts["config"].append(features.astype(np.float32))
         row_counts.append(rows.stop - rows.start)
         owned_counts.append(graph.owned_counts[j])
         start += row_counts[-1]

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
+from embedding_cache.table import KeyRanges
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.exchange import Peers, Traffic
@@ -84,51 +85,38 @@ class Catalogue:
             yield segments[start:]
 
 
-class KeyAllocator:
-    """Table keys of all (segment, configuration) pairs of the data, allocated when a graph is first met. A segment
-    without configurable nodes has one key for all configurations. A graph is identified by its name."""
+def table_keys(
+    catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"], ranges: KeyRanges, slot: int
+) -> Int64[Tensor, "segments configs"]:
+    """Keys in an embedding table of all (segment, configuration) pairs; -1 for padding. A segment without configurable
+    nodes has one key for all configurations. Keys belong to the content of a graph and its cut, whatever its name.
 
-    def __init__(self) -> None:
-        self.num_keys = 0
-        self._first: dict[str, int] = {}
-        self._sizes: dict[str, int] = {}
+    Args:
+        ranges: of the table; the keys of a graph are allocated when it is first met.
+        slot: of the encoder whose rows these are.
 
-    def keys(self, catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"]) -> Int64[Tensor, "segments configs"]:
-        """-1 for padding.
+    Raises:
+        ValueError: two graphs have one fingerprint.
+    """
+    sizes = torch.where(
+        catalogue.configurable, torch.tensor([g.num_configs for g in catalogue.graphs])[catalogue.graph], 1
+    )
+    ends = sizes.cumsum(0)
+    totals = torch.zeros(len(catalogue.graphs), dtype=torch.long).index_add(0, catalogue.graph, sizes)
+    first = [
+        ranges.first_key(slot, graph.fingerprint, int(total), _sizes_of(graph))
+        for graph, total in zip(catalogue.graphs, totals, strict=True)
+    ]
+    shift = torch.tensor(first) - (totals.cumsum(0) - totals)
+    starts = ends - sizes + shift[catalogue.graph]
+    chosen = configs[catalogue.graph]
+    keys = starts[:, None] + torch.where(catalogue.configurable[:, None], chosen, 0)
+    return torch.where(chosen >= 0, keys, -1)
 
-        Raises:
-            ValueError: a graph bears the name of another one.
-        """
-        sizes = torch.where(
-            catalogue.configurable, torch.tensor([g.num_configs for g in catalogue.graphs])[catalogue.graph], 1
-        )
-        ends = sizes.cumsum(0)
-        totals = torch.zeros(len(catalogue.graphs), dtype=torch.long).index_add(0, catalogue.graph, sizes)
-        first = [self._place(graph.name, int(total)) for graph, total in zip(catalogue.graphs, totals, strict=True)]
-        shift = torch.tensor(first) - (totals.cumsum(0) - totals)
-        starts = ends - sizes + shift[catalogue.graph]
-        chosen = configs[catalogue.graph]
-        keys = starts[:, None] + torch.where(catalogue.configurable[:, None], chosen, 0)
-        return torch.where(chosen >= 0, keys, -1)
 
-    def _place(self, name: str, size: int) -> int:
-        if name not in self._first:
-            self._first[name], self._sizes[name] = self.num_keys, size
-            self.num_keys += size
-        if self._sizes[name] != size:
-            raise ValueError(
-                f"two graphs are named {name!r} (with {self._sizes[name]} and {size} table rows); the table tells "
-                f"graphs apart by their names, so give each its own"
-            )
-        return self._first[name]
-
-    def state_dict(self) -> dict[str, list[int]]:
-        return {name: [first, self._sizes[name]] for name, first in self._first.items()}
-
-    def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self._first = {name: first for name, (first, _) in state.items()}
-        self._sizes = {name: size for name, (_, size) in state.items()}
-        self.num_keys = sum(self._sizes.values())
+def _sizes_of(graph: SegmentedGraph) -> str:
+    rows, edges = graph.node_features.shape[0], graph.edges.shape[1]
+    return f"{graph.num_segments} segments, {rows} rows, {edges} edges, {graph.num_configs} configurations"
 
 
 def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) -> Bool[Tensor, " segments"]:
@@ -243,22 +231,26 @@ def draw_segments(
     num_fresh: int,
     keep_probability: float,
     drift: Float[Tensor, " segments"] | None = None,
+    rank: int = 0,
 ) -> Draw:
-    """Draw the fresh segments of each graph, and those that dropout keeps; the same for the same `number` and `seed`.
+    """Draw the fresh segments of each graph, and those that dropout keeps; the same for the same `number`, `seed` and
+    `rank`.
 
     Args:
         num_fresh: S, of each graph; all of a graph that has fewer.
         keep_probability: p of Stale Embedding Dropout.
         drift: expected error of each segment's rows in the table; segments with larger errors are drawn more often.
             None = uniform draws (Cao et al. 2023).
+        rank: of a process that draws for its own graphs alone, so that processes draw differently.
     """
-    generator, counts = generator_for(seed, number, 0), [graph.num_segments for graph in catalogue.graphs]
+    own = (rank,) if rank else ()
+    generator, counts = generator_for(seed, number, 0, *own), [graph.num_segments for graph in catalogue.graphs]
     if drift is None:
         chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
         chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
     else:
         chances = [inclusion_probabilities(each, min(num_fresh, len(each))) for each in drift.split(counts)]
         chosen = [sample_by_probability(each, generator) for each in chances]
-    dropout = generator_for(seed, number, 1)
+    dropout = generator_for(seed, number, 1, *own)
     kept = [choose_kept(count, keep_probability, dropout) for count in counts]
     return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), torch.cat(kept), number)

@@ -49,7 +49,8 @@ def embed_segments(
     """
     returned = encoder(batch) if kind == "batch" else _by_edges(encoder, batch, kind)
     if isinstance(returned, NodeStates):
-        if int(returned.row_of.min()) < 0 or int(returned.row_of.max()) >= len(returned.rows):
+        row_of = returned.row_of
+        if row_of.device.type == "cpu" and not 0 <= int(row_of.min()) <= int(row_of.max()) < len(returned.rows):
             raise ValueError(f"the encoder's row_of points outside its {len(returned.rows)} rows")
         return pool_nodes(returned, batch, pooling)
     if returned.dim() == 2:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
@@ -13,12 +17,13 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
-from gst.method.draws import Catalogue, Draw, KeyAllocator, PrefetchedStep, draw_segments, segment_weights
+from gst.method.draws import Catalogue, Draw, PrefetchedStep, draw_segments, segment_weights, table_keys
 from gst.method.encoding import GraphPool, Pooling, contract, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
 from gst.method.references import with_references
 
 Known = Bool[Tensor, "segments configs"]
+STATE_VERSION = 2  # of checkpoints: 1 knew graphs by their names
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
@@ -85,9 +90,11 @@ class GraphSegmentTraining(nn.Module):
         self.encoder_frozen = False
         self.step = 0
         self.seed = seed
-        self._keys = KeyAllocator()
+        self._slot: int | None = None  # of the table, which several estimators may share
+        self._frozen_version: tuple[Any, ...] | None = None
         self._contract = contract(encoder)
         self._copies: torch.cuda.Stream | None = None
+        self.register_load_state_dict_post_hook(_after_loading)
         warn_about(encoder)
 
     def forward(
@@ -137,7 +144,8 @@ class GraphSegmentTraining(nn.Module):
         catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
         drift = self._drift(catalogue, configs) if by_drift else None
         number = self.step + 1 + ahead
-        draw = draw_segments(catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift)
+        rank = _rank() if peers is None else 0
+        draw = draw_segments(catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift, rank)
         return draw if peers is None else draw.part_of(peers)
 
     def load(self, draw: Draw) -> PrefetchedStep:
@@ -156,8 +164,9 @@ class GraphSegmentTraining(nn.Module):
             return PrefetchedStep(draw, copied, traffic, self._copies.record_event())
 
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
-        """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient."""
-        with torch.no_grad():
+        """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient, encoder
+        and head in evaluation mode."""
+        with torch.no_grad(), _evaluating(self.encoder, self.head):
             return self._predict(self.embed(graphs, self._with_references(graphs, configs)))
 
     def scores(
@@ -171,36 +180,51 @@ class GraphSegmentTraining(nn.Module):
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
         """The pooled embeddings of `configs`, from all segments, encoded now. `exact` puts those of reference
-        configurations before them if the head wants any. Without gradient."""
+        configurations before them if the head wants any. Without gradient, and with the encoder in evaluation mode."""
         catalogue, checked = Catalogue.of(graphs), _checked_configs(graphs, configs)
         pool = self._pool(catalogue)
         everything = torch.arange(len(catalogue))
-        self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
+        with _evaluating(self.encoder):
+            self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
         return pool.result()
 
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
         """Allocate table keys for all segments of `graphs` now rather than at first use, so that processes that share
         a table have the same keys."""
-        for graph in graphs:
-            self._keys.keys(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
         if self.table is not None:
-            self._make_room(self.table)
+            for graph in graphs:
+                self._table_keys(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
 
     def freeze_encoder(self) -> None:
-        """Finetuning (+F): stop training the encoder and clear the table, whose rows come from older weights. From now
-        on, with a table, every segment is encoded once, when it is first needed, and its row is exact."""
+        """Finetuning (+F): stop training the encoder and forget its rows, which come from older weights. From now on,
+        with a table, every segment is encoded once, when it is first needed, and its row is exact; if the weights of
+        the encoder change all the same (`load_state_dict`), all rows are computed anew. An optimizer may go on: without
+        gradients it leaves the encoder alone, whatever momentum it has. A `DistributedDataParallel` around the model
+        has to be made anew."""
+        self._freeze()
+        self._forget_rows()
+
+    def _freeze(self) -> None:
         self.encoder_frozen = True
-        if isinstance(self.encoder, nn.Module):
-            self.encoder.requires_grad_(False)
-        if self.table is not None:
+        for parameter in self.encoder.parameters() if isinstance(self.encoder, nn.Module) else ():
+            if not nn.parameter.is_lazy(parameter):
+                parameter.requires_grad_(False)
+                parameter.grad = None  # else an optimizer would go on by it
+
+    def _forget_rows(self) -> None:
+        """Another estimator may share the table; then this one takes new keys, and leaves its old rows unread."""
+        if self.table is not None and self.table.ranges.num_slots > 1:
+            self._slot = self.table.ranges.slot(self)
+        elif self.table is not None:
             self.table.clear()
+        self._frozen_version = _version(self.encoder)
 
     # The estimate --------------------------------------------------------------------------------------------------
 
     def _estimate(self, prefetched: PrefetchedStep, batch: SegmentBatch) -> Tensor:
         draw, pending = prefetched.draw, self._request(prefetched)
         catalogue, fresh = draw.catalogue, draw.fresh
-        keys = self._keys.keys(catalogue, draw.configs)
+        keys = self._table_keys(catalogue, draw.configs)
         embedded = self._encode_batch(batch)  # while rows of other processes travel
         is_known = self._known(keys) if pending is None else pending.is_known()
         weights = self._weights(draw, is_known)
@@ -217,7 +241,7 @@ class GraphSegmentTraining(nn.Module):
             pending.push_fresh(embedded, chosen, self.step)
         else:
             self._add_pulled(pool, catalogue, used, keys, weights)
-            self._push(keys[chosen], embedded)
+            self._stage(catalogue, chosen, keys, embedded)
         return pool.result()
 
     def _weights(self, draw: Draw, is_known: Known) -> Float[Tensor, "segments configs"]:
@@ -226,8 +250,7 @@ class GraphSegmentTraining(nn.Module):
     def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
         """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
         assert isinstance(self.table, EmbeddingTable)
-        keys = self._keys.keys(catalogue, configs)
-        self._make_room(self.table)
+        keys = self._table_keys(catalogue, configs)
         drift = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
         drift = (drift * (keys >= 0)).mean(1)
         return drift * catalogue.node_counts if self.pooling == "mean" else drift
@@ -236,30 +259,33 @@ class GraphSegmentTraining(nn.Module):
         """What makes the expected gradient that of uniform draws: (p S / J + 1 - p) / q over p + (1 - p) / q for known
         segments; unknown ones weigh 1 / q already."""
         p = self.keep_probability
-        counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs])[draw.catalogue.graph]
+        counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs], dtype=torch.float64)
+        counts = counts[draw.catalogue.graph]
         uniform = (self.num_fresh / counts).clamp(max=1)
         ratio = (p * uniform + 1 - p) / (p * draw.inclusion + 1 - p)
-        return torch.where(is_known, ratio[:, None], 1.0)
+        return torch.where(is_known, ratio[:, None], torch.ones_like(ratio[:, None]))
 
     def _known(self, keys: Int64[Tensor, "segments configs"]) -> Known:
         """For which segments something stands in when they are stale."""
         if self.table is None:
             return torch.full(keys.shape, not self.omit_rest)
-        assert isinstance(self.table, EmbeddingTable), "processes that share a table load() their steps with peers"
-        self._make_room(self.table)
+        if not isinstance(self.table, EmbeddingTable):
+            raise ValueError(
+                "a ShardedTable needs the graphs of all processes in every step: draw(graphs, configs, peers=...), "
+                "then load; or give each process an EmbeddingTable of its own"
+            )
         return (keys >= 0) & self.table.is_known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
     def _embed_frozen(self, prefetched: PrefetchedStep) -> Tensor:
         """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
-        encoder = self.encoder if isinstance(self.encoder, nn.Module) else None
-        training = encoder is not None and encoder.training
-        if encoder is not None:
-            encoder.eval()
-        try:
+        _check_reducer()
+        if self._frozen_version == ():
+            self._frozen_version = _version(self.encoder)
+        elif self._frozen_version != _version(self.encoder):
+            self._freeze()  # lazy layers may have taken their widths since
+            self._forget_rows()
+        with _evaluating(self.encoder):
             return self._embed_from_table(prefetched)
-        finally:
-            if encoder is not None:
-                encoder.train(training)
 
     def _embed_from_table(self, prefetched: PrefetchedStep) -> Tensor:
         catalogue, configs = prefetched.draw.catalogue, prefetched.draw.configs
@@ -269,7 +295,7 @@ class GraphSegmentTraining(nn.Module):
         if self.table is None:
             self._add_encoded(pool, catalogue, everything, configs, weights)
             return pool.result()
-        keys = self._keys.keys(catalogue, configs)
+        keys = self._table_keys(catalogue, configs)
         pending = self._request(prefetched)
         is_known = self._known(keys) if pending is None else pending.is_known()
         missing = (~is_known & (keys >= 0)).any(1)
@@ -283,7 +309,9 @@ class GraphSegmentTraining(nn.Module):
             embedded = self._encode(catalogue, chunk, configs)
             self._add(pool, catalogue, chunk, embedded, weights[chunk])
             if pending is None:
-                self._push(keys[chunk], embedded)  # after the others were pulled: a full table may evict them
+                self._stage(
+                    catalogue, chunk, keys, embedded
+                )  # after the others were pulled: a full table may evict them
             else:
                 made.append(embedded)
         if pending is not None:
@@ -366,9 +394,9 @@ class GraphSegmentTraining(nn.Module):
         """What all processes ask of a table they share, and write: once the encoder is frozen they need all rows."""
         if draw.peers is None or draw.whole is None or self.table is None:
             return None
-        whole, registered = draw.whole, self._keys.num_keys
-        keys = self._keys.keys(whole.catalogue, whole.configs)
-        if self._keys.num_keys != registered:
+        whole, registered = draw.whole, self.table.ranges.num_keys
+        keys = self._table_keys(whole.catalogue, whole.configs)
+        if self.table.ranges.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
         wanted = torch.ones_like(whole.fresh) if self.encoder_frozen else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
@@ -380,35 +408,148 @@ class GraphSegmentTraining(nn.Module):
         assert isinstance(self.table, ShardedTable)
         return prefetched.traffic.request(self.table)
 
-    def _make_room(self, table: EmbeddingTable | ShardedTable) -> None:
-        if self._keys.num_keys > table.num_keys:
-            table.resize(self._keys.num_keys)
+    def _table_keys(
+        self, catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"]
+    ) -> Int64[Tensor, "segments configs"]:
+        """Keys of all segments, for which the table has room from now on; zeros without a table."""
+        if self.table is None:
+            return torch.zeros(len(catalogue), configs.shape[1], dtype=torch.int64)
+        ranges = self.table.ranges
+        self._slot = ranges.slot(self, self._slot)
+        keys = table_keys(catalogue, configs, ranges, self._slot)
+        if ranges.num_keys > self.table.num_keys:
+            self.table.resize(ranges.num_keys)
+        return keys
 
-    def _push(self, keys: Int64[Tensor, "segments configs"], embedded: Tensor) -> None:
-        """A key that comes more than once (it stands for all configurations, or its graph is here twice) is written
-        once."""
+    def _stage(
+        self, catalogue: Catalogue, chosen: Int64[Tensor, " chosen"], keys: Int64[Tensor, "segments configs"],
+        embedded: Float[Tensor, "chosen configs channels"],
+    ) -> None:  # fmt: skip
+        """Write the rows of `chosen` segments, unless a gradient turns out not to be finite: a step that `GradScaler`
+        skips leaves the table as it was. A key that comes more than once (it stands for all configurations, or its
+        graph is here twice) is written once."""
         assert isinstance(self.table, EmbeddingTable)
-        flat = keys.flatten()
+        flat = keys[chosen].flatten()
         distinct, inverse = flat.unique(return_inverse=True)
         first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
         first = first[distinct >= 0].sort().values
-        self.table.push(flat[first], embedded.detach().flatten(0, 1)[first.to(embedded.device)], self.step)
+        rows = embedded.detach().flatten(0, 1)[first.to(embedded.device)]
+        report = partial(_report, catalogue, chosen[first // keys.shape[1]], self.step)
+        staged = self.table.stage(flat[first], rows, self.step, report)
+        if not embedded.requires_grad:
+            return
+        embedded.register_hook(lambda gradient: staged.require(gradient.isfinite().all()))
+        device = embedded.device.type
+        if isinstance(self.encoder, nn.Module) and _overflows(device):
+            _after_backward(self.encoder, staged.require)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {
-            "step": self.step,
-            "seed": self.seed,
-            "encoder_frozen": self.encoder_frozen,
-            "first_key": self._keys.state_dict(),
-        }
+            "version": STATE_VERSION, "step": self.step, "seed": self.seed, "encoder_frozen": self.encoder_frozen,
+            "slot": self._slot,
+        }  # fmt: skip
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.step, self.seed = state["step"], state["seed"]
-        self._keys.load_state_dict(state["first_key"])
-        if state["encoder_frozen"] and not self.encoder_frozen:
-            self.encoder_frozen = True
-            if isinstance(self.encoder, nn.Module):
-                self.encoder.requires_grad_(False)
+        if state.get("version", 1) != STATE_VERSION and self.table is not None:
+            raise ValueError(
+                f"the checkpoint is of version {state.get('version', 1)}, whose table rows belong to names of graphs; "
+                f"this is version {STATE_VERSION}: train again, or load it into a model without a table"
+            )
+        self.step, self.seed, self._slot = state["step"], state["seed"], state.get("slot")
+        if state["encoder_frozen"]:
+            self._freeze()
+            self._frozen_version = ()  # set by `_after_loading`, once encoder and table are loaded too
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: streams stay behind, and rows of a frozen encoder stay exact."""
+        version = () if self.encoder_frozen else None
+        return self.__dict__ | {"_copies": None, "_frozen_version": version}
+
+
+def _after_loading(model: GraphSegmentTraining, incompatible: object) -> None:
+    """Rows of a frozen encoder are those of the checkpoint, if it was saved frozen; otherwise its rows are stale."""
+    if model.encoder_frozen and model._frozen_version == ():
+        model._freeze()
+        model._frozen_version = _version(model.encoder)
+    elif model.encoder_frozen:
+        model._forget_rows()
+
+
+def _version(module: object) -> tuple[Any, ...]:
+    """Differs once a parameter or buffer was replaced or written to. Those that FSDP moves about do not count."""
+    if not isinstance(module, nn.Module):
+        return (0,)
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(hasattr(tensor, "to_local") or tensor.is_inference() for tensor in tensors):
+        return (0,)
+    return tuple(
+        (id(tensor), tensor.dtype, 0 if nn.parameter.is_lazy(tensor) else tensor._version) for tensor in tensors
+    )
+
+
+@contextmanager
+def _evaluating(*modules: object) -> Iterator[None]:
+    """Modules are in evaluation mode inside, and each of their layers is as it was afterwards."""
+    training = [
+        layer for module in modules if isinstance(module, nn.Module) for layer in module.modules() if layer.training
+    ]
+    for layer in training:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _check_reducer() -> None:
+    """Refuse a step inside a DistributedDataParallel that waits for gradients of a frozen encoder."""
+    wrapper = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if wrapper is None or wrapper.find_unused_parameters:
+        return
+    learning = sum(
+        parameter.requires_grad and name not in wrapper.parameters_to_ignore
+        for name, parameter in wrapper.module.named_parameters()
+    )
+    if wrapper._get_ddp_logging_data()["num_parameter_tensors"] > learning:
+        raise ValueError(
+            "DistributedDataParallel waits for gradients of the frozen encoder; after freeze_encoder() wrap the model "
+            "anew: model = DistributedDataParallel(model.module)"
+        )
+
+
+def _overflows(device: str) -> bool:
+    """Whether gradients may leave the range of their dtype inside the encoder."""
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+
+
+def _after_backward(encoder: nn.Module, require: Callable[[Tensor], None]) -> None:
+    """Once the gradients of all parameters are there, `require` that they are finite."""
+
+    def check(gradients: Sequence[Tensor | None]) -> None:
+        handle.remove()
+        require(torch.stack([each.isfinite().all() for each in gradients if each is not None]).all())
+
+    parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    handle = torch.autograd.graph.register_multi_grad_hook(parameters, check)
+
+
+def _report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tensor) -> None:
+    """Warn of rows that are not finite, and so not in the table, once for a step."""
+    segments = segment_of_row[places.cpu()].unique()
+    names = [
+        f"segment {number} of graph {catalogue.graphs[graph].name!r}" for graph, number in catalogue.picks(segments)
+    ]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    warnings.warn(
+        f"step {step}: embeddings of {', '.join(names[:3])}{more} are not finite; the table keeps its old rows of "
+        "them: look at the features of these graphs, or lower the learning rate",
+        stacklevel=2,
+    )
 
 
 def _scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gst.nn.sparse import CsrMatrix, product, row_maxima, row_sums, rows_of
 
@@ -48,21 +49,15 @@ class Edges:
 
     def by_receiver(self, messages: Float[Tensor, "edges channels"]) -> Float[Tensor, "receivers channels"]:
         """The sum of what each receiver hears."""
-        return product(_transpose(self.receivers), messages)
+        return product(self.receivers.transpose(), messages)
 
     def by_sender(self, messages: Float[Tensor, "edges channels"]) -> Float[Tensor, "senders channels"]:
         """The sum of what each sender sends."""
-        return product(_transpose(self.senders), messages)
+        return product(self.senders.transpose(), messages)
 
     def largest(self, messages: Float[Tensor, "edges channels"]) -> Float[Tensor, "receivers channels"]:
         """The maximum of what each receiver hears, -inf where it hears nothing. Without gradient."""
         return row_maxima(self.receivers.row_ptr_t, None, messages)
-
-
-def _transpose(matrix: CsrMatrix) -> CsrMatrix:
-    return CsrMatrix(
-        matrix.row_ptr_t, matrix.columns_t, matrix.weights_t, matrix.row_ptr, matrix.columns, matrix.weights
-    )  # fmt: skip
 
 
 def neighbour_max(matrix: CsrMatrix, x: Float[Tensor, "senders channels"]) -> Float[Tensor, "receivers channels"]:
@@ -80,6 +75,7 @@ class _Maximum(torch.autograd.Function):
         return largest.masked_fill(torch.isneginf(largest), 0.0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, largest = ctx.saved_tensors
         edges = Edges.of(ctx.matrix)
@@ -133,6 +129,7 @@ class _WeightedSum(torch.autograd.Function):
         return _by_head(edges.receivers.row_ptr_t, edges.sender, weights, values)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, values = ctx.saved_tensors
         receiver, sender, by_sender = ctx.edges.receiver, ctx.edges.sender, ctx.edges.senders

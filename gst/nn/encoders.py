@@ -45,10 +45,10 @@ class InputProjection(nn.Module):
 
     def of_nodes(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
         """What is known of each node whatever the configuration."""
-        if int(batch.opcodes.max()) >= self.num_opcodes:
+        largest = int(batch.on_host.opcodes.max())
+        if largest >= self.num_opcodes:
             raise ValueError(
-                f"opcode {int(batch.opcodes.max())} found, but the encoder embeds 0..{self.num_opcodes - 1}; "
-                f"raise num_opcodes"
+                f"opcode {largest} found, but the encoder embeds 0..{self.num_opcodes - 1}; raise num_opcodes"
             )
         return by_rows(self.static, signed_log(batch.node_features)) + self.opcode(batch.opcodes)
 
@@ -63,7 +63,8 @@ class InputProjection(nn.Module):
 
     def _symbols(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
         index = features.long() + 1
-        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.config_symbols:
+        on_host = index.device.type == "cpu"  # an accelerator refuses what is out of range by itself
+        if on_host and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.config_symbols:
             raise ValueError(
                 f"configuration features {int(index.min()) - 1}..{int(index.max()) - 1} found, but the encoder knows "
                 f"the symbols -1..{self.config_symbols - 2}; set config_symbols to 0 if they are numbers"

@@ -114,6 +114,7 @@ class Sharing:
         for direction in directions:
             if direction not in ("forward", "backward"):
                 raise ValueError(f"direction {direction!r}? messages run 'forward', with the data, or 'backward'")
+        device, batch = batch.edge_index.device, batch.on_host
         producers, consumers = batch.edge_index.cpu().numpy()
         neighbours = {
             "forward": Adjacency.of(consumers, producers, batch.num_nodes),
@@ -129,7 +130,7 @@ class Sharing:
             if whole_segments:
                 alike = _over_segments(alike, segment_of_node)
             levels.append(Level.of(alike))
-        return Sharing(tuple(levels), directions, segment_of_node, batch.edge_index.device, neighbours)
+        return Sharing(tuple(levels), directions, segment_of_node, device, neighbours)
 
     def matrix(self, layer: int, parts: tuple[Part, ...], weights: Weights = "sum", stacked: bool = False) -> CsrMatrix:
         """What each row after `layer` (from 0) hears from the rows before it.
@@ -186,7 +187,7 @@ class Sharing:
             nodes = level.node_of_row()
             picks = CsrMatrix.picking(torch.from_numpy(nodes), batch.num_nodes, level.num_rows)
             slot = np.full(batch.num_nodes, -1)
-            slot[batch.config_nodes.cpu().numpy()] = np.arange(len(batch.config_nodes))
+            slot[batch.on_host.config_nodes.cpu().numpy()] = np.arange(len(batch.config_nodes))
             given = np.flatnonzero(slot[nodes] >= 0)
             found = (given, np.stack([slot[nodes[given]], level.config_of_row[given]]))
             self._matrices["inputs",] = picks.to(self.device)

@@ -59,6 +59,11 @@ class CsrMatrix:
     def shape(self) -> tuple[int, int]:
         return len(self.row_ptr) - 1, len(self.row_ptr_t) - 1
 
+    def transpose(self) -> CsrMatrix:
+        return CsrMatrix(
+            self.row_ptr_t, self.columns_t, self.weights_t, self.row_ptr, self.columns, self.weights
+        )  # fmt: skip
+
     def to(self, device: torch.device) -> CsrMatrix:
         return CsrMatrix(*(getattr(self, entry.name).to(device) for entry in fields(self)))
 
@@ -102,8 +107,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        matrix = ctx.matrix
-        return row_sums(matrix.row_ptr_t, matrix.columns_t, matrix.weights_t, gradient), None
+        return product(ctx.matrix.transpose(), gradient), None
 
 
 Backend = Literal["auto", "native", "torch_sparse"]

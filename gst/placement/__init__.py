@@ -7,14 +7,11 @@ if TYPE_CHECKING:
     from gst.devices.plan import Plan
     from gst.placement.machines import machine
     from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-    from gst.placement.outcome import PlacementResult, Settings
     from gst.placement.pipeline import place_measured
-    from gst.placement.place_on_costs import place_graph, place_simulated
     from gst.placement.placed import Placed, place
-    from gst.placement.plan_files import load_plan, save_plan
-    from gst.placement.planning import Planned, plan_all
+    from gst.placement.planning import PlacementResult, Planned, Settings, place_graph, place_simulated, plan_all
     from gst.placement.search import Search
-    from gst.placement.task import Task
+    from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
     "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacementResult", "Plan", "Planned", "Search",
@@ -26,14 +23,11 @@ _MODULES = {
     "gst.devices.plan": ("Plan",),
     "gst.placement.machines": ("machine",),
     "gst.placement.objective": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
-    "gst.placement.outcome": ("PlacementResult", "Settings"),
     "gst.placement.pipeline": ("place_measured",),
-    "gst.placement.place_on_costs": ("place_graph", "place_simulated"),
     "gst.placement.placed": ("Placed", "place"),
-    "gst.placement.plan_files": ("load_plan", "save_plan"),
-    "gst.placement.planning": ("Planned", "plan_all"),
+    "gst.placement.planning": ("Planned", "PlacementResult", "Settings", "place_graph", "place_simulated", "plan_all"),
     "gst.placement.search": ("Search",),
-    "gst.placement.task": ("Task",),
+    "gst.placement.task": ("Task", "load_plan", "save_plan"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

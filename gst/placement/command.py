@@ -13,16 +13,13 @@ from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
 from gst.placement.drawing import plan_drawing
-from gst.placement.fleet.cluster import kind_of_search, kinds_with
-from gst.placement.fleet.connection import joined
+from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
-from gst.placement.outcome import PlacementResult, Settings
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
-from gst.placement.place_on_costs import place_graph, place_simulated
-from gst.placement.plan_files import save_plan
-from gst.placement.task import Task
+from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
+from gst.placement.task import Task, save_plan
 from gst.process.progress import Progress
 from gst.programs import Program, traced
 from gst.reporting.placement import render

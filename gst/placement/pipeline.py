@@ -1,11 +1,11 @@
-"""From a program and devices to the fastest plan found: what `gst place`, `gst demo` and `gst.place` do."""
+"""From a program and devices to the fastest plan found, by real measurements: profile, plan, search, finals."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,8 @@ from gst.devices import Device, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import supports
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.measure import Failure
-from gst.devices.execute.plain import PYTORCH, steps_beside
+from gst.devices.execute.measure import Failure, median_interval
+from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object
@@ -26,16 +26,25 @@ from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
-from gst.placement.finals import NUM_AGAIN, Finals, by_name, fastest, finalists
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
+from gst.placement.local_search.population import random_plans
 from gst.placement.objective import MeasuredObjective, Measurer, SimulatedObjective
-from gst.placement.outcome import AS_USUAL, PlacementResult, Settings, check_fits, curves, evaluations, placed_result
-from gst.placement.planning import Planned, plan_all, plans_found
-from gst.placement.random_plans import random_plans
+from gst.placement.planning import (
+    AS_USUAL,
+    METHODS,
+    PlacementResult,
+    Planned,
+    Settings,
+    check_fits,
+    curves,
+    placed_result,
+    plan_by,
+    plans_found,
+)
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search, as_is
-from gst.placement.task import Task
+from gst.placement.task import Task, check_same
 from gst.placement.workers import Workers
 from gst.process.progress import Progress, no_progress
 from gst.programs import Program
@@ -45,6 +54,8 @@ CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
 COSTS, GROUPS = "costs.json", "groups.json"  # what was measured of operations, and of groups compiled into one
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
+NUM_BASELINES = 12  # that are measured at the end, of those that look best in simulation; and every method's plan
+NUM_AGAIN = 3  # plans that are measured again
 
 
 def place_measured(
@@ -83,13 +94,18 @@ def place_measured(
 
     with fleet or IsolatedExecutor(source, devices) as isolated:
         task = cached_task(program, isolated.devices, out, profiled)
-        planned = _planned(task, out / "searches.jsonl", settings, progress)
+        simulated = replace(  # `guided_search` is the one method that measures, and fusion is of the task or is not
+            settings, methods=tuple(name for name in settings.methods if name != "guided_search"),
+            tasks=tuple(name for name in settings.tasks if name != "fusion"),
+        )  # fmt: skip
+        planned = plan_by(simulated, task, SimulatedObjective(task), out / "searches.jsonl", progress)
         check_fits(task, planned)
         final_plans = finalists(planned)
         fused = fused_task(task, isolated, progress, out / GROUPS) if "fusion" in settings.tasks else None
         starts = planned
         if fused is not None:
-            starts = _planned(fused.task, out / "searches_fused.jsonl", settings, progress)
+            fused_objective = SimulatedObjective(fused.task)
+            starts = plan_by(simulated, fused.task, fused_objective, out / "searches_fused.jsonl", progress)
             best = min(starts, key=lambda name: np.nan_to_num(starts[name].expected_ms, nan=np.inf))
             final_plans[f"{best}:fused"] = _unfolded(starts[best], fused)
         if "fusion" in settings.tasks and supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
@@ -118,15 +134,6 @@ def place_measured(
         prepare([dataset], out / "dataset", max_nodes=512)
     shown = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
     return PlacementResult(task, plans[best], result, shown)
-
-
-def _planned(task: Task, path: Path, settings: Settings, progress: Progress) -> dict[str, Planned]:
-    """What baselines and methods find in simulation. Groups are of the task, or there are none."""
-    methods = [name for name in settings.methods if name != "guided_search"]  # which measures
-    return plan_all(
-        task, SimulatedObjective(task), methods, evaluations(settings),
-        [name for name in settings.tasks if name != "fusion"], settings.seed, Log(path), progress,
-    )  # fmt: skip
 
 
 def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, seed: int) -> Task:
@@ -171,8 +178,7 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
         with atomic_write(path) as file:
             file.write(json.dumps(record))
     record = read_object(path)
-    if record["program"] != program.key or record["devices"] != [device.name for device in devices]:
-        raise ValueError(f"{path} is of another program or other devices; give another --out")
+    check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
     costs = profiled_costs(program, devices, np.array(record["times_us"], np.float64))
     costs = replace(costs, own_bytes=np.array(record["own_bytes"], np.int64))
     return Task.of_program(program, costs, Contention(**record["contention"]))
@@ -270,3 +276,88 @@ def _cost_model(search: Search | None) -> dict[str, Any]:
     return {
         "tau": None if np.isnan(tau) else tau, "num_measured": len(search.trials), "num_screened": search.num_screened,
     }  # fmt: skip
+
+
+# The end: the best plans and the step itself, measured in turns, twice. The fastest of many measured medians is fast in
+# part by luck. So a plan is chosen by a first set of runs, and its time is taken from a second one.
+
+
+def finalists(planned: Mapping[str, Planned]) -> dict[str, Planned]:
+    """The plans that are worth measuring: of the methods all, of the baselines the best by simulation, and of the
+    devices alone (`single:*`) the best one.
+
+    Examples:
+        >>> slow, fast = (Planned(None, ms, 0.0, 0) for ms in (2.0, 1.0))
+        >>> list(finalists({"single:cpu:0": slow, "single:cpu:1": fast, "heft": slow, "annealing": slow}))
+        ['single:cpu:1', 'heft', 'annealing']
+    """
+    ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
+    baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])
+    singles = [name for name in baselines if name.startswith("single:")]
+    others = [name for name in baselines if name not in singles]
+    chosen = {*singles[:1], *others[:NUM_BASELINES]}
+    return {name: each for name, each in planned.items() if name in METHODS or name in chosen}
+
+
+@dataclass(frozen=True, eq=False)
+class Finals:
+    """Two sets of runs in turns, each by name of a plan, with `pytorch` and `compiled` among them.
+
+    Args:
+        first: of all plans.
+        second: of the `NUM_AGAIN` fastest of the first set alone.
+    """
+
+    first: Mapping[str, Measurement]
+    second: Mapping[str, Measurement]
+
+    @property
+    def best(self) -> str:
+        """Name of the fastest plan of the first set, of those that ran in the second too."""
+        in_order, again = fastest(self.first), set(fastest(self.second))
+        return next((name for name in in_order if name in again), in_order[0])
+
+    @property
+    def winner(self) -> str:
+        """`pytorch`, `compiled` or `best`: what is to run. Each takes the place of the one before it if its runs are
+        faster beyond noise in both sets."""
+        winner = PYTORCH
+        for challenger in (COMPILED, self.best):
+            if all(is_faster(runs[challenger], runs[winner]) for runs in (self.first, self.second)):
+                winner = challenger
+        return winner
+
+    def figures(self) -> dict[str, Any]:
+        """For a result: `winner` and, by the second set, `winner_ms`, `objective` (of the best plan), `pytorch_ms` and
+        `compiled_ms`; None for what did not run."""
+        ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
+        best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
+        return {
+            "best": self.best, "objective": best_ms, "winner": self.winner, "winner_ms": ms[self.winner],
+            "pytorch_ms": ms[PYTORCH], "compiled_ms": ms[COMPILED],
+        }  # fmt: skip
+
+
+def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -> list[str]:
+    """Names of plans that ran, the fastest median first; several names of one plan count as one."""
+    ran = {name: each for name, each in measurements.items() if each.outcome == "ok" and each.plan_key is not None}
+    keys = list(dict.fromkeys(ran[name].plan_key for name in sorted(ran, key=lambda name: ran[name].median_ms)))
+    return [name for key in keys[:count] for name in ran if ran[name].plan_key == key]
+
+
+def is_faster(one: Measurement, other: Measurement) -> bool:
+    """Whether one is faster than the other beyond noise: the 95 % interval of the median difference of runs that took
+    turns lies below 0. What failed is not faster than anything, and slower than what ran."""
+    if one.outcome != "ok" or other.outcome != "ok":
+        return one.outcome == "ok"
+    differences = np.subtract(one.samples_ms, other.samples_ms)
+    return median_interval(differences.tolist(), np.random.default_rng(0))[2] < 0
+
+
+def by_name(
+    plans: Mapping[str, Plan], measured: Sequence[Measurement], steps: Sequence[str] = (PYTORCH, COMPILED)
+) -> dict[str, Measurement]:
+    """Measurements of the distinct plans, in order, then of the steps, for every name."""
+    keys = list(dict.fromkeys(plan.key for plan in plans.values()))
+    by_key = dict(zip([*keys, *steps], measured, strict=True))
+    return {**{name: by_key[plan.key] for name, plan in plans.items()}, **{name: by_key[name] for name in steps}}

@@ -21,8 +21,8 @@ from gst.devices.describe.machine import usable_devices
 from gst.devices.execute.calls import laid_out
 from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
 from gst.placement.drawing import explanation
-from gst.placement.outcome import Settings
 from gst.placement.pipeline import place_measured
+from gst.placement.planning import Settings
 from gst.placement.task import Task
 from gst.process.progress import Bars, Progress
 from gst.programs import Program, Step, capture, inference_step
@@ -38,7 +38,7 @@ class Placed:
         devices: where it was placed.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
-        result: what was measured, see `gst.placement.outcome.placed_result`.
+        result: what was measured, see `gst.placement.planning.placed_result`.
         parameters: for a model, its parameters and buffers by name, as they are whenever it runs; empty for a step.
         input_spec: structure of what `module()` is called with.
         modes: for a model, whether each of its modules was in training mode when it was captured.

@@ -1,25 +1,28 @@
-"""Plans of one task by every baseline and every search method, each with the same budget of evaluations."""
+"""Plans of a task by every baseline and search method, on costs alone; settings of a placement, and its result."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from gst.devices import Log, Plan
+from gst.data.cost_graphs import CostGraph
+from gst.devices import Log, Plan, machine_record
+from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import cross_entropy, evolve
-from gst.placement.objective import Budgeted, Objective
+from gst.placement.objective import Budgeted, Objective, SimulatedObjective
 from gst.placement.policies.colocrl import colocrl
 from gst.placement.policies.go import go
 from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp
-from gst.placement.task import Task
+from gst.placement.task import Task, check_same
 from gst.process.progress import Progress, no_progress
 
 Method = Callable[..., None]
@@ -31,6 +34,63 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 USUAL = ("annealing", "guided_search")
 TASKS = ("placement", "schedule", "fusion")
+
+COST_MODELS = ("sums", "network")
+"""Linear regression on sums over the operations of a plan, and the GST cost model (`gst.placement.screening`)."""
+
+
+def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
+    """Raises:
+    ValueError: there is no such method or no such task, or placement is not among the tasks.
+    """
+    for asked, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+        if wrong := [name for name in asked if name not in known]:
+            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(known)}")
+    if "placement" not in tasks:
+        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a search: how long to look for a plan, by which methods, and how to measure.
+
+    Args:
+        budget: plans that the search for `guided_search` may measure; 0 = none, the portfolio alone is measured.
+        evaluations: simulated plans that each method may ask about.
+        methods: some of `gst.placement.planning.METHODS`.
+        tasks: what is decided: 'placement', 'schedule', 'fusion'.
+        repetitions: runs of each plan at the end.
+        seed: of everything that is drawn.
+        patience_s: how long to wait for quiet cores.
+        workers: processes that measure for the search.
+        cost_model: one of `COST_MODELS`, which learns from what the search measures how wrong the simulator is.
+        compile_step: whether `torch.compile` of the step, which takes a minute, is among what is measured at the end.
+    """
+
+    budget: int = 50
+    evaluations: int = 2_000
+    methods: tuple[str, ...] = USUAL
+    tasks: tuple[str, ...] = ("placement", "schedule")
+    repetitions: int = 25
+    seed: int = 0
+    patience_s: float = 20.0
+    workers: int = 1
+    cost_model: str = "sums"
+    compile_step: bool = True
+
+    def __post_init__(self) -> None:
+        check_names(self.methods, self.tasks)
+        for what in ("budget", "evaluations"):
+            if getattr(self, what) < 0:
+                raise ValueError(f"{what} is {getattr(self, what)}; 0 = the portfolio alone")
+        for what in ("repetitions", "workers"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} is {getattr(self, what)}; want 1 or more")
+        if self.cost_model not in COST_MODELS:
+            raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
+
+
+AS_USUAL = Settings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +127,23 @@ class Planned:
             float("nan") if record["expected_ms"] is None else record["expected_ms"], record["seconds"],
             record["evaluations"], tuple((count, best) for count, best in record["curve"]),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementResult:
+    """The fastest plan of a search, and how it compares.
+
+    Args:
+        task: what was placed.
+        plan: the fastest.
+        result: for programs, see `placed_result`.
+        drawing: what the report shows beyond it, see `gst.placement.drawing`.
+    """
+
+    task: Task
+    plan: Plan
+    result: dict[str, Any]
+    drawing: dict[str, Any] = field(default_factory=dict)
 
 
 def plan_all(
@@ -119,15 +196,83 @@ def plans_found(planned: Mapping[str, Planned]) -> dict[str, Plan]:
     return {name: each.plan for name, each in planned.items() if each.plan is not None}
 
 
-def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
-    """Raises:
-    ValueError: there is no such method or no such task, or placement is not among the tasks.
+def plan_by(
+    settings: Settings, task: Task, objective: Objective, log: Path, progress: Progress
+) -> dict[str, Planned]:  # fmt: skip
+    """`plan_all` with settings; without a budget the baselines alone."""
+    evaluations = settings.evaluations if settings.budget > 0 else 0
+    return plan_all(
+        task, objective, settings.methods, evaluations, settings.tasks, settings.seed, Log(log), progress
+    )  # fmt: skip
+
+
+def place_simulated(
+    task: Task,
+    out: Path,
+    settings: Settings = AS_USUAL,
+    progress: Progress = no_progress,
+    objective: Objective | None = None,
+) -> PlacementResult:
+    """Plan by every method on costs alone: a program on a machine that is not here. Nothing is measured.
+
+    Args:
+        objective: what simulates; `SimulatedObjective(task)` if None. With fusion the lower bound is of operations one
+            by one, which fused ones may pass.
+
+    Raises:
+        ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
     """
-    for asked, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
-        if wrong := [name for name in asked if name not in known]:
-            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(known)}")
-    if "placement" not in tasks:
-        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+    simulated = SimulatedObjective(task) if objective is None else objective
+    return _place_on_costs(task, simulated, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)
+
+
+def place_graph(
+    graph: CostGraph,
+    out: Path,
+    settings: Settings = AS_USUAL,
+    progress: Progress = no_progress,
+) -> PlacementResult:
+    """Plan a published cost graph, by its published latency; one with a backward pass, by simulation.
+
+    Raises:
+        ValueError: as `place_simulated`.
+    """
+    from gst.placement.published import PublishedObjective, published_bound, search_published
+
+    task = Task.of_cost_graph(graph)
+    if graph.backward.any():
+        return place_simulated(task, out, settings, progress)
+    return _place_on_costs(
+        task, PublishedObjective(graph), "published", published_bound(graph), out, settings, progress,
+        lambda: search_published(graph, settings.seed),
+    )  # fmt: skip
+
+
+def _place_on_costs(
+    task: Task, objective: Objective, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress,
+    own_search: Callable[[], Plan] | None = None,
+) -> PlacementResult:  # fmt: skip
+    """`own_search`, if there is one, knows this kind of runtime; its plan is `contiguous`, where there is a budget."""
+    planned = plan_by(settings, task, objective, out / "searches.jsonl", progress)
+    if own_search is not None and settings.budget > 0:
+        started = time.perf_counter()
+        plan = own_search()
+        planned["contiguous"] = Planned(plan, float(objective([plan])[0]), time.perf_counter() - started, 0)
+    check_fits(task, planned)
+    ran = {name: each.expected_ms for name, each in planned.items() if np.isfinite(each.expected_ms)}
+    best = min(ran, key=lambda name: ran[name])
+    chosen = planned[best].plan
+    assert chosen is not None
+    plans = {
+        name: {
+            "latency": each.expected_ms, "feasible": name in ran, "seconds_to_plan": each.seconds, "measurements": 0,
+            "evaluations": each.evaluations,
+        }
+        for name, each in planned.items()
+    }  # fmt: skip
+    return PlacementResult(
+        task, chosen, placed_result(task, kind, best, ran[best], bound_ms, plans), {"curves": curves(planned)}
+    )
 
 
 def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
@@ -167,8 +312,53 @@ class _Unscheduled:
 def _logged(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned]:
     records = [] if log is None else log.read()
     for record in records:
-        for what, value in settings.items():
-            if record.get(what, value) != value:  # earlier versions did not write all of them
-                assert log is not None
-                raise ValueError(f"{log.path} was made with {what} {record[what]}, not {value}; give another --out")
+        assert log is not None
+        check_same(log.path, record, settings)
     return {RENAMED.get(record["method"], record["method"]): Planned.from_dict(record) for record in records}
+
+
+def curves(planned: dict[str, Planned]) -> dict[str, list[list[float]]]:
+    """What the report draws of each search."""
+    return {name: [list(point) for point in each.curve] for name, each in planned.items() if each.curve}
+
+
+def check_fits(task: Task, planned: dict[str, Planned]) -> None:
+    """Raises:
+    ValueError: no plan fits; the message says the least memory that would do for one of those found.
+    """
+    if any(np.isfinite(each.expected_ms) for each in planned.values()):
+        return
+    limits = {name: limit for name, limit in task.memories.items() if limit is not None}
+    if not limits:
+        raise ValueError(f"no plan of {task.name} can run on {', '.join(task.names)}: some operation runs on none")
+    least = min(
+        max(task.memory_use(task.simulator.run(each.plan))[name] for name in limits)
+        for each in planned.values()
+        if each.plan is not None
+    )
+    told = ", ".join(f"{name} {limit / 2**20:.1f} MiB" for name, limit in limits.items())
+    raise ValueError(
+        f"no plan of {task.name} fits ({told}); the least that would do for a plan found is {least / 2**20:.1f} MiB"
+    )
+
+
+def placed_result(
+    task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """What all results say: `program`, `num_nodes`, `devices`, `runtime`, `objective` and `lower_bound` (ms), `best`,
+    `plans`, `machine`. Measured ones add `cost_model` and what `gst.placement.pipeline.Finals.figures` says: above all
+    the `winner`, which need not be a plan.
+
+    Args:
+        runtime: 'measured', 'simulated' or 'published'.
+        best: name of the fastest plan.
+        objective: its runtime.
+        bound_ms: what no plan is faster than.
+        plans: what is known of each, by name: `feasible`, `reason`, `seconds_to_plan`, `measurements`, and where it was
+            measured `median_ms`, `low_ms`, `high_ms`, `runs` and `simulated_ms`, and of the fastest the same three of a
+            second set of runs, `again_median_ms` and so on; else `latency` (ms) and `evaluations`.
+    """
+    return {
+        "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,
+        "objective": objective, "lower_bound": bound_ms, "best": best, "plans": plans, "machine": machine_record(),
+    }  # fmt: skip

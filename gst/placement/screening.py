@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from gst.cost import CostModel
-from gst.cost.rescoring import Change, Rescorer
 from gst.data.measured_plans import Profiled, core_use, plans_graph
 from gst.devices import Plan
 from gst.devices.plan import ranks
 from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
+
+if TYPE_CHECKING:
+    from gst.cost.rescoring import Change, Rescorer
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
@@ -169,6 +170,8 @@ class NetworkSurrogate:
     """
 
     def __init__(self, task: Task, seed: int = 0, members: int = 3) -> None:
+        from gst.cost import CostModel  # with encoders and tables, which searches by other surrogates do without
+
         opcodes = int(task.graph.opcodes.max()) + 1
         self.model = CostModel(num_opcodes=opcodes, log_config=False, seed=seed, members=members)
         self._profiled = _with_finite_times(task)
@@ -178,6 +181,8 @@ class NetworkSurrogate:
         self._error = 0.0
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        from gst.cost.rescoring import Rescorer
+
         self._usual = float(logs.mean())
         if np.ptp(logs) < SAME:
             return
@@ -216,6 +221,8 @@ class PlanFeatures:
     def change(self, base: Plan, plan: Plan) -> Change:
         """The rows of `plan` of nodes that may have others than under `base`: those that moved, those that read values
         of one that moved, and those whose turn is another. Rows equal those of `plans_graph`."""
+        from gst.cost.rescoring import Change
+
         before = self._turns_of_base(base)
         later = before if _same_order(base.priority, plan.priority) else _later(plan)
         moved = base.placement != plan.placement

@@ -21,7 +21,7 @@ from gst.placement.local_search.population import crossover, mutate
 from gst.placement.objective import Budgeted, Measurer, Objective
 from gst.placement.planning import Planned, restrict
 from gst.placement.screening import ScreenedObjective, Surrogate
-from gst.placement.task import Task
+from gst.placement.task import Task, check_same
 from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
@@ -129,15 +129,11 @@ class Search:
 
     def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
         """Raises ValueError unless what was measured there and then says something of this search."""
-        elsewhere = f"{self.log.path} holds plans of {{}}; search into another directory"
-        if record.get("program") != self.task.key or trial.plan.devices != self.task.names:
-            raise ValueError(elsewhere.format("another program or other devices"))
-        for what, value in self._settings.items():
-            if record.get(what, value) != value:
-                raise ValueError(elsewhere.format(f"a search with {what} {record[what]}, not {value}"))
-        machine, here = trial.measurement.machine, this_machine()
-        if not self.on_fleet and any(machine.get(key, here[key]) != here[key] for key in here):
-            raise ValueError(elsewhere.format(f"another machine ({machine.get('cpu')}, torch {machine.get('torch')})"))
+        then = {**record, "program": record.get("program"), "devices": list(trial.plan.devices)}
+        now = {"program": self.task.key, "devices": list(self.task.names), **self._settings}
+        check_same(self.log.path, then, now)
+        if not self.on_fleet:
+            check_same(self.log.path, trial.measurement.machine, this_machine())
 
     def run(self) -> Plan:
         """Spend the budget; returns the plan with the lowest median during the search.

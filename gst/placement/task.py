@@ -1,11 +1,14 @@
-"""A placement task: operations of a program, with their costs on each device."""
+"""A placement task: operations of a program, with their costs on each device; and files of plans for it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -14,8 +17,10 @@ from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
-from gst.devices.plan import Timeline
+from gst.devices.plan import Timeline, positions_of_nodes
 from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
+from gst.files.untrusted import plain, read_object
+from gst.files.writing import atomic_write
 from gst.graphs.graph import Graph
 from gst.programs import Program
 
@@ -150,3 +155,42 @@ class Task:
         home = np.array([list(use).index(device.memory) for device in self.devices])[simulation.device]
         resident = np.bincount(home, self.resident_bytes.astype(np.float64), len(use)).astype(np.int64)
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
+
+
+def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
+    """Write `path` at once or not at all; `Plan.load` reads it too."""
+    with atomic_write(path) as file:
+        file.write(json.dumps({"program": program.key, **plan.to_dict()}))
+
+
+def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
+    """Read a plan for `program` on some of `devices`.
+
+    Raises:
+        ValueError: it is no plan, or one for another program (by key, where the file has one, and number of nodes) or
+            for other devices.
+    """
+    plan = Plan.load(path)
+    key = read_object(path).get("program", program.key)
+    if key != program.key:
+        raise ValueError(
+            f"{path} is a plan for the program with key {plain(str(key), 40)}, {program.name!r} has {program.key}; "
+            "make the plan again for this program"
+        )
+    try:
+        positions_of_nodes(plan, program, devices)
+    except ValueError as error:
+        raise ValueError(f"{path}: {plain(error)}") from error
+    return plan
+
+
+def check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a file that was made for another task, or with other settings than now. What the file does
+    not say (earlier versions did not write everything) is taken to be the same.
+
+    Raises:
+        ValueError: the first setting that differs, then and now.
+    """
+    for what, value in now.items():
+        if then.get(what, value) != value:
+            raise ValueError(f"{path} was made with {what} {then[what]}, now it is {value}; give another --out")

@@ -59,6 +59,10 @@ class SegmentTrainingModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        for name in ("encoder", "head"):  # from Python they are modules, which a checkpoint must not pickle
+            if isinstance(self.hparams.get(name), nn.Module):
+                del self.hparams[name]
+                self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
             omit_rest=omit_rest, max_rows=max_rows, seed=seed,
@@ -215,7 +219,9 @@ class SegmentTrainingModule(L.LightningModule):
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises:
+        """Make the table of a checkpoint that is loaded without a trainer (`load_from_checkpoint`).
+
+        Raises:
         ValueError: another version wrote the checkpoint.
         """
         if (found := checkpoint.get("schema", SCHEMA)) != SCHEMA:
@@ -223,6 +229,11 @@ class SegmentTrainingModule(L.LightningModule):
                 f"the checkpoint has schema {found}, this version reads {SCHEMA}; train again, or go on with the "
                 "version that wrote it"
             )
+        rows = checkpoint["state_dict"].get("estimator.table._extra_state", {}).get("rows")
+        if rows is not None and self.estimator.table is None:
+            path = Path.cwd() / "runs" if self.table_options["tier"] == "disk" else None
+            self.estimator.table = EmbeddingTable(1, rows.shape[1], path=path, **self.table_options)
+            self.estimator.refresh = self.refresh
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}

@@ -23,7 +23,7 @@ def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
     Args:
         options: of the command line.
-        result: see `gst.placement.outcome.placed_result`.
+        result: see `gst.placement.planning.placed_result`.
     """
     import wandb
 

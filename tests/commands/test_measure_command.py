@@ -17,7 +17,7 @@ from gst.cli import main
 from gst.data.measured_plans import MeasuredPlans, read_measured
 from gst.devices import Log, Plan
 from gst.graphs.store import open_store
-from gst.placement.plan_files import save_plan
+from gst.placement.task import save_plan
 from gst.programs import WORKLOADS, Program, capture
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_nothing_is_lost_to_a_kill_and_gst_fit_learns_from_what_there_is(capsys:
     assert stored.num_nodes == graph.num_nodes and stored.config_features.shape[-1] == 1 + 1 + 3
 
     other = [word.replace("hidden=8", "hidden=16") for word in arguments]
-    refused(capsys, [*other, "--resume"], "out/measurements.jsonl was measured with program")
+    refused(capsys, [*other, "--resume"], "out/measurements.jsonl was made with program")
 
     source = "--data.source.init_args.directories=[out]"
     parts = ["--data.num_valid=8", "--data.num_test=8", "--trainer.enable_progress_bar=false"]

@@ -22,7 +22,7 @@ from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedObjective
-from gst.placement.outcome import COST_MODELS, Settings
+from gst.placement.planning import COST_MODELS, Settings
 from gst.placement.screening import NetworkSurrogate
 from gst.programs import WORKLOADS, capture
 

@@ -145,7 +145,10 @@ def test_a_table_of_another_dataset_is_refused(mine: str, refused: bool) -> None
         ({"keys": torch.tensor([2, 2])}, "key 2 is repeated"),
         ({"keys": torch.tensor([0, 4])}, r"keys are 0\.\.4; wanted 0\.\.3"),
         ({"written": torch.tensor([1])}, "2 keys, 2 rows and 1 steps; .* the file is damaged"),
-        ({"rows": None}, r"saved state has \['dataset', 'keys', 'num_keys', 'step', 'written'\]; wanted"),
+        (
+            {"rows": None},
+            r"saved state has \['dataset', 'keys', 'num_keys', 'ranges', 'slots', 'step', 'written'\]; wanted",
+        ),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any], message: str) -> None:

@@ -35,9 +35,9 @@ from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
 from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
-from gst.placement.plan_files import load_plan, save_plan
 from gst.placement.policies.go import GO
 from gst.placement.policies.pretraining import load_policy, save_policy
+from gst.placement.task import load_plan, save_plan
 from gst.programs import Program, Step, capture
 from gst.programs.program import FILES, _checksum
 from gst.training.cli import run

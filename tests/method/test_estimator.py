@@ -562,15 +562,11 @@ def named(seed: int, num_nodes: int) -> SegmentedGraph:
     return segment(Graph(graph.node_features, graph.edges, name="resnet"), parts=whole(graph))
 
 
-def test_two_graphs_of_one_name_are_told_apart_or_refused() -> None:
-    model = GraphSegmentTraining(features_of, as_it_is, table=table_for(3))
-    with pytest.raises(ValueError, match=r"named 'resnet'"):
-        model(
-            [
-                named(0, 10),
-                segment(Graph(np.zeros((10, 3), np.float32), np.zeros((2, 0), np.int64), name="resnet"), 4),
-            ]
-        )
+def test_two_graphs_of_one_name_are_told_apart() -> None:
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(3))
+    bare = segment(Graph(np.zeros((10, 3), np.float32), np.zeros((2, 0), np.int64), name="resnet"), 4)
+    torch.testing.assert_close(model([named(0, 10), bare]), model.exact([named(0, 10), bare]))
+    assert model.table.rows_in_use == 1 + bare.num_segments
 
 
 @pytest.mark.parametrize("configs", [[[3]], [[0], [1]], [[0, 99]]], ids=str)

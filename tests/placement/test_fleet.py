@@ -20,8 +20,8 @@ from gst.cli import main
 from gst.data.measured_plans import LOG, read_measured
 from gst.devices import Log
 from gst.devices.describe.machine import this_machine, usable_cores
-from gst.placement.fleet.connection import joined
-from gst.placement.measuring import measure_on_fleet
+from gst.placement.fleet.cluster import joined
+from gst.placement.measuring import MeasuringSettings, measure_on_fleet
 from gst.process.progress import Progress
 
 pytestmark = [
@@ -105,10 +105,10 @@ def rows(out: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def measure(out: Path, progress: Progress, resume: bool = False) -> dict[str, Any]:
-    return measure_on_fleet(
-        "ray", PROGRAM, out, ["cpu:0"], num_random=NUMBER, repetitions=60, patience_s=0.0, resume=resume,
-        progress=progress,
+    settings = MeasuringSettings(
+        PROGRAM, out, ["cpu:0"], num_random=NUMBER, repetitions=60, patience_s=0.0, resume=resume
     )  # fmt: skip
+    return measure_on_fleet(settings, "ray", progress)
 
 
 def test_nothing_listens_but_on_the_loopback_address(mark: str) -> None:
@@ -131,7 +131,7 @@ def test_hosts_are_kept_apart_and_nothing_is_lost_with_a_worker_or_the_controlle
         measure(tmp_path, stop)
     before = {path: path.read_text() for path in tmp_path.glob(f"*/{LOG}")}
     assert len(before) == 2 and 0 < sum(map(len, rows(tmp_path).values())) < 2 * NUMBER
-    with pytest.raises(ValueError, match=r"holds measurements already; add --resume"):
+    with pytest.raises(ValueError, match=r"is there already; add --resume"):
         measure(tmp_path, stop)
 
     killed = []

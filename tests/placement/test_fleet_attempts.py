@@ -19,10 +19,8 @@ import torch
 from gst.cli import main
 from gst.devices import Device, Log, Measurement, Plan
 from gst.placement.fleet import workers as fleet_workers
-from gst.placement.fleet.cluster import Kind, fitting, kind_of_search
-from gst.placement.fleet.connection import joined
-from gst.placement.fleet.host import RemoteWorker
-from gst.placement.fleet.program_files import PROGRAM_FILES, cache_program, cached_program, digest_of, pack
+from gst.placement.fleet.cluster import Kind, fitting, joined, kind_of_search
+from gst.placement.fleet.host import PROGRAM_FILES, RemoteWorker, cache_program, cached_program, digest_of, pack
 from gst.placement.fleet.workers import Attempts, FleetWorkers
 from gst.placement.workers import NoWorker, Pool, WorkerLost
 from gst.programs import Program, Step, capture

@@ -18,8 +18,8 @@ from gst.devices.execute.isolated import IsolatedExecutor
 from gst.devices.execute.measure import Failure
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.objective import SimulatedObjective
-from gst.placement.outcome import Settings
 from gst.placement.pipeline import measured_task, place_measured
+from gst.placement.planning import Settings
 from gst.placement.task import Task
 from gst.programs import Program, Step, TrainingStep, capture
 
@@ -155,7 +155,7 @@ def test_a_group_that_ends_its_process_is_left_alone(
     again = fused_task(task, isolated, kept=kept)
     assert again is not None and again.task.key == found.task.key, "a search goes on with the groups it began with"
     other = task.on(task.names[:1])
-    with pytest.raises(ValueError, match=r"groups\.json is of another program or other devices"):
+    with pytest.raises(ValueError, match=r"groups\.json was made with devices .*, now it is"):
         fused_task(other, isolated, kept=kept)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import gst
 from gst.devices import eager
 from gst.devices.execute.interpreter import compiler
-from gst.placement.outcome import Settings
+from gst.placement.planning import Settings
 from gst.programs import training_step
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

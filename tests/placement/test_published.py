@@ -15,8 +15,7 @@ from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.devices import Plan
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted
-from gst.placement.published.latency import PublishedObjective, orders, published_bound
-from gst.placement.published.search import search_published
+from gst.placement.published import PublishedObjective, orders, published_bound, search_published
 from gst.placement.task import Task
 
 

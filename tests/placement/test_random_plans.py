@@ -10,7 +10,7 @@ import pytest
 from gst.devices import Device, Plan
 from gst.placement.baselines.list_schedules import heft, upward_rank
 from gst.placement.baselines.portfolio import portfolio, single
-from gst.placement.random_plans import random_plans
+from gst.placement.local_search.population import random_plans
 from gst.placement.task import Task
 
 HAND_OVER_US = 20.0

@@ -16,8 +16,8 @@ from gst.devices import Device, Log, Measurement, Plan
 from gst.devices.simulate.simulator import Contention
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.local_search.annealing import anneal
+from gst.placement.local_search.population import random_plans
 from gst.placement.objective import Batches, Budgeted, SimulatedObjective
-from gst.placement.random_plans import random_plans
 from gst.placement.screening import NetworkSurrogate, PlanFeatures, ScreenedObjective
 from gst.placement.search import Search
 from gst.placement.task import Task

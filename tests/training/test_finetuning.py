@@ -63,7 +63,7 @@ def fit(
         max_epochs=epochs, callbacks=[HeadFinetuning(finetuned), watch, checkpoints], logger=False, accelerator="cpu",
         default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=False)  # modules are among its arguments
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     return module, watch
 
 
@@ -97,6 +97,19 @@ def test_resumed_finetuning_is_bit_identical(step: int, refresh: str, tmp_path: 
     assert all(map(same, rest.encoders, watch.encoders[step:]))
     assert rest.written == watch.written[step:]
     assert resumed.estimator.encoder_frozen and resumed.estimator.step == module.estimator.step
+
+
+def test_a_checkpoint_is_loaded_from_python(tmp_path: Path) -> None:
+    """With new modules: the checkpoint holds their weights, the rows of the table and nothing to unpickle."""
+    module, _ = fit(tmp_path, epochs=2, finetuned=1)
+    path = tmp_path / "checkpoints" / f"step={2 * STEPS}.ckpt"
+    modules = {"encoder": SAGE(8, 2, num_opcodes=8, config_symbols=7), "head": Head(8)}
+    loaded = SegmentTrainingModule.load_from_checkpoint(path, **modules, weights_only=True)
+    graph = module.trainer.datamodule.parts[0][0][0]
+    assert loaded.estimator.exact([graph]).equal(module.estimator.exact([graph]))
+    for ours, theirs in zip(loaded.estimator.table.export_rows(), module.estimator.table.export_rows(), strict=True):
+        assert ours.equal(theirs)
+    assert loaded.estimator.keep_probability == 0.5 and loaded.estimator.encoder_frozen
 
 
 @pytest.mark.parametrize(("epochs", "finetuned"), [(2, 2), (1, 3)])

@@ -36,19 +36,29 @@ class Units:
 
 def units_of(task: Task, of: Int64[np.ndarray, " nodes"]) -> Units:
     """The units that these numbers say."""
-    count = int(of.max()) + 1
-    times = np.stack([np.bincount(of, row, count) for row in task.times_us])
-    return Units(of, times, np.bincount(of, held_bytes(task), count))
+    return Units(of, unit_times_us(task, of), np.bincount(of, held_bytes(task)))
 
 
 def colocated(task: Task) -> Units:
     """Each colocation group is a unit; they are numbered in the order of their first operations."""
-    first = np.full(task.num_groups, task.num_nodes)
+    return units_of(task, in_order(task, task.colocation))
+
+
+def in_order(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """The same units, numbered in the order of their first computed operations; those without any come last."""
+    _, inverse = np.unique(unit, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    first = np.full(int(inverse.max()) + 1, len(unit))
     computed = np.flatnonzero(task.costs.computed)
-    np.minimum.at(first, task.colocation[computed], computed)
-    number = np.empty(task.num_groups, np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(task.num_groups)
-    return units_of(task, number[task.colocation])
+    np.minimum.at(first, inverse[computed], computed)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return rank[inverse]
+
+
+def unit_times_us(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, "devices units"]:
+    """Sum of the times of each unit on each device."""
+    return np.stack([np.bincount(unit, row) for row in task.times_us])
 
 
 def smallest_units(task: Task) -> Units:

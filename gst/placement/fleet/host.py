@@ -1,26 +1,32 @@
-"""Measuring on another host: the Ray actor there, and the controller's handle of it; both speak JSON."""
+"""Measuring on another host: the program's files sent there, the Ray actor there, and the controller's handle of it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from pathlib import Path
 from threading import Event
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
 from gst.devices import LoadGate, Measurement, Plan, discover, select
-from gst.devices.describe.machine import this_machine
+from gst.devices.describe.machine import cache_directory, this_machine
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import Failure
 from gst.devices.execute.plain import steps_beside
 from gst.devices.plan import Timeline
-from gst.placement.fleet.program_files import cache_program, cached_program
 from gst.placement.workers import WorkerLost
+from gst.programs import Program
+from gst.programs.program import FILES
 
 DISTRIBUTION = "graph-segment-training"
 
@@ -208,3 +214,63 @@ class RemoteWorker:
         if "failed" in answer:
             raise Failure(answer["failed"])
         return answer
+
+
+PROGRAM_FILES = (*FILES, "checksums.json")
+
+
+def pack(program: Program) -> dict[str, bytes]:
+    """The files of `Program.save` by name.
+
+    Raises:
+        ValueError: an operation or argument has no form in a file.
+    """
+    with tempfile.TemporaryDirectory() as parent:
+        directory = Path(parent) / "program"
+        program.save(directory)
+        return {name: (directory / name).read_bytes() for name in PROGRAM_FILES}
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """64 hexadecimal digits (SHA-256) of names and content; inputs count too, unlike in `Program.key`."""
+    lines = [f"{name} {hashlib.sha256(content).hexdigest()}" for name, content in sorted(files.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def cached_program(digest: str) -> Path | None:
+    """Where this host keeps the program of that content; None if it has none, or a damaged one."""
+    directory = _home(digest)
+    try:
+        files = {name: (directory / name).read_bytes() for name in PROGRAM_FILES}
+    except OSError:
+        return None
+    return directory if digest_of(files) == digest else None
+
+
+def cache_program(files: Mapping[str, bytes], digest: str) -> Path:
+    """Write a program that came from elsewhere below `cache_directory()`, at once or not at all; nothing is unpickled.
+
+    Raises:
+        ValueError: the files are not those of a saved program, or not of that content.
+    """
+    if set(files) != set(PROGRAM_FILES) or digest_of(files) != digest:
+        raise ValueError(f"what came is not the saved program {digest[:16]}; measure again")
+    directory = _home(digest)
+    partial = directory.with_name(f".partial-{digest}-{uuid4().hex}")
+    partial.mkdir(parents=True)
+    try:
+        for name, content in files.items():
+            (partial / name).write_bytes(content)
+        shutil.rmtree(directory, ignore_errors=True)  # a damaged one
+        try:
+            partial.rename(directory)
+        except OSError:  # another worker of this host was quicker
+            if cached_program(digest) is None:
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return directory
+
+
+def _home(digest: str) -> Path:
+    return cache_directory() / "programs" / digest

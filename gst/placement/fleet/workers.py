@@ -20,8 +20,7 @@ from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.isolated import START_LIMIT_S
 from gst.devices.plan import Timeline
 from gst.placement.fleet.cluster import Kind, another, end
-from gst.placement.fleet.host import RemoteWorker
-from gst.placement.fleet.program_files import digest_of, pack
+from gst.placement.fleet.host import RemoteWorker, digest_of, pack
 from gst.placement.objective import Batches, as_completed_batches
 from gst.placement.workers import NoWorker, Pool, Worker, WorkerLost
 from gst.programs import Program

@@ -20,7 +20,7 @@ from gst.files.writing import atomic_write
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import Contraction, contract, numbered
 from gst.placement.machines import VIEW_US
-from gst.placement.task import Task
+from gst.placement.task import Task, check_same
 from gst.process.progress import Progress, no_progress
 
 AT_ONCE = 4  # groups that are asked about at once: each may have to be compiled
@@ -104,8 +104,7 @@ def whole_step(task: Task) -> Plan:
 
 def _kept(path: Path, task: Task) -> Float64[np.ndarray, "devices groups"]:
     said = read_object(path)
-    if said["task"] != task.key or said["devices"] != list(task.names):
-        raise ValueError(f"{path} is of another program or other devices; give another --out")
+    check_same(path, said, {"task": task.key, "devices": list(task.names)})
     return np.array(said["shares"], np.float64)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gst.devices import Plan
 from gst.placement.objective import Budgeted
 from gst.placement.policies.reinforce import reinforce
-from gst.placement.policies.units import Units
+from gst.placement.policies.units import PolicyUnits
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 
@@ -120,7 +120,7 @@ class UnitEmbedding(nn.Module):
     The last two are vectors with a one for each neighbour; their products with the layer's weights are sums of rows.
     """
 
-    def __init__(self, units: Units, hidden: int) -> None:
+    def __init__(self, units: PolicyUnits, hidden: int) -> None:
         super().__init__()
         told = [torch.from_numpy(each).log1p() * SCALE for each in (units.kinds, units.sizes)]
         self._told = torch.cat(told, dim=1)
@@ -146,7 +146,7 @@ class ColocRL(nn.Module):
 
     def __init__(self, task: Task, seed: int, hidden: int) -> None:
         super().__init__()
-        self.task, self.units = task, Units.of_task(task, MOST_UNITS)
+        self.task, self.units = task, PolicyUnits.of_task(task, MOST_UNITS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.embed = UnitEmbedding(self.units, hidden)

@@ -13,7 +13,7 @@ from gst.devices import Plan
 from gst.placement.objective import Budgeted
 from gst.placement.policies.colocrl import SCALE, SequencePlacer, UnitEmbedding, of_drawn
 from gst.placement.policies.reinforce import reinforce
-from gst.placement.policies.units import Units
+from gst.placement.policies.units import PolicyUnits
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 
@@ -50,7 +50,7 @@ class HDP(nn.Module):
 
     def __init__(self, task: Task, seed: int, groups: int, hidden: int) -> None:
         super().__init__()
-        self.task, self.units = task, Units.of_task(task)
+        self.task, self.units = task, PolicyUnits.of_task(task)
         self.num_groups = min(groups, self.units.count)
         self._told = torch.cat([torch.from_numpy(self.units.kinds), torch.from_numpy(self.units.sizes)], dim=1)
         self._edges = torch.from_numpy(self.units.edges)

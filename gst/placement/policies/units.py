@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from gst.devices import Plan
+from gst.placement.baselines.units import in_order, unit_times_us
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
 
@@ -15,7 +16,7 @@ DIMENSIONS = [FEATURE_NAMES.index(f"log_dim_{axis}") for axis in range(4)]
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class PolicyUnits:
     """Operations that are placed as one, numbered in the order of the first that computes anything.
 
     Args:
@@ -42,7 +43,7 @@ class Units:
         return np.isfinite(self.times_us)
 
     @staticmethod
-    def of_task(task: Task, most: int | None = None) -> Units:
+    def of_task(task: Task, most: int | None = None) -> PolicyUnits:
         """The colocation groups of a task, merged into no more than `most` (see `merged`)."""
         unit = in_order(task, task.colocation)
         unit = unit if most is None else merged(task, unit, most)
@@ -51,7 +52,7 @@ class Units:
         kinds = np.zeros((count, len(present)), np.float32)
         np.add.at(kinds, (unit, kind.reshape(-1)), 1)
         sizes = np.stack([np.bincount(unit, column, count) for column in _sizes(task)], axis=1).astype(np.float32)
-        return Units(unit, kinds, sizes, between(task.costs.edges, unit), _times(task, unit))
+        return PolicyUnits(unit, kinds, sizes, between(task.costs.edges, unit), unit_times_us(task, unit))
 
     def plan(self, task: Task, devices: Int64[np.ndarray, " units"]) -> Plan:
         """The plan that puts each unit on its device; one that cannot run there goes where it is fastest, which is
@@ -71,21 +72,9 @@ def merged(task: Task, unit: Int64[np.ndarray, " nodes"], most: int) -> Int64[np
     while (count := int(unit.max()) + 1) > most:
         joined = _joined_with_sole_readers(task, unit, count - most)
         if int(joined.max()) + 1 == count:
-            return in_order(task, _stretches(_fastest(_times(task, unit)), most)[unit])
+            return in_order(task, _stretches(_fastest(unit_times_us(task, unit)), most)[unit])
         unit = in_order(task, joined)
     return unit
-
-
-def in_order(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """The same units, numbered in the order of their first computed operations; those without any come last."""
-    _, inverse = np.unique(unit, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    first = np.full(int(inverse.max()) + 1, len(unit))
-    computed = np.flatnonzero(task.costs.computed)
-    np.minimum.at(first, inverse[computed], computed)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return rank[inverse]
 
 
 def between(edges: Int64[np.ndarray, "2 edges"], unit: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, "2 pairs"]:
@@ -101,7 +90,7 @@ def _joined_with_sole_readers(task: Task, unit: Int64[np.ndarray, " nodes"], man
     edges, count = between(task.costs.edges, unit), int(unit.max()) + 1
     sole = np.bincount(edges[0], minlength=count)[edges[0]] == 1
     reader = dict(zip(edges[0, sole].tolist(), edges[1, sole].tolist(), strict=True))
-    took = _fastest(_times(task, unit))
+    took = _fastest(unit_times_us(task, unit))
     parent = list(range(count))
 
     def root(each: int) -> int:
@@ -139,14 +128,10 @@ def _filled(took_us: Float64[np.ndarray, " units"], limit_us: float) -> Int64[np
 
 
 def _sizes(task: Task) -> list[np.ndarray]:
-    """Columns that `Units.sizes` sums up."""
+    """Columns that `PolicyUnits.sizes` sums up."""
     if task.program is None:
         return [task.costs.output_bytes, _fastest(task.times_us)]
     return [task.costs.output_bytes, *np.expm1(task.graph.node_features[:, DIMENSIONS].astype(np.float64)).T]
-
-
-def _times(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, "devices units"]:
-    return np.stack([np.bincount(unit, row) for row in task.times_us])
 
 
 def _fastest(times_us: Float64[np.ndarray, "devices columns"]) -> Float64[np.ndarray, " columns"]:

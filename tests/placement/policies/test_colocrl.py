@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from gst.devices import Plan
+from gst.placement.baselines.units import in_order
 from gst.placement.objective import Budgeted, SimulatedObjective
 from gst.placement.policies.colocrl import ColocRL, colocrl
 from gst.placement.policies.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
-from gst.placement.policies.units import Units, between, in_order, merged
+from gst.placement.policies.units import PolicyUnits, between, merged
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
     Asked,
@@ -141,10 +142,10 @@ def test_one_device_one_group_and_devices_that_cannot() -> None:
 
 
 def test_groups_of_a_program_stay_whole_and_are_merged_no_more_than_necessary(task: Task) -> None:
-    whole = Units.of_task(task)
+    whole = PolicyUnits.of_task(task)
     assert whole.count == task.num_groups and whole.kinds.sum() == task.num_nodes
     for most in (whole.count, 40, 7, 1):
-        units = Units.of_task(task, most)
+        units = PolicyUnits.of_task(task, most)
         assert 1 <= units.count <= most and (most < whole.count or units.count == most)
         assert len(np.unique(np.stack([task.colocation, units.of_node]), axis=1).T) == task.num_groups
         assert np.allclose(units.times_us.sum(1), task.times_us.sum(1))

@@ -1,1 +1,0 @@
-"""Published cost graphs by their published latency: searched, and solved exactly."""

@@ -1,0 +1,473 @@
+"""What once went wrong without a word: rows of the table read by others, rows that are no numbers, a frozen encoder
+that changes, weights of another dtype, and copies of a model."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import in_processes
+from reference import models, random_graph
+from torch import Tensor, nn
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+from gst.cost.losses import LOSSES
+from gst.files.arrays import Mapped, PackedArray
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.graphs.store import open_store, prepare
+from gst.method.batch import SegmentBatch
+from gst.method.encoding import SegmentMaxima, SegmentSums
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn.edges import neighbour_attention, neighbour_max
+from gst.nn.sparse import CsrMatrix, product
+
+ALL = 99  # more segments than any graph here has
+
+
+def features_of(batch: SegmentBatch) -> Tensor:
+    """An encoder without parameters: node features next to configuration features."""
+    return batch.expanded()[0].view(batch.num_configs, batch.num_nodes, -1).transpose(0, 1)
+
+
+def as_it_is(pooled: Tensor) -> Tensor:
+    return pooled
+
+
+def plain(seed: int = 0, name: str = "resnet", num_nodes: int = 20) -> Graph:
+    graph = random_graph(seed, num_nodes)
+    return Graph(graph.node_features, graph.edges, name=name)
+
+
+def stale_model(table: EmbeddingTable, encoder: Callable[..., Tensor] = features_of) -> GraphSegmentTraining:
+    """Whose prediction is exact where all rows are up to date, and zero of segments it does not know."""
+    return GraphSegmentTraining(encoder, as_it_is, "sum", ALL, table=table)
+
+
+def rows_of(table: EmbeddingTable) -> list[Tensor]:
+    return [each.clone() for each in table.export_rows()]
+
+
+def assert_same(a: list[Tensor], b: list[Tensor]) -> None:
+    assert all(x.equal(y) for x, y in zip(a, b, strict=True))
+
+
+# Rows belong to content ---------------------------------------------------------------------------
+
+
+def rows_read(model: GraphSegmentTraining, graph: SegmentedGraph) -> int:
+    """How many rows of the table a step with `graph` could read."""
+    return int(model._known(model._table_keys(*_step(model, graph))).sum())
+
+
+def _step(model: GraphSegmentTraining, graph: SegmentedGraph) -> tuple[Any, Tensor]:
+    draw = model.draw([graph])
+    assert draw is not None
+    return draw.catalogue, draw.configs
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        segment(plain(1), 6),
+        segment(plain(), 6, method="contiguous"),
+        segment(plain(), 11),
+        segment(plain(), 6, halo=1),
+        segment(replace(plain(), edges=plain().edges[:, ::-1][::-1].copy()), 6),
+    ],
+    ids=["features", "method", "size", "halo", "edges"],
+)
+def test_graphs_of_one_name_share_no_rows(other: SegmentedGraph) -> None:
+    table = EmbeddingTable(1, 3)
+    model = stale_model(table)
+    model([segment(plain(), 6)])
+    assert rows_read(model, segment(plain(), 6)) > 0
+    assert rows_read(model, other) == 0
+    model([other])
+    torch.testing.assert_close(model([segment(plain(), 6), other]), model.exact([segment(plain(), 6), other]))
+
+
+def test_the_same_graph_has_the_same_rows_whatever_its_name_and_wherever_it_lies(tmp_path: Any) -> None:
+    model = stale_model(EmbeddingTable(1, 3))
+    model([segment(plain(), 6)])
+    rows = model.table.rows_in_use
+    assert rows_read(model, segment(plain(name="another"), 6)) == rows
+    (stored,) = open_store(prepare([plain()], tmp_path, max_nodes=6))
+    assert rows_read(model, stored) == rows
+
+
+def test_two_estimators_that_share_a_table_share_no_rows() -> None:
+    table, graph = EmbeddingTable(1, 3), segment(plain(), 6)
+    doubled = stale_model(table, lambda batch: 2 * features_of(batch))
+    model = stale_model(table)
+    doubled([graph])
+    assert rows_read(model, graph) == 0
+    model([graph])
+    model.num_fresh = doubled.num_fresh = 1
+    for each in (model, doubled, model):
+        torch.testing.assert_close(each([graph]), each.exact([graph]))
+    model.freeze_encoder()
+    assert rows_read(doubled, graph) == graph.num_segments and rows_read(model, graph) == 0
+
+
+def test_a_dataset_reloaded_in_another_order_finds_its_own_rows() -> None:
+    graphs = [segment(plain(seed, name="") if seed else plain(), 6) for seed in range(3)]
+    model = stale_model(EmbeddingTable(1, 3))
+    for graph in graphs:
+        model([graph])
+    resumed = stale_model(EmbeddingTable(1, 3))
+    resumed.load_state_dict(model.state_dict())
+    resumed.num_fresh = 1
+    for graph in reversed([segment(plain(seed, name=f"{seed}"), 6) for seed in range(3)]):
+        torch.testing.assert_close(resumed([graph]), resumed.exact([graph]))
+
+
+def test_a_collision_is_refused() -> None:
+    model, graphs = stale_model(EmbeddingTable(1, 3)), [segment(plain(), 6), segment(plain(), 4)]
+    for graph in graphs:
+        graph.__dict__["fingerprint"] = "0" * 32
+    model(graphs[:1])
+    with pytest.raises(ValueError, match=r"two graphs have one fingerprint"):
+        model(graphs[1:])
+
+
+def test_a_checkpoint_whose_rows_are_keyed_by_names_is_refused() -> None:
+    model = stale_model(EmbeddingTable(1, 3))
+    with pytest.raises(ValueError, match=r"version 1, whose table rows belong to names"):
+        model.set_extra_state({"step": 1, "seed": 0, "encoder_frozen": False, "first_key": {"a": [0, 3]}})
+
+
+# Rows are numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_step_that_is_no_number_costs_nothing_afterwards(bad: float) -> None:
+    graph, scale = segment(plain(), 6), torch.ones(())
+    model = stale_model(EmbeddingTable(1, 3), lambda batch: features_of(batch) * scale)
+    model([graph])
+    before = rows_of(model.table)
+    scale.fill_(bad)
+    model([graph])
+    with pytest.warns(UserWarning, match=r"step 2: embeddings of segment 0 of graph 'resnet'.* are not finite"):
+        assert_same(rows_of(model.table), before)
+    scale.fill_(1.0)
+    model.num_fresh = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(model([graph]), model.exact([graph]))
+
+
+def test_only_the_rows_that_are_no_numbers_stay_behind() -> None:
+    table, keys = EmbeddingTable(4, 2), torch.arange(4)
+    table.push(keys[:2], torch.ones(2, 2), 1)
+    table.push(keys, torch.tensor([[2.0, 2.0], [2.0, torch.nan], [torch.inf, 2.0], [2.0, 2.0]]), 2)
+    rows, ages, is_known = table.pull(keys, 2)
+    assert rows.tolist() == [[2, 2], [1, 1], [0, 0], [2, 2]]
+    assert ages.tolist() == [0, 1, -1, 0] and is_known.tolist() == [True, True, False, True]
+
+
+def test_a_row_that_its_dtype_cannot_hold_is_not_written() -> None:
+    table = EmbeddingTable(1, 2, torch.float16)
+    table.push(torch.tensor([0]), torch.full((1, 2), 1e6), 1)
+    assert table.rows_in_use == 0
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**127])
+def test_a_step_that_a_scaler_skips_leaves_the_table_as_it_was(scale: float) -> None:
+    graph, (encoder, head) = segment(random_graph(0), 6), models("sage", random_graph(0))
+    model = GraphSegmentTraining(encoder.float(), head.float(), table=EmbeddingTable(1, 6))
+    model.exact([graph])
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu", init_scale=scale)
+    before = rows_of(model.table)
+    parameters = [parameter.detach().clone() for parameter in model.parameters()]
+    scaler.scale(model([graph]).square().sum() * 1e3).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    is_skipped = all(a.equal(b) for a, b in zip(model.parameters(), parameters, strict=True))
+    assert is_skipped == (scale > 1e30)
+    assert (model.table.rows_in_use == 0) == is_skipped
+    if is_skipped:
+        assert_same(rows_of(model.table), before)
+
+
+def test_gradients_that_overflow_inside_the_encoder_leave_the_table_as_it_was() -> None:
+    """Under fp16 autocast, with a finite gradient of the embeddings."""
+
+    class Overflowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, batch: SegmentBatch) -> Tensor:
+            weight = self.weight.clone()
+            weight.register_hook(lambda gradient: gradient * torch.inf)
+            return batch.node_features * weight
+
+    model = stale_model(EmbeddingTable(1, 3), Overflowing())
+    with torch.autocast("cpu", torch.float16):
+        prediction = model([segment(plain(), 6)])
+    prediction.sum().backward()
+    assert model.table.rows_in_use == 0
+
+
+# The frozen encoder -------------------------------------------------------------------------------
+
+
+def learnt(graph: SegmentedGraph) -> tuple[GraphSegmentTraining, torch.optim.Optimizer]:
+    model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, table=EmbeddingTable(1, 6, torch.float64))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model([graph]).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_loaded_after_freezing_are_those_of_the_rows(whole: bool) -> None:
+    graph = segment(random_graph(0), 6)
+    model, _ = learnt(graph)
+    other, _ = learnt(segment(random_graph(1), 6))
+    model.freeze_encoder()
+    model([graph])
+    if whole:
+        model.load_state_dict(other.state_dict())
+    else:
+        model.encoder.load_state_dict(other.encoder.state_dict())
+    torch.testing.assert_close(model([graph]).detach(), model.exact([graph]))
+    torch.testing.assert_close(model([graph]).detach(), model.exact([graph]))
+
+
+def test_rows_of_a_frozen_encoder_survive_saving() -> None:
+    graph = segment(random_graph(0), 6)
+    model, _ = learnt(graph)
+    model.freeze_encoder()
+    model([graph])
+    resumed, _ = learnt(segment(random_graph(1), 6))
+    resumed.load_state_dict(model.state_dict())
+    for each in (resumed, copy.deepcopy(resumed)):
+        rows = rows_of(each.table)
+        each([graph])
+        assert_same(rows_of(each.table), rows)
+
+
+def test_an_optimizer_with_momentum_leaves_a_frozen_encoder_alone() -> None:
+    graph = segment(random_graph(0), 6)
+    model, optimizer = learnt(graph)
+    model([graph]).square().sum().backward()
+    before = copy.deepcopy(model.encoder.state_dict())
+    model.freeze_encoder()
+    for _ in range(3):
+        model([graph]).square().sum().backward()
+        optimizer.step()
+    assert all(a.equal(b) for a, b in zip(model.encoder.state_dict().values(), before.values(), strict=True))
+    torch.testing.assert_close(model([graph]).detach(), model.exact([graph]))
+
+
+def test_exact_draws_no_dropout_and_leaves_modes_as_they_were() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout, self.fixed = nn.Dropout(0.5), nn.Dropout(0.5).eval()
+
+        def forward(self, batch: SegmentBatch) -> Tensor:
+            return self.dropout(batch.node_features)
+
+    graph, model = segment(plain(), 6), GraphSegmentTraining(Dropping(), nn.Dropout(0.5), "sum").train()
+    model.encoder.fixed.eval()
+    truth = torch.from_numpy(plain().node_features).sum(0)
+    torch.testing.assert_close(model.exact([graph])[0, 0], truth, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.embed([graph])[0, 0], truth, rtol=1e-4, atol=1e-4)
+    assert model.training and model.encoder.dropout.training and model.head.training
+    assert not model.encoder.fixed.training
+
+
+# Dtypes -------------------------------------------------------------------------------------------
+
+
+def test_weights_have_the_dtype_of_the_model() -> None:
+    """A third is not the same number in float32: gradients of drift-guided draws in double precision."""
+    table = EmbeddingTable(1, 5, torch.float64, track_drift=True)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, 0.3, table, refresh="drift")
+    graph = segment(random_graph(0, 18), 6)
+    model([graph])
+    draw = model.draw([graph])
+    assert draw is not None
+    known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
+    weights = model._gradient_weights(draw, known)[:, 0]
+    uniform = 0.3 / graph.num_segments + 0.7
+    truth = torch.tensor([uniform / (0.3 * float(q) + 0.7) for q in draw.inclusion], dtype=torch.float64)
+    assert weights.dtype == torch.float64
+    torch.testing.assert_close(weights, truth, rtol=1e-12, atol=0)
+    assert model._weights(draw, known).dtype == torch.float64
+
+
+def test_configured_and_configless_graphs_share_a_batch() -> None:
+    configured, bare = segment(random_graph(0), 6), segment(plain(1), 6)
+    assert configured.config_features.shape[2] != bare.config_features.shape[2]
+    model = GraphSegmentTraining(*models("sage", random_graph(0)), num_fresh=ALL)
+    configs = torch.tensor([[0, 1, 2], [0, -1, -1]])
+    both = model([configured, bare], configs)
+    torch.testing.assert_close(both[:1], model([configured], configs[:1]))
+    assert both[1, 0].isfinite()
+
+
+def test_configurations_of_different_widths_are_refused() -> None:
+    narrow = random_graph(1)
+    narrow = replace(narrow, name="narrow", config_features=narrow.config_features[..., :1].copy())
+    model = GraphSegmentTraining(*models("sage", random_graph(0)))
+    with pytest.raises(ValueError, match=r"configurations of 1 and \d+ features"):
+        model([segment(random_graph(0), 6), segment(narrow, 6)])
+
+
+# Copies -------------------------------------------------------------------------------------------
+
+
+def through_pickle(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))  # noqa: S301
+
+
+def through_torch(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def through_a_state(model: GraphSegmentTraining) -> GraphSegmentTraining:
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    copied, _ = learnt(segment(random_graph(2), 6))
+    copied.load_state_dict(torch.load(file, weights_only=True))
+    return copied
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, through_pickle, through_torch, through_a_state], ids=lambda copied: copied.__name__
+)
+def test_a_copy_goes_on_as_the_model_does(copied: Callable[[Any], Any]) -> None:
+    graph = segment(random_graph(0), 6)
+    model, _ = learnt(graph)
+    twin = copied(model)
+    for _ in range(3):
+        assert twin([graph]).equal(model([graph]))
+    assert_same(rows_of(twin.table), rows_of(model.table))
+
+
+# Second derivatives, losses and costs -------------------------------------------------------------
+
+
+def test_keys_added_one_by_one_are_not_copied_each_time() -> None:
+    table = EmbeddingTable(1, 2)
+    sizes = set()
+    for num_keys in range(2, 5000):
+        table.resize(num_keys)
+        sizes.add(table._index.nbytes)
+    assert len(sizes) < 20
+    table.push(torch.arange(4999), torch.ones(4999, 2), 0)
+    assert table.rows_in_use == 4999
+    assert np.isclose(table.statistics()["share_unknown"], 0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_broadcast_nothing(loss: str, shape: tuple[int, ...], unchecked: None) -> None:
+    scores = torch.ones(4, 1, 3) if loss == "cross_entropy" else torch.ones(4, 1)
+    with pytest.raises(ValueError, match=re.escape(f"scores have shape {tuple(scores.shape)} and targets {shape}")):
+        LOSSES[loss](scores, torch.ones(shape))
+
+
+def test_second_derivatives_of_sparse_products_are_right() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ends, weights = torch.randint(4, (2, 9), generator=generator), torch.rand(9, generator=generator).double()
+    matrix = CsrMatrix.from_entries(ends[0], ends[1], (4, 4), weights)
+    x = torch.randn(4, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: product(matrix, x) ** 3, x)
+
+
+@pytest.mark.parametrize("kind", ["max", "attention", "pool sum", "pool max"])
+def test_second_derivatives_of_other_kernels_are_refused(kind: str) -> None:
+    matrix = CsrMatrix.from_entries(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), (2, 2))
+    x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    rows = {
+        "max": lambda: neighbour_max(matrix, x * x),
+        "attention": lambda: neighbour_attention(matrix, x * x, x, x),
+        "pool sum": lambda: SegmentSums.apply(x * x, torch.tensor([[0], [1]]), torch.tensor([0, 0]), 1),
+        "pool max": lambda: SegmentMaxima.apply(x * x, torch.tensor([[0], [1]]), torch.tensor([0, 0]), 1),
+    }[kind]()
+    (gradient,) = torch.autograd.grad((rows**3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+def test_workers_map_the_files_of_a_store_instead_of_reading_them(tmp_path: Any) -> None:
+    graphs = [random_graph(0), replace(random_graph(1), config_features=np.zeros((3, 5, 18), np.int8))]
+    for graph in open_store(prepare(graphs, tmp_path, max_nodes=6)):
+        sent = pickle.dumps(graph)
+        arrived = pickle.loads(sent)  # noqa: S301
+        for name, value in graph.__dict__.items():
+            other = getattr(arrived, name)
+            if isinstance(value, np.ndarray | PackedArray):
+                np.testing.assert_array_equal(np.asarray(value), np.asarray(other))
+                assert value.dtype == other.dtype
+                assert Mapped.of(other) is not None or not value.nbytes
+        assert sent.count(graph.name.encode()) <= 2 and graph.fingerprint == arrived.fingerprint
+        assert graph.node_features.tobytes() not in sent
+
+
+# Several processes without Lightning --------------------------------------------------------------
+
+
+def parallel(rank: int, world_size: int) -> dict[str, Any]:
+    """A plain DistributedDataParallel, each process with a table of its own."""
+    graph = segment(random_graph(0, 60), 6)
+    encoder, head = models("sage", random_graph(0))
+    model = GraphSegmentTraining(encoder, head, "sum", 1, 0.5, EmbeddingTable(1, 6, torch.float64))
+    fresh = [model.draw([graph], ahead=ahead).fresh.nonzero().flatten().tolist() for ahead in range(8)]
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        wrapped([graph]).square().sum().backward()
+        optimizer.step()
+    model.freeze_encoder()
+    problems = []
+    for _ in range(2):
+        try:
+            wrapped([graph]).square().sum().backward()
+        except ValueError as error:
+            problems.append(str(error))
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    frozen = copy.deepcopy(model.encoder.state_dict())
+    for _ in range(2):
+        optimizer.zero_grad()
+        wrapped([graph]).square().sum().backward()
+        optimizer.step()
+    unmoved = all(a.equal(b) for a, b in zip(frozen.values(), model.encoder.state_dict().values(), strict=True))
+    shared = GraphSegmentTraining(encoder, head, table=ShardedTable(EmbeddingTable(1, 6, torch.float64)))
+    try:
+        shared([graph])
+    except ValueError as error:
+        problems.append(str(error))
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return {"fresh": fresh, "problems": problems, "unmoved": unmoved, "weights": weights}
+
+
+def test_processes_without_lightning(tmp_path: Any) -> None:
+    one, other = in_processes(2, parallel, tmp_path)
+    assert one["fresh"] != other["fresh"]
+    assert one["weights"].equal(other["weights"]) and one["unmoved"]
+    assert len(one["problems"]) == 3
+    assert all("wrap the model anew" in problem for problem in one["problems"][:2])
+    assert "peers=" in one["problems"][2]
