@@ -34,9 +34,17 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler 
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
 @pytest.fixture(autouse=True)
-def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_own_directory(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program is captured once for all tests."""
     monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/traces").symlink_to(traces)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]))
 
 

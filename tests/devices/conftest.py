@@ -4,9 +4,9 @@ import pytest
 
 from gst.devices import Device
 from gst.programs import Program
-from tests.programs.small import SMALL, small_program
+from tests.programs.small import SMALL, STRUCTURES, small_program
 
-__all__ = ["SMALL", "pair", "program", "programs"]
+__all__ = ["STRUCTURES", "bundled_program", "pair", "program"]
 
 
 def pair(separate_memory: bool) -> list[Device]:
@@ -17,11 +17,13 @@ def pair(separate_memory: bool) -> list[Device]:
     ]
 
 
-@pytest.fixture(scope="session")
-def programs() -> dict[str, Program]:
-    return {name: small_program(name) for name in SMALL}
+@pytest.fixture(params=STRUCTURES)
+def program(request: pytest.FixtureRequest) -> Program:
+    """One program of each structure: for laws that hold whatever the operators are."""
+    return small_program(request.param)
 
 
 @pytest.fixture(params=sorted(SMALL))
-def program(request: pytest.FixtureRequest) -> Program:
+def bundled_program(request: pytest.FixtureRequest) -> Program:
+    """Every bundled workload: for laws in which each operator may be an exception."""
     return small_program(request.param)

@@ -32,17 +32,18 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    """Two products of matrices, each followed by the same chain of element-wise operations; the first chain hands on
-    two values. No operation computes long for each number, so that fewer passes over memory are faster everywhere."""
+    """Two products of matrices, each followed by the same chain of element-wise operations that hands on two values:
+    compiled once. No operation computes long for each number, so that fewer passes over memory are faster everywhere.
+    """
 
     def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.relu(x) * x + 1.0
         return torch.abs(y) * y - x, y
 
     def step(p: dict) -> tuple[torch.Tensor, dict]:
-        one, both = chain(p["w"] @ p["v"])
-        two, _ = chain(one @ p["v"])
-        return two.sum() + both.mean(), {"w": one, "v": two}
+        one, inside_one = chain(p["w"] @ p["v"])
+        two, inside_two = chain(one @ p["v"])
+        return two.sum() + inside_one.mean() + inside_two.mean(), {"w": one, "v": two}
 
     generator = torch.Generator().manual_seed(0)
     inputs = {name: torch.randn(256, 256, generator=generator) / 16 for name in ("w", "v")}
@@ -197,13 +198,19 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     )
 
 
-def test_without_chains_the_whole_step_is_tried_all_the_same(devices: tuple[Device, ...], tmp_path: Path) -> None:
-    w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) / 8
-    program = capture(Step("products", lambda x: [x @ x @ x], (w,)))
-    program.save(tmp_path / "products")
+def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], isolated: IsolatedExecutor) -> None:
+    products = capture(Step("products", lambda x: [x @ x @ x], (torch.ones(4, 4),)))
+    times = np.ones((len(devices), products.num_nodes))
+    assert fused_task(Task.of_profile(products, devices, times), isolated) is None
+
+
+def test_without_groups_the_whole_step_is_tried_all_the_same(
+    program: Program, saved: Path, devices: tuple[Device, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gst.placement.pipeline.fused_task", lambda *_: None)
     chosen = Settings(0, 0, (), ("placement", "fusion"), repetitions=2, patience_s=0.0)
-    found = place_measured(program, tmp_path / "products", devices, tmp_path / "out", chosen)
-    assert "whole:fused" in found.result["plans"]
+    plans = place_measured(program, saved, devices, tmp_path / "out", chosen).result["plans"]
+    assert plans["whole:fused"]["feasible"] and [name for name in plans if name.endswith(":fused")] == ["whole:fused"]
 
 
 def test_what_is_simulated_is_the_shorter_program(made: FusedTask, task: Task) -> None:

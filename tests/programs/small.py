@@ -1,7 +1,12 @@
-"""Sizes of the bundled workloads at which a test takes milliseconds."""
+"""Small sizes of the bundled workloads, captured once for all tests of a checkout."""
 
+import hashlib
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from gst.programs import WORKLOADS, Program, capture
 from tests.checks import without_checks
@@ -18,9 +23,30 @@ SMALL: dict[str, dict[str, Any]] = {
     "moe": {"layers": 1, "width": 16, "experts": 3, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
 }
 
+# Of each structure the smallest program: branches side by side, a recurrence, a mixture of experts with attention.
+STRUCTURES = ("inception", "moe", "rnnlm")
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / ".pytest_cache" / "programs"
+
 
 @cache
 def small_program(name: str) -> Program:
-    """The workload of that name at its small size, captured once for all tests of this process."""
+    """The workload of that name at its small size, captured once for all processes until a source changes. What is
+    loaded is what was captured: `test_saving.py`."""
+    directory = PROGRAMS / f"{name}-{_digest(name)}"
     with without_checks():  # other tests capture with them
-        return capture(WORKLOADS[name](**SMALL[name]))
+        with suppress(ValueError):
+            return Program.load(directory)
+        program = capture(WORKLOADS[name](**SMALL[name]))
+        with suppress(ValueError):  # another process was quicker
+            program.save(directory)
+        return program
+
+
+def _digest(name: str) -> str:
+    """Of the sizes, of torch, and of the sources that a capture runs through."""
+    content = hashlib.sha256(f"{SMALL[name]} {torch.__version__}".encode())
+    for room in ("files", "graphs", "programs"):
+        for path in sorted((ROOT / "gst" / room).rglob("*.py")):
+            content.update(path.read_bytes())
+    return content.hexdigest()[:16]

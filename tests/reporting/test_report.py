@@ -162,10 +162,11 @@ WRONG: list[Any] = [None, 7, "words", [], {}, [None, 7, "words", []], {"words": 
 @pytest.mark.parametrize("runtime", ["measured", "simulated"])
 @pytest.mark.parametrize("part", ["plans", "measurements", "devices", "timeline", "curves", "machine", "cost_model"])
 def test_parts_of_another_type_become_sentences_too(part: str, runtime: str) -> None:
+    record = make_record(40, runtime)
     for wrong in WRONG:
-        Page(render(make_record(runtime=runtime) | {part: wrong}))
+        Page(render(record | {part: wrong}))
     for inner in WRONG:
-        Page(render(make_record(runtime=runtime) | {part: {"annealing": inner, "kinds": inner, "bars": inner}}))
+        Page(render(record | {part: {"annealing": inner, "kinds": inner, "bars": inner}}))
 
 
 def test_the_page_loads_nothing(record: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ import torch
 
 from gst.devices import Device, ExecutionError, Executor, Plan, discover, eager, pytorch
 from gst.programs import WORKLOADS, Program, Reference, TrainingStep, capture, outputs_differ
+from tests.programs.small import SMALL, small_program
 
-from ..conftest import SMALL, pair
+from ..conftest import STRUCTURES, pair
 
 NAMES = ("cpu:0", "cpu:1")
 
@@ -31,9 +32,19 @@ def alone(program: Program, name: str = "cpu:0", priority: np.ndarray | None = N
 
 @pytest.mark.parametrize("separate_memory", [False, True])
 def test_ten_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
+    computes(program, separate_memory, 10)
+
+
+@pytest.mark.parametrize("separate_memory", [False, True])
+def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Program, separate_memory: bool) -> None:
+    computes(bundled_program, separate_memory, 2)
+
+
+def computes(program: Program, separate_memory: bool, num_plans: int) -> None:
+    """Random plans give the outputs of the program run in order."""
     want, rng = eager(program), np.random.default_rng(0)
     with Executor(program, pair(separate_memory)) as executor:
-        for _ in range(10):
+        for _ in range(num_plans):
             assert outputs_differ(executor.run(random_plan(program, rng)), want) is None
 
 
@@ -62,9 +73,9 @@ def test_one_memory_copies_nothing(program: Program) -> None:
         assert executor.last_transfers.copies == executor.last_transfers.bytes == 0
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str, programs: dict[str, Program]) -> None:
-    program, step = programs[name], WORKLOADS[name](**SMALL[name])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> None:
+    program, step = small_program(name), WORKLOADS[name](**SMALL[name])
     plan = random_plan(program, np.random.default_rng(0))
     parameters, data = (
         list(program.inputs[: len(step.inputs[0])]),
@@ -239,11 +250,11 @@ def test_schedules_are_remembered_by_key(program: Program) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(program: Program) -> None:
-    want, rng = eager(program), np.random.default_rng(0)
+def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(bundled_program: Program) -> None:
+    want, rng = eager(bundled_program), np.random.default_rng(0)
     names = ("cpu:0", "cuda:0")
-    with Executor(program, discover()) as executor:
+    with Executor(bundled_program, discover()) as executor:
         for _ in range(10):
-            assert outputs_differ(executor.run(random_plan(program, rng, names)), want) is None
+            assert outputs_differ(executor.run(random_plan(bundled_program, rng, names)), want) is None
         assert executor.last_transfers.copies > 0
-        assert outputs_differ(executor.run(alone(program, "cuda:0")), want) is None
+        assert outputs_differ(executor.run(alone(bundled_program, "cuda:0")), want) is None

@@ -134,13 +134,13 @@ def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
             assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.5
 
 
-def test_values_in_one_memory_are_seen(program: Program) -> None:
+def test_values_in_one_memory_are_seen(bundled_program: Program) -> None:
     """A view holds the storage of its base, and no input's memory counts."""
-    found = storages(program)
-    held = {node: set() for node in range(program.num_nodes)}
+    found = storages(bundled_program)
+    held = {node: set() for node in range(bundled_program.num_nodes)}
     for storage, node in found.held.T.tolist():
         held[node].add(storage)
-    for node, operation in enumerate(program.operations):
+    for node, operation in enumerate(bundled_program.operations):
         if operation.is_view and operation.producers:
             assert held[node] <= held[operation.producers[0]]
         if operation.kind != "operation":
