@@ -24,7 +24,9 @@ os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
 beside_others = "PYTEST_XDIST_WORKER" in os.environ
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if beside_others else "2")))
-settings.register_profile("unhurried", deadline=None, derandomize=True)  # the first example waits for libraries
+settings.register_profile(
+    "unhurried", deadline=None, derandomize=True, max_examples=50
+)  # the first example waits for libraries
 settings.load_profile("unhurried")
 
 FIXTURES = Path(__file__).parent / "fixtures"

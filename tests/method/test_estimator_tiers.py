@@ -75,7 +75,7 @@ def descend(gradient: list[Tensor], *modules: nn.Module) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tier", get_args(Tier))
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     work=steps(),
     dtype=st.sampled_from(DTYPES),
