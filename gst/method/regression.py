@@ -21,6 +21,7 @@ from torch import Tensor
 
 RIDGE = 0.1  # of the mean variance of a channel
 MEMORY = 0.8  # share that older steps keep in the moments after another step
+FLOOR = 1e-6  # of the mean square of a row: less variance is rounding
 TINY = 1e-30
 
 
@@ -54,7 +55,8 @@ class RowRegression:
             x, y = mean[0, 1 : channels + 1], mean[0, channels + 1 :]
             variances = mean[1:, 1 : channels + 1] - torch.outer(x, x)
             covariances = mean[1:, channels + 1 :] - torch.outer(x, y)
-            identity, total = torch.eye(channels).to(mean), variances.trace().clamp(min=TINY)
+            floor = FLOOR * mean[1:, 1 : channels + 1].trace() + TINY  # where rows are all alike, say one row alone
+            identity, total = torch.eye(channels).to(mean), variances.trace().clamp(min=0) + floor
             multiple = (covariances.trace() / total).clamp(0, 1) * identity
             ridge = RIDGE * total / channels * identity
             a = multiple + torch.linalg.solve_ex(variances + ridge, covariances - variances @ multiple).result

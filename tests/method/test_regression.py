@@ -94,6 +94,16 @@ def test_a_linear_change_of_all_embeddings_is_learnt() -> None:
     assert error.square().mean() < 0.02 * (rows @ a).square().mean()
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6])
+def test_rows_that_are_all_alike_teach_where_they_went_and_nothing_else(scale: float) -> None:
+    rows, embedded = scale * torch.ones(3, 4), scale * 2 * torch.ones(3, 4)
+    regression = RowRegression()
+    regression.observe(moments(rows, embedded))
+    learnt = regression.map()
+    assert learnt is not None and learnt[0].abs().max() < 1.01
+    torch.testing.assert_close((rows.double() @ learnt[0] + learnt[1]).float(), embedded, rtol=1e-5, atol=0)
+
+
 def test_a_row_that_is_not_finite_teaches_nothing() -> None:
     rows = torch.tensor([[1.0, torch.nan]])
     assert (moments(rows, torch.ones(1, 2)) == 0).all()
