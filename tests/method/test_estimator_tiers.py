@@ -75,10 +75,10 @@ def descend(gradient: list[Tensor], *modules: nn.Module) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tier", get_args(Tier))
-@settings(max_examples=6)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=3)
 @given(
     work=steps(),
-    dtype=st.sampled_from(DTYPES),
     kind=st.sampled_from(KINDS),
     pooling=st.sampled_from(["sum", "mean", "max"]),
     num_fresh=st.integers(1, 2),
