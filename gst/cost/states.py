@@ -60,8 +60,8 @@ class StateModel:
 
     Pairs enter if they order held-out measurements better (Kendall's tau) by more than the standard error of five-fold
     cross-validation; with fewer than 50 measurements or more than 16 decisions they are left out. A cost that the
-    measurements do not determine is zero. AlexNet's 9 decisions and 1,100 pairs take two seconds with 200 measurements
-    and ten with 20,000.
+    measurements do not determine is zero. The equations are as many as the costs, or as the measurements if these are
+    fewer.
     """
 
     def fit(self, graph: Graph, measured: Int64[np.ndarray, " measured"] | None = None, seed: int = 0) -> StateModel:
@@ -128,10 +128,17 @@ class StateModel:
         for _ in range(ROUNDS):
             total = weight.sum()
             mean_x, mean_y = x.T @ weight / total, weight @ (runtimes - middle) / total
-            weighted = x.multiply(weight[:, None]).tocsr()
-            gram = (x.T @ weighted).toarray() - total * np.outer(mean_x, mean_x)
-            moment = weighted.T @ (runtimes - middle) - total * mean_x * mean_y
-            costs = np.linalg.solve(gram + np.diag(penalty), moment)
+            if len(chosen) < width:  # as many equations as measurements, which are fewer than costs
+                root = np.sqrt(weight)
+                centred = (x.toarray() - mean_x) * root[:, None]
+                scaled = centred / penalty
+                kernel = scaled @ centred.T + np.eye(len(chosen))
+                costs = np.linalg.solve(kernel, root * (runtimes - middle - mean_y)) @ scaled
+            else:
+                weighted = x.multiply(weight[:, None]).tocsr()
+                gram = (x.T @ weighted).toarray() - total * np.outer(mean_x, mean_x)
+                moment = weighted.T @ (runtimes - middle) - total * mean_x * mean_y
+                costs = np.linalg.solve(gram + np.diag(penalty), moment)
             base = middle + mean_y - mean_x @ costs
             residual = np.abs(runtimes - base - x @ costs)
             scale = HUBER * 1.4826 * np.median(residual)  # the median of normal noise is 1 / 1.4826 of its deviation

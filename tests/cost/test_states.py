@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import random_graph
 
-from gst.cost import StateModel
+from gst.cost import StateModel, states
 from gst.cost.metrics import kendall_tau
 from gst.cost.states import decisions
 from gst.data.tpugraphs import read
@@ -69,6 +69,21 @@ def test_pairs_are_found_where_they_matter_and_left_out_where_not() -> None:
     model = StateModel().fit(graph, known)
     assert model.pair_penalty is not None
     assert kendall_tau(model.predict()[rest], graph.targets[rest]) > 0.95
+
+
+def test_few_measurements_are_solved_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the same measurements under three times the penalties are the same problem, with more equations than
+    costs."""
+    graph, few = program(6, copies=1.0, noise=500.0), np.arange(60)
+    model = StateModel().fit(graph, few)
+    main = int(sum(len(set(column)) for column in decisions(graph).T.tolist()))
+    assert main < len(few) < model._features.shape[1] < 3 * len(few)
+    base, costs = model._solve(few, graph.targets[few], main, 3.0)
+    monkeypatch.setattr(states, "MAIN_PENALTY", 3 * states.MAIN_PENALTY)
+    thrice = np.tile(few, 3)
+    other_base, other_costs = model._solve(thrice, graph.targets[thrice], main, 9.0)
+    assert base == pytest.approx(other_base, rel=1e-9)
+    np.testing.assert_allclose(costs, other_costs, rtol=1e-6, atol=1e-3)
 
 
 def test_one_wild_measurement_does_not_matter() -> None:
