@@ -53,9 +53,10 @@ def test_errors_of_the_program_stay_as_they_are() -> None:
 
 
 ALONE = """
-import sys, torch.distributed as dist
+import signal, sys, torch.distributed as dist
 from gst.process.interrupts import stoppable
 from gst.training.processes import ended_by_signals
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells let processes in the background ignore
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 print("here", flush=True)
