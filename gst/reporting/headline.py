@@ -201,7 +201,7 @@ def _measured_facts(record: Record) -> list[tuple[str, str, str]]:
     return [
         (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'})", ""),
         (f"{brief(time_of(base))} ms", "plain PyTorch, all threads", ""),
-        (ratio_of(record, best), "plain PyTorch / best plan", tone),
+        (DASH if math.isnan(ratio) else f"{ratio:.2f}x", "plain PyTorch / best plan", tone),
         (f"{brief(time_of(baseline))} ms", f"best baseline ({name or 'none'})", ""),
         (f"{brief(record.get('lower_bound'))} ms", "lower bound, by profiled costs", ""),
         (whole(model.get("num_measured")), "plans measured in the search", ""),
