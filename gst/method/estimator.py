@@ -94,9 +94,10 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
-        if "dropout" not in estimate and keep_probability < 1:
+        self._uses_all_rows = estimate in ("difference", "regression")
+        if self._uses_all_rows and keep_probability < 1:
             raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
-        if "dropout" not in estimate and pooling == "max":
+        if self._uses_all_rows and pooling == "max":
             raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.estimate = estimate
@@ -246,7 +247,7 @@ class GraphSegmentTraining(nn.Module):
         embedded = self._encode_batch(batch)  # while rows of other processes travel
         is_known = self._known(keys) if pending is None else pending.is_known()
         chosen = fresh.nonzero().squeeze(1)
-        if "dropout" not in self.estimate:
+        if self._uses_all_rows:
             return self._corrected(draw, chosen, embedded, keys, is_known, pending)
         weights = dropout_weights(fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
         pool = self._pool(catalogue)
@@ -453,7 +454,7 @@ class GraphSegmentTraining(nn.Module):
         keys = self._table_keys(whole.catalogue, whole.configs)
         if self.table.ranges.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
-        every = self.encoder_frozen or "dropout" not in self.estimate
+        every = self.encoder_frozen or self._uses_all_rows
         wanted = torch.ones_like(whole.fresh) if every else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
