@@ -13,11 +13,16 @@ and EPFL in ../shared/data.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.circuits.files import SHARED, cache
+from gst.files.writing import atomic_write
+
+CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
+LABELS = Path(__file__).parents[2] / "results" / "circuits_labels.jsonl.xz"
 
 
 def _label(options: argparse.Namespace) -> None:
@@ -32,6 +37,49 @@ def _label(options: argparse.Namespace) -> None:
     print(f"{len(labels) - late} labels of {len({job.file.name for job in jobs})} circuits in {options.out}")
     if late:
         print(f"{late} more took longer than {options.timeout:.0f} s")
+
+
+def _train(options: argparse.Namespace) -> None:
+    import torch
+
+    from experiments.reproductions.circuits.compare import DEFAULT, labelled_files
+    from experiments.reproductions.circuits.labels import read_labels
+    from experiments.reproductions.circuits.model import save_models
+    from experiments.reproductions.circuits.training import Schedule, examples_of, train_ensemble
+
+    torch.set_num_threads(1)
+    examples = examples_of(labelled_files(options.data), read_labels(options.labels))
+    models = train_ensemble(examples, options.seed, options.members, Schedule(options.steps), {}, DEFAULT)
+    labels = sum(len(each.recipes) for each in examples)
+    record = {"circuits": len(examples), "labels": labels, "steps": options.steps, "seed": options.seed}
+    save_models(models, options.checkpoint, record)
+    print(f"{len(models)} networks, trained on {labels} labels of {len(examples)} circuits, in {options.checkpoint}")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from experiments.reproductions.circuits.evaluate import evaluate
+
+    result = evaluate(
+        options.data, options.checkpoint, options.labels, options.number, options.seed, options.processes,
+        options.timeout, options.recipes,
+    )  # fmt: skip
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+    for name, each in result["circuits"].items():
+        print(f"{name:40} tau {_shown(each['tau'])}, error {100 * each['error']:.1f} %")
+    print(f"{'mean':40} tau {_shown(result['tau'])}, error {100 * result['error']:.1f} %")
+
+
+def _shown(tau: float | None) -> str:
+    return "  -  " if tau is None else f"{tau:5.3f}"
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from experiments.reproductions.circuits.compare import compare
+
+    compare(options.data, options.labels, options.seeds, options.steps, options.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,6 +112,25 @@ def _parser() -> argparse.ArgumentParser:
     label.add_argument("--least-ands", type=int, default=0, help="leave out smaller circuits")
     label.add_argument("--most-ands", type=int, default=10**9, help="leave out larger circuits")
     label.add_argument("--out", type=Path, default=cache() / "labels", help="default: %(default)s")
+
+    train = command("train", _train, "train on labelled circuits and their output cones")
+    train.add_argument("--labels", type=Path, default=LABELS, help="default: %(default)s")
+    train.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="written; default: %(default)s")
+    train.add_argument("--members", type=int, default=4, help="networks whose predictions are averaged")
+    train.add_argument("--steps", type=int, default=300, help="of each network; default: %(default)s")
+    train.add_argument("--seed", type=int, default=0)
+
+    score = command("evaluate", _evaluate, "label circuits, and score a checkpoint on them")
+    labelling(score, 24)
+    score.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="default: the one of this package")
+    score.add_argument("--json", type=Path, help='write {"tau", "error", "circuits": {NAME: {"tau", "error"}}}')
+    score.add_argument("--labels", type=Path, default=cache() / "labels", help="kept here; default: %(default)s")
+
+    tables = command("compare", _compare, "compare variants, controls and baselines on designs and recipes left out")
+    tables.add_argument("--labels", type=Path, default=LABELS, help="default: %(default)s")
+    tables.add_argument("--seeds", type=int, default=3, help="each leaves out another part of the designs")
+    tables.add_argument("--steps", type=int, default=300, help="of each training; default: %(default)s")
+    tables.add_argument("--json", type=Path, default=Path("experiments/results/circuits.json"))
     return parser
 
 

@@ -8,6 +8,7 @@ off does not count. A circuit that takes longer than the time limit has a line w
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from gst.process.progress import bar
 PROGRAM = "berkeley-abc"
 TIMEOUT = 600.0  # seconds of one recipe
 LABELS = "labels.jsonl"
+MOST_UNPACKED = 1 << 28  # bytes of packed labels
 _READ = {".bench": "read_bench", ".aig": "read_aiger"}
 _COUNTS = re.compile(r"and =\s*(\d+)\s+lev =\s*(\d+)")
 
@@ -80,7 +82,8 @@ def synthesise(job: Job, timeout: float = TIMEOUT) -> Trajectory | None:
 
 
 def read_labels(path: Path) -> dict[tuple[str, str], Trajectory | None]:
-    """Labels by digest of the circuit and recipe; None where time ran out. Empty if there is no such file.
+    """Labels by digest of the circuit and recipe; None where time ran out. Empty if there is no such file. A file may
+    be packed by xz.
 
     Raises:
         ValueError: a line other than the last is damaged; the message names file and line.
@@ -88,7 +91,7 @@ def read_labels(path: Path) -> dict[tuple[str, str], Trajectory | None]:
     labels: dict[tuple[str, str], Trajectory | None] = {}
     if not path.is_file():
         return labels
-    lines = path.read_text(errors="replace").split("\n")
+    lines = _content(path).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -103,6 +106,20 @@ def read_labels(path: Path) -> dict[tuple[str, str], Trajectory | None]:
                 continue  # a killed process left it
             raise ValueError(f"{path}, line {number}: no label ({plain(error)}); remove this line") from None
     return labels
+
+
+def _content(path: Path) -> str:
+    """Of a text file, packed by xz if its name ends so."""
+    if path.suffix != ".xz":
+        return path.read_text(errors="replace")
+    try:
+        unpacker = lzma.LZMADecompressor(memlimit=MOST_UNPACKED)
+        content = unpacker.decompress(path.read_bytes(), MOST_UNPACKED)
+        if not unpacker.eof:
+            raise ValueError(f"it is cut off, or more than {MOST_UNPACKED} bytes")
+    except (lzma.LZMAError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: not packed by xz ({plain(error)})") from error
+    return content.decode(errors="replace")
 
 
 def planned_jobs(

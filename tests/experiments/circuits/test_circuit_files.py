@@ -12,6 +12,7 @@ import pytest
 
 from experiments.reproductions.circuits.circuit import Circuit, read_circuit, write_aiger
 from experiments.reproductions.circuits.features import circuit_graph
+from tests.experiments.circuits.made_circuits import random_circuit
 
 GATES = """# every kind of gate, out of order
 INPUT(a)
@@ -70,12 +71,6 @@ def test_binary_aiger_of_the_report(tmp_path: Path) -> None:
     assert circuit.fanins.tolist() == [[4, 2], [5, 3], [9, 7]]
     total, carry = circuit.simulate(all_inputs(2))[:, 0]
     assert (int(total) & 15, int(carry) & 15) == (0b0110, 0b1000)
-
-
-def random_circuit(seed: int, num_inputs: int = 6, num_ands: int = 300) -> Circuit:
-    generator = np.random.default_rng(seed)
-    bounds = 2 * (1 + num_inputs + np.arange(num_ands))[:, None]
-    return Circuit(num_inputs, generator.integers(0, bounds, (num_ands, 2)), generator.integers(0, bounds[-1], 9))
 
 
 def as_bench(circuit: Circuit) -> str:

@@ -1,0 +1,156 @@
+"""The model of recipes: what it may not depend on, its file, and scoring circuits never seen, end to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.reproductions.circuits.__main__ import CHECKPOINT, LABELS, main
+from experiments.reproductions.circuits.circuit import write_aiger
+from experiments.reproductions.circuits.compare import BASELINES, VARIANTS, by_design, by_recipe
+from experiments.reproductions.circuits.files import CircuitFile
+from experiments.reproductions.circuits.labels import PROGRAM, read_labels
+from experiments.reproductions.circuits.model import SynthesisModel, load_models, save_models
+from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, numbers, read_recipes
+from experiments.reproductions.circuits.training import (
+    Example,
+    Schedule,
+    describe,
+    examples_of,
+    mean_score,
+    predict,
+    score,
+    train_ensemble,
+    trajectory_loss,
+)
+from tests.experiments.circuits.made_circuits import random_circuit
+
+needs_abc = pytest.mark.skipif(
+    shutil.which(PROGRAM) is None, reason="labels come from berkeley-abc: apt-get install berkeley-abc"
+)
+RECIPES = read_recipes(SHIPPED_RECIPES)[:12]
+
+
+def made_examples(count: int = 6) -> list[Example]:
+    """Circuits on which each `rewrite -z` takes 2 % and each `balance` gives 1 %, half as much on odd ones."""
+    commands = numbers(RECIPES)
+    steps = np.where(commands == 2, -0.02, np.where(commands == 0, 0.01, 0.0))
+    examples = []
+    for k in range(count):
+        graph, columns = describe(random_circuit(k, num_ands=400), max_nodes=100)
+        logs = np.repeat((steps / (1 + k % 2)).cumsum(1)[..., None], 2, 2)
+        examples.append(Example(f"made{k}", f"made{k}", graph, columns, commands, logs))
+    return examples
+
+
+@pytest.mark.slow
+def test_it_learns_the_order_of_recipes() -> None:
+    examples = made_examples()
+    for name in ("GST+E, regression", "four networks that see statistics, no graph"):
+        models = train_ensemble(examples[:4], 0, 1, Schedule(150, circuits=4), *VARIANTS[name])
+        scores = {each.name: score(predict(models, each)[:, -1, 0], each) for each in examples[4:]}
+        assert (mean_score(scores)["tau"] or 0) > 0.8, name
+    for name, baseline in BASELINES.items():
+        predictions = baseline(examples[:4], examples[4:], 0)
+        assert min(score(predictions[each.name], each)["tau"] or 0 for each in examples[4:]) > 0.4, name
+
+
+def test_a_later_command_does_not_change_what_came_before() -> None:
+    each = made_examples(1)[0]
+    models = train_ensemble([each, each], 0, 1, Schedule(2, circuits=2), {}, {})
+    shorter = predict(models, replace(each, recipes=each.recipes[:, :7]))
+    np.testing.assert_allclose(predict(models, each)[:, :7], shorter, atol=1e-6)
+
+
+def test_the_loss_is_zero_for_the_labels_alone_and_sees_the_order() -> None:
+    each = made_examples(1)[0]
+    logs, spread = torch.from_numpy(each.logs).float()[None], torch.tensor([each.spread])
+    assert trajectory_loss(logs, logs, spread, Schedule()) == 0
+    shifted = trajectory_loss(logs + 0.05, logs, spread, Schedule(absolute_weight=0))
+    assert shifted < 1e-8 < trajectory_loss(logs.flip(1), logs, spread, Schedule(absolute_weight=0))
+
+
+def test_splits_keep_designs_and_recipes_apart() -> None:
+    examples = made_examples()
+    cones = [replace(each, name=f"{each.name}+3") for each in examples]
+    tested = set()
+    for seed in range(3):
+        train, test = by_design([*examples, *cones], seed, 3)
+        assert not {each.design for each in train} & {each.design for each in test}
+        assert not any("+" in each.name for each in test)
+        tested |= {each.name for each in test}
+        train, test = by_recipe(examples, seed, 3)
+        pools = [{tuple(row) for each in part for row in each.recipes.tolist()} for part in (train, test)]
+        assert pools[1] and not pools[0] & pools[1]
+    assert tested == {each.name for each in examples}
+
+
+def test_scores_of_ties() -> None:
+    each = made_examples(1)[0]
+    flat = replace(each, logs=np.zeros_like(each.logs))
+    assert score(np.arange(len(RECIPES)) * 0.1, flat)["tau"] is None
+    assert score(np.zeros(len(RECIPES)), each)["tau"] == 0.0
+    assert mean_score({"a": {"tau": None, "error": 0.1}, "b": {"tau": 0.5, "error": 0.3}}) == {"tau": 0.5, "error": 0.2}
+    assert score(each.logs[:, -1, 0] + np.log(1.1), each)["error"] == pytest.approx(0.1)
+
+
+def test_a_checkpoint_predicts_the_same_and_damage_is_refused(tmp_path: Path) -> None:
+    each = made_examples(1)[0]
+    models = train_ensemble([each, each], 0, 2, Schedule(2, circuits=2), {}, {"table": True})
+    path = tmp_path / "c.pt"
+    save_models(models, path, {"circuits": 1})
+    np.testing.assert_array_equal(predict(load_models(path), each), predict(models, each))
+    content = torch.load(path, weights_only=True)
+    path.write_bytes(path.read_bytes()[:-100])
+    for make in (lambda: None, lambda: torch.save(content | {"schema": 9}, path), lambda: torch.save([1], path),
+                 lambda: torch.save(content | {"members": []}, path),
+    mean = mean_score({"a": {"tau": None, "error": 0.1}, "b": {"tau": 0.5, "error": 0.3}})
+    assert mean == {"tau": 0.5, "error": 0.2}
+        make()
+        with pytest.raises(ValueError, match=str(path)):
+            load_models(path)
+
+
+def test_the_shipped_files_fit() -> None:
+    assert CHECKPOINT.stat().st_size < 1 << 20 and LABELS.stat().st_size < 1 << 20
+    assert len(load_models(CHECKPOINT)) > 1
+    labels = read_labels(LABELS)
+    assert len(labels) > 3_000 and {len(recipe) for _, recipe in labels} == {20}
+
+
+def test_circuits_without_labels_are_an_error(tmp_path: Path) -> None:
+    write_aiger(random_circuit(0), tmp_path / "c.aig")
+    with pytest.raises(ValueError, match="make some with the command label"):
+        examples_of([CircuitFile("c", tmp_path / "c.aig")], {})
+
+
+def test_a_model_that_sees_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="want one of graph, statistics, counts"):
+        SynthesisModel("all")  # type: ignore[arg-type]
+
+
+@needs_abc
+def test_evaluate_labels_and_scores_circuits_never_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data" / "deep"
+    data.mkdir(parents=True)
+    write_aiger(random_circuit(1, 20, 200), data / "one.aig")
+    (data.parent / "tiny.bench").write_text("INPUT(a)\nINPUT(b)\nOUTPUT(o)\no = AND(a, b)\n")
+    command = ["evaluate", "--data", str(data.parent), "--number", "5", "--labels", str(tmp_path / "labels")]
+    assert main([*command, "--json", str(tmp_path / "scores.json")]) == 0
+    result = json.loads((tmp_path / "scores.json").read_text())
+    assert set(result) == {"tau", "error", "circuits"} and set(result["circuits"]) == {"deep/one", "tiny"}
+    assert result["circuits"]["tiny"]["tau"] is None, "all recipes leave its only AND"
+    assert 0 <= result["circuits"]["deep/one"]["error"] < 1
+    before = (tmp_path / "labels" / "labels.jsonl").read_text()
+    assert main(command) == 0 and (tmp_path / "labels" / "labels.jsonl").read_text() == before
+    (data / "bad.bench").write_text("INPUT(a)\nOUTPUT(o)\n")
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(
+        "bad.bench, line 2: signal 'o' is used, and nothing defines it; the file may be cut off\n"
+    )
