@@ -141,10 +141,13 @@ class Task:
         chosen, costs = [self.names.index(name) for name in names], self.costs
         links = np.ix_(chosen, chosen)
         fewer = replace(
-            costs, devices=tuple(self.devices[each] for each in chosen), times_us=costs.times_us[chosen],
-            own_bytes=costs.own_bytes[chosen], latency_us=costs.latency_us[links],
+            costs,
+            devices=tuple(self.devices[each] for each in chosen),
+            times_us=costs.times_us[chosen],
+            own_bytes=costs.own_bytes[chosen],
+            latency_us=costs.latency_us[links],
             bytes_per_us=costs.bytes_per_us[links],
-        )  # fmt: skip
+        )
         return replace(self, costs=fewer)
 
     def memory_use(self, simulation: Timeline) -> dict[str, int]:

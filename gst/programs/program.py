@@ -239,10 +239,13 @@ def _bytes(value: torch.Tensor) -> bytes:
 
 def _write(program: Program, directory: Path) -> None:
     record = {
-        "schema": SCHEMA, "name": program.name, "key": program.key, "outputs": form_of(program.outputs),
+        "schema": SCHEMA,
+        "name": program.name,
+        "key": program.key,
+        "outputs": form_of(program.outputs),
         "output_spec": pytree.treespec_dumps(program.output_spec),
         "operations": [_record(operation) for operation in program.operations],
-    }  # fmt: skip
+    }
     (directory / "program.json").write_text(json.dumps(record))
     arrays = {f.name: getattr(program.graph, f.name) for f in fields(Graph) if f.name != "name"}
     arrays |= {"colocation": program.colocation, "parameter_home": program.parameter_home}

@@ -313,8 +313,9 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
     for position, argument in enumerate(arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            yield from (each for each in (value if isinstance(value, list | tuple) else [value])
-                        if isinstance(each, fx.Node))  # fmt: skip
+            yield from (
+                each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, fx.Node)
+            )
 
 
 def _refuse_writes_into_constants(module: fx.GraphModule, name: str) -> None:

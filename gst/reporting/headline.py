@@ -102,9 +102,7 @@ def device_names(record: Record, indices: Iterable[int] = ()) -> dict[int, str]:
 
 def graph_arrays(
     record: Record,
-) -> tuple[
-    Int64[np.ndarray, "ends edges"], Int64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"], list[str]
-]:  # fmt: skip
+) -> tuple[Int64[np.ndarray, "ends edges"], Int64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"], list[str]]:
     """Edges that name nodes that exist, then segment, device and opcode of each node."""
     graph = mapping(record.get("graph"))
     lists = [list(graph.get(key) or []) for key in ("segment", "device", "opcode")]

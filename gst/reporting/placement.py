@@ -24,7 +24,7 @@ from gst.reporting.headline import (
     runtime_of,
     time_of,
     winner_of,
-)  # fmt: skip
+)
 from gst.reporting.page import (
     Record,
     block,
@@ -41,7 +41,7 @@ from gst.reporting.page import (
     pair,
     rows,
     section,
-)  # fmt: skip
+)
 from gst.reporting.timeline import timeline
 
 AFTER = (1, 10, 100, 1_000)

@@ -10,26 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from gst.devices.plan import ExecutionError
 from gst.programs import Operation, Program, Reference, TrainingStep
 from gst.programs.operation import references
 
 Values = list[Any]  # the value of each node, None where not (or no longer) known
 Call = Callable[[Values], Any]
 Step = tuple[int, Call, tuple[int, ...]]  # node, its call, nodes whose values nobody reads afterwards
-
-
-class ExecutionError(RuntimeError):
-    """An operation failed while a program ran. What ran it can be used again.
-
-    Args:
-        node: the operation, or -1 if a device failed before its first.
-        device: name of the device on which it ran.
-        reason: what was raised.
-    """
-
-    def __init__(self, node: int, device: str, reason: str) -> None:
-        super().__init__(f"node {node} failed on {device}: {reason}")
-        self.node, self.device, self.reason = node, device, reason
 
 
 @lru_cache(maxsize=16)
@@ -96,7 +83,7 @@ def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
             for each in dead:
                 values[each] = None
     except Exception as error:
-        raise ExecutionError(node, device, f"{type(error).__name__}: {error}") from error
+        raise ExecutionError(f"{type(error).__name__}: {error}", device, node) from error
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:

@@ -19,13 +19,10 @@ import torch
 
 from gst.devices.describe.load import LoadGate, LoadMeter, ReadBusy, read_busy
 from gst.devices.describe.machine import machine_record
+from gst.devices.plan import ExecutionError
 from gst.files.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
-
-
-class Failure(Exception):
-    """Raised by a callable that knows why it failed; the message is the reason of its measurement."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,9 @@ def measure(
             try:
                 elapsed_ms = time_of(function)
             except Exception as error:
-                failures[label] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+                failures[label] = (
+                    str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
+                )
                 continue
             if number >= warmup:
                 samples[label].append(elapsed_ms)
