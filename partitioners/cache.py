@@ -33,6 +33,11 @@ def partition_cached(
         ValueError: what `partition` refuses.
         TypeError: an argument that `partition` does not have.
         OSError: `directory` cannot be written.
+
+    Examples:
+        >>> chain = np.array([[0, 1, 2], [1, 2, 3]])
+        >>> [partition_cached(Path("parts"), chain, num_nodes=4, num_parts=2).tolist() for _ in range(2)]  # second: from disk
+        [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
     edges = checked_edges(edges, num_nodes)
     key = _key(edges, num_nodes, num_parts, arguments)

@@ -112,6 +112,13 @@ class SimulatedObjective:
     Args:
         task: what is placed where.
         check_memory: whether limits count. To work out what a plan takes costs about as much as to simulate it.
+
+    Examples:
+        >>> from gst.placement.baselines.portfolio import single
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> bool(SimulatedObjective(task)([single(task, 0)])[0] > 0)
+        True
     """
 
     def __init__(self, task: Task, check_memory: bool | None = None) -> None:

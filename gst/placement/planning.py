@@ -170,6 +170,13 @@ def plan_all(
 
     Raises:
         ValueError: there is no such method, or the log is of another task.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> plans = plan_all(task, SimulatedObjective(task), ["annealing"], evaluations=100)
+        >>> plans["annealing"].expected_ms <= plans["heft"].expected_ms
+        True
     """
     check_names(methods, tasks)
     settings = {
@@ -225,6 +232,13 @@ def place_simulated(
 
     Raises:
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> result = place_simulated(task, Path("out"), Settings(methods=("annealing",), evaluations=100)).result
+        >>> result["lower_bound"] <= result["objective"]
+        True
     """
     simulated = SimulatedObjective(task) if objective is None else objective
     return _place_on_costs(task, simulated, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)

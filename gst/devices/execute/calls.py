@@ -94,7 +94,13 @@ def laid_out(value: Tensor, like: Tensor) -> Tensor:
 
 
 def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]:
-    """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs."""
+    """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> eager(capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
+        [tensor([0., 2.])]
+    """
     values: Values = [*program.check_inputs(inputs)]
     values += [operation.constant for operation in program.operations[len(values) :]]
     with torch.no_grad():
@@ -103,7 +109,13 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]
 
 
 def pytorch(step: TrainingStep) -> list[Any]:
-    """Run the step as written, not captured, with PyTorch's own threads: the line to beat; flat outputs."""
+    """Run the step as written, not captured, with PyTorch's own threads: the line to beat; flat outputs.
+
+    Examples:
+        >>> from gst.programs import inference_step
+        >>> pytorch(inference_step(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
+        [tensor([0., 2.])]
+    """
     return pytree.tree_leaves(step.function(*step.inputs))
 
 

@@ -105,6 +105,11 @@ def measure(
 
     Raises:
         ValueError: fewer than one repetition.
+
+    Examples:
+        >>> measurements = measure({"sum": lambda: sum(range(100)), "bad": lambda: 1 / 0}, repetitions=3, warmup=1)
+        >>> len(measurements["sum"].samples_ms), measurements["bad"].reason
+        (3, 'ZeroDivisionError: division by zero')
     """
     if repetitions < 1 or warmup < 0:
         raise ValueError(f"want repetitions >= 1 and warmup >= 0, got {repetitions} and {warmup}")
@@ -187,6 +192,12 @@ class Log:
 
     Args:
         path: created, with its folders, by the first `append`.
+
+    Examples:
+        >>> log = Log(Path("runs.jsonl"))
+        >>> log.append({"plan": "heft", "ms": 12.5})
+        >>> log.read()
+        [{'plan': 'heft', 'ms': 12.5}]
     """
 
     def __init__(self, path: Path) -> None:
