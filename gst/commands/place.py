@@ -39,7 +39,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.add_argument(
         "--tasks",
         default="placement,schedule",
-        help="what is decided, of placement,schedule,fusion (default: %(default)s)",
+        help="what is decided, separated by commas, of placement, schedule, fusion (default: %(default)s)",
     )
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     place.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
@@ -51,7 +51,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         commands,
         "demo",
         _demo,
-        "the whole loop on the devices found: capture, measure, learn, place, report",
+        "the whole loop on the devices of this machine: capture, measure, learn, place, report",
         "gst demo\ngst demo --program inception --json runs/demo.json",
     )
     demo.add_argument(
@@ -61,7 +61,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )
     _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
-    demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
+    demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
     demo.set_defaults(anew=True)
     for each in (place, demo):
         each.add_argument(
@@ -78,8 +78,8 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
     command.add_argument(
         "--methods",
         default=methods,
-        help="beside the baselines, of annealing,cross_entropy,evolution,colocrl,hdp,go,guided_search "
-        "(default: %(default)s)",
+        help="methods beside the baselines, separated by commas, of annealing, cross_entropy, evolution, colocrl, hdp, "
+        "go, guided_search (default: %(default)s)",
     )
     command.add_argument(
         "--budget",

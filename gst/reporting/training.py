@@ -306,7 +306,7 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
         first, best = float(measured[predicted.argmin()]), float(measured.min())
         slower = f"{100 * (first / best - 1):.1f} %" if best > 0 else DASH
         order = DASH if math.isnan(tau) else f"{tau:.3f}"
-        lines.append((name, f"{len(measured):,}", order, brief(best), brief(first), slower))
+        lines.append((name, f"{len(measured):,}", order, _target(best), _target(first), slower))
     heads = ("graph", "held out", "tau", "least", "first", "slower")
     more = f" The first {MAX_GRAPHS} of {len(graphs):,}." if len(graphs) > MAX_GRAPHS else ""
     told = (
@@ -314,6 +314,11 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
         f"the lowest score, in the units of the targets.{more}</p>"
     )
     return block("Graph by graph", rows("Graphs", heads, lines) + told)
+
+
+def _target(value: float) -> str:
+    """A target in a narrow column: four digits of a runtime in nanoseconds."""
+    return brief(value) if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
