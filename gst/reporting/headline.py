@@ -134,7 +134,8 @@ def _measured(record: Record) -> str:
     if winner in STEPS:
         fastest = again(plans_of(record).get(winner) or base)
         name = "plain PyTorch" if winner == PYTORCH else "torch.compile"
-        words = f"No plan beat {name}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
+        noise = " beyond noise" if found < time_of(fastest) else ""
+        words = f"No plan beat {name}{noise}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
         words += "" if winner == PYTORCH else f"; plain PyTorch {brief(plain)} ms{_bracket(base)}"
         return words if record.get("best") in STEPS else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
     used = len(set(graph_arrays(record)[2].tolist()))
