@@ -167,7 +167,8 @@ def test_a_batch_sets_segments_side_by_side(
 def test_expanded_gives_a_plain_model_one_copy_per_configuration() -> None:
     graph = random_graph(5)
     batch = assemble([segment(graph, 8)], [(0, 1), (0, 0)], torch.tensor([[2, 0, 1]]))
-    x, edge_index = batch.expanded()
+    copies = batch.expanded()
+    x, edge_index = copies.x, copies.edge_index
     for c in range(3):
         copy = x[c * batch.num_nodes : (c + 1) * batch.num_nodes]
         given = torch.zeros(batch.num_nodes, 2).index_copy(0, batch.config_nodes, batch.config_features[:, c])
