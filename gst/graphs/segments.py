@@ -170,7 +170,7 @@ def segment(
     """
     if not isinstance(graph, Graph):
         given = type(graph).__name__
-        raise ValueError(f"a {given} cannot be cut; want a gst.Graph (of PyG data: gst.data.pyg.from_pyg(data))")
+        raise ValueError(f"a {given} cannot be cut; want a gst.Graph (of PyG data: gst.from_pyg(data))")
     cut = Cutting(graph, max_nodes, halo, block_nodes if parts is None else graph.num_nodes)
     if parts is None:
         for edges, num_nodes, num_parts in cut.jobs():
@@ -194,7 +194,7 @@ def collect(cut: Cutting) -> SegmentedGraph:
 
 def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> SegmentedGraph:
     """A graph from its arrays under the names that they have in a store."""
-    data = {
+    data: dict[str, Any] = {
         prefix: {name.removeprefix(f"{prefix}_"): arrays[name] for name in arrays if name.startswith(f"{prefix}_")}
         for prefix in DATA
     }
@@ -237,6 +237,7 @@ class Cutting:
         self._bounds = np.arange(self.num_blocks + 1) * graph.num_nodes // self.num_blocks
         self.edge_cut = 0.0  # known after the last piece
         self._incoming = neighbours(graph.edges, 1, graph.num_nodes, block_nodes, scratch, chunk, bool(graph.edge_data))
+        _refuse_virtual_node(graph, self._incoming, max_nodes)
         self._outgoing: Neighbours | None = None
         if halo:
             self._outgoing = neighbours(graph.edges, 0, graph.num_nodes, block_nodes, scratch, chunk)
@@ -355,6 +356,21 @@ class Cutting:
                 members = np.concatenate([members, frontier])
             rows.append(members)
         return np.concatenate(rows), np.array([len(members) for members in rows])
+
+
+def _refuse_virtual_node(graph: Graph, incoming: Neighbours, max_nodes: int) -> None:
+    """One segment would hold a node that is joined to all others in both directions, and the rest would miss it."""
+    if graph.num_nodes <= max(2, max_nodes):
+        return
+    others = graph.num_nodes - 1
+    for node in np.flatnonzero(np.diff(incoming.starts) >= others).tolist():
+        heard = np.setdiff1d(incoming.of(np.array([node])), [node])
+        if len(heard) == others and len(np.setdiff1d(graph.edges[1, graph.edges[0] == node], [node])) == others:
+            raise ValueError(
+                f"node {node} of graph {graph.name!r} is joined to all {others} others, as a virtual node is: one "
+                "segment would hold it, and the others would miss it; leave it out (the readout sees all nodes), or "
+                "give the whole graph one segment (max_nodes)"
+            )
 
 
 def _runs(counts: np.ndarray, num_nodes: int) -> Iterator[slice]:

@@ -94,9 +94,11 @@ class SegmentBatch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> SegmentBatch:
         """A batch of what `change` makes of each tensor."""
-        tensors = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
-        data = {name: {key: change(each) for key, each in tensors.pop(name).items()} for name in DATA}
-        return SegmentBatch(**{name: change(each) for name, each in tensors.items()}, **data)
+        tensors: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        for name, tensor in tensors.items():
+            is_data = name in DATA
+            tensors[name] = {key: change(each) for key, each in tensor.items()} if is_data else change(tensor)
+        return SegmentBatch(**tensors)
 
     def expanded(self) -> ExpandedBatch:
         """One copy of the batch for each configuration, for a GNN that knows no configurations."""

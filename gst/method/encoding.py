@@ -48,20 +48,23 @@ class Call:
         """Whether the encoder may know the segment of each row."""
         return self.whole is not None or "batch" in (*self.positional, *self.optional, *(self.named or {}))
 
-    def __call__(self, encoder: Callable[..., Any], batch: SegmentBatch) -> Any:
-        """What the encoder returns; (nodes or segments, configurations, channels) if that is one row for each node or
-        segment of every copy."""
-        if self.whole == "batch":
-            returned = encoder(batch)
-            return returned[0] if isinstance(returned, tuple) else returned
+    @torch.compiler.disable
+    def arguments(self, batch: SegmentBatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Of the encoder, by position and by name."""
+        if self.whole is not None:
+            return (batch if self.whole == "batch" else batch.expanded(),), {}
         copies = batch.expanded()
-        if self.whole == "data":
-            returned = encoder(copies)
-        else:
-            named = {name: _take(source, copies) for name, source in (self.named or {}).items()}
-            named |= {name: getattr(copies, name) for name in self.optional if name in copies}
-            returned = encoder(*(_take(name, copies) for name in self.positional), **named)
+        named = {name: _take(source, copies) for name, source in (self.named or {}).items()}
+        named |= {name: getattr(copies, name) for name in self.optional if name in copies}
+        return tuple(_take(name, copies) for name in self.positional), named
+
+    def rows(self, returned: Any, batch: SegmentBatch) -> Any:
+        """What the encoder returned; (nodes or segments, configurations, channels) if that is one row for each node or
+        segment of every copy."""
         returned = returned[0] if isinstance(returned, tuple | list) else returned
+        if self.whole == "batch":
+            return returned
+        copies = batch.expanded()
         if isinstance(returned, Mapping):
             returned = _by_type(returned, copies, self.named or {})
         if not isinstance(returned, Tensor):
@@ -157,6 +160,7 @@ def _by_type(returned: Mapping[str, Tensor], copies: ExpandedBatch, named: Mappi
     return together
 
 
+@torch.compiler.disable(recursive=False)  # else all of a step would be compiled with the encoder
 def embed_segments(
     encoder: Callable[..., Any], batch: SegmentBatch, call: Call, pooling: Pooling
 ) -> Float[Tensor, "segments configs channels"]:
@@ -166,7 +170,13 @@ def embed_segments(
     Raises:
         ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there.
     """
-    returned = call(encoder, batch)
+    positional, named = call.arguments(batch)
+    return _pooled(encoder(*positional, **named), batch, call, pooling)
+
+
+@torch.compiler.disable
+def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Pooling) -> Tensor:
+    returned = call.rows(returned, batch)
     if isinstance(returned, NodeStates):
         row_of = returned.row_of
         if row_of.device.type == "cpu" and not 0 <= int(row_of.min()) <= int(row_of.max()) < len(returned.rows):

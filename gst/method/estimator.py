@@ -131,6 +131,7 @@ class GraphSegmentTraining(nn.Module):
         self.register_load_state_dict_post_hook(_after_loading)
         warn_about(encoder, inputs)
 
+    @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(
         self,
         graphs: Sequence[SegmentedGraph] | None = None,
@@ -148,6 +149,20 @@ class GraphSegmentTraining(nn.Module):
             assert graphs is not None, "give graphs, or what load() made of them"
             if not self.training:
                 return self.exact(graphs, configs)
+        prefetched = self._begin(graphs, configs, prefetched)
+        if prefetched.batch is None:
+            return self._predict(self._embed_frozen(prefetched))
+        pending = self._request(prefetched)
+        embedded = self._encode_batch(prefetched.batch)  # while rows of other processes travel
+        return self._predict(self._estimate(prefetched.draw, embedded, pending))
+
+    @torch.compiler.disable
+    def _begin(
+        self, graphs: Sequence[SegmentedGraph] | None, configs: Tensor | None, prefetched: PrefetchedStep | None
+    ) -> PrefetchedStep:
+        """A step whose segments are there."""
+        if prefetched is None:
+            assert graphs is not None
             draw = self.draw(graphs, configs)
             assert draw is not None, "only what lies ahead may be undecided"
             prefetched = self.load(draw)
@@ -156,9 +171,7 @@ class GraphSegmentTraining(nn.Module):
             stream = torch.cuda.current_stream(self._like().device)
             stream.wait_event(prefetched.arrived)
             prefetched.batch.record_stream(stream)
-        if prefetched.batch is None:
-            return self._predict(self._embed_frozen(prefetched))
-        return self._predict(self._estimate(prefetched, prefetched.batch))
+        return prefetched
 
     def draw(
         self,
@@ -199,6 +212,7 @@ class GraphSegmentTraining(nn.Module):
             copied = batch.pinned().to(like.device, like.dtype)
             return PrefetchedStep(draw, copied, traffic, self._copies.record_event())
 
+    @torch.compiler.disable
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient, encoder
         and head in evaluation mode."""
@@ -257,11 +271,11 @@ class GraphSegmentTraining(nn.Module):
 
     # The estimate --------------------------------------------------------------------------------------------------
 
-    def _estimate(self, prefetched: PrefetchedStep, batch: SegmentBatch) -> Tensor:
-        draw, pending = prefetched.draw, self._request(prefetched)
+    @torch.compiler.disable
+    def _estimate(self, draw: Draw, embedded: Tensor, pending: PendingRows | None) -> Tensor:
+        """The pooled embeddings of the graphs, of which `embedded` are the fresh segments."""
         catalogue, fresh = draw.catalogue, draw.fresh
         keys = self._table_keys(catalogue, draw.configs)
-        embedded = self._encode_batch(batch)  # while rows of other processes travel
         is_known = self._known(keys) if pending is None else pending.is_known()
         chosen = fresh.nonzero().squeeze(1)
         if self._uses_all_rows:
@@ -347,6 +361,7 @@ class GraphSegmentTraining(nn.Module):
             )
         return (keys >= 0) & self.table.is_known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
+    @torch.compiler.disable
     def _embed_frozen(self, prefetched: PrefetchedStep) -> Tensor:
         """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
         check_reducer()
@@ -447,6 +462,7 @@ class GraphSegmentTraining(nn.Module):
         batch = assemble(catalogue.graphs, catalogue.picks(segments), configs)
         return batch.padded(self.pad_to) if self.pad_to else batch
 
+    @torch.compiler.disable(recursive=False)
     def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
         embedded = embed_segments(self.encoder, batch, self._call, self.pooling)
         return embedded[:-1] if self.pad_to else embedded
@@ -457,6 +473,7 @@ class GraphSegmentTraining(nn.Module):
         checked = _checked_configs(graphs, configs)
         return with_references(graphs, checked, references) if references else checked
 
+    @torch.compiler.disable(recursive=False)
     def _predict(self, embedded: Tensor) -> Tensor:
         """The head sees what bf16 would blur: differences between configurations of one graph."""
         with torch.autocast(embedded.device.type, enabled=False):
@@ -480,6 +497,7 @@ class GraphSegmentTraining(nn.Module):
         wanted = torch.ones_like(whole.fresh) if every else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
+    @torch.compiler.disable
     def _request(self, prefetched: PrefetchedStep) -> PendingRows | None:
         """Rows of a table that processes share, on their way."""
         if prefetched.traffic is None:

@@ -265,7 +265,7 @@ def _record(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _program(record: dict[str, Any], arrays: dict[str, np.ndarray], tensors: dict[str, Any]) -> Program:
+def _program(record: dict[str, Any], arrays: dict[str, Any], tensors: dict[str, Any]) -> Program:
     constants = iter(tensors["constants"])
     operations = tuple(_operation(each, constants) for each in record["operations"])
     colocation, homes = arrays.pop("colocation"), arrays.pop("parameter_home")
