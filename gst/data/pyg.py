@@ -13,7 +13,7 @@ from torch import Tensor
 from gst.graphs.graph import Graph
 from gst.method.batch import ExpandedBatch
 
-NO_DATA = ("x", "edge_index", "y", "batch", "ptr", "num_nodes")
+NO_DATA = ("x", "edge_index", "y", "batch", "ptr", "num_nodes", "opcodes")
 
 
 def from_pyg(data: Any, name: str = "") -> Graph:
@@ -34,7 +34,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
 
     Args:
         data: has `x` (nodes, features), `edge_index` (2, edges) and, if it is labelled, one number `y`: a class or
-            a regression target.
+            a regression target. `opcodes` (nodes,), if there are any, are those of the `Graph`.
         name: unique within a dataset; by default `data.name` or else made from the content.
 
     Raises:
@@ -62,8 +62,10 @@ def _plain(data: Any) -> dict[str, Any]:
             edge_data[key] = _array(tensor)
         elif len(tensor) == len(x):
             node_data[key] = _array(tensor)
+    opcodes = getattr(data, "opcodes", None)
     return {
         "node_features": _array(x), "edges": _array(edge_index.long()), "node_data": node_data, "edge_data": edge_data,
+        "opcodes": None if opcodes is None else _array(opcodes.long()),
     }  # fmt: skip
 
 
