@@ -46,8 +46,8 @@ def random_graph(
 
 
 @st.composite
-def graphs_and_parts(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
-    """A small graph and the segment of each of its nodes, none empty."""
+def graphs_and_parts(draw: st.DrawFn, data: bool | None = None) -> tuple[Graph, np.ndarray]:
+    """A small graph, with data of nodes and edges or without, and the segment of each of its nodes, none empty."""
     num_nodes = draw(st.integers(1, 14))
     graph = random_graph(
         draw(st.integers(0, 2**16)),
@@ -55,7 +55,7 @@ def graphs_and_parts(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
         draw(st.integers(0, 30)),
         draw(st.integers(0, num_nodes)),
         draw(st.integers(1, 3)),
-        data=draw(st.booleans()),
+        data=draw(st.booleans()) if data is None else data,
     )
     given = draw(st.lists(st.integers(0, 4), min_size=num_nodes, max_size=num_nodes))
     return graph, np.unique(given, return_inverse=True)[1]

@@ -62,11 +62,11 @@ def _plain(data: Any) -> dict[str, Any]:
             edge_data[key] = _array(tensor)
         elif len(tensor) == len(x):
             node_data[key] = _array(tensor)
-    opcodes = getattr(data, "opcodes", None)
-    return {
+    arguments = {
         "node_features": _array(x), "edges": _array(edge_index.long()), "node_data": node_data, "edge_data": edge_data,
-        "opcodes": None if opcodes is None else _array(opcodes.long()),
     }  # fmt: skip
+    opcodes = getattr(data, "opcodes", None)
+    return arguments if opcodes is None else arguments | {"opcodes": _array(opcodes.long())}
 
 
 def _others(data: Any) -> Iterator[tuple[str, Tensor]]:

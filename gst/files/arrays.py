@@ -71,7 +71,8 @@ class ArrayWriter:
     def keep(self, count: int) -> None:
         """Drop what was written after the first `count` graphs."""
         del self.finished[count:]
-        for name in {*self.fields, *self._files, *(name for record in self.finished for name in record["arrays"])}:
+        written = (name for record in self.finished for name in record["arrays"])
+        for name in dict.fromkeys((*self.fields, *written, *self._files)):
             self._truncate(self._file(name), name)
         self._journal.truncate(0)
         self._journal.write(b"".join(_line(record) for record in self.finished))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from experiments.drop_in.matrix import CHANNELS, COLUMNS, FEATURES, ROWS, Convol
 
 COMPILED = ("compile(encoder)", "compile(model)")
 USUAL = ("regression", "fp64", "resumed")
+ROOT = Path(__file__).parents[2]
 FEW = ("GATv2Conv with edge features", "HGTConv", "dense transformer")
 
 
@@ -41,7 +44,7 @@ def test_an_encoder_runs(row: str, column: str) -> None:
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("row", "column"), cells(quick=False))
-def test_an_encoder_runs_in_every_other_way(row: str, column: str) -> None:
+def test_an_encoder_runs_in_every_other_way(row: str, column: str, unchecked: None) -> None:
     assert not run(row, column)
 
 
@@ -58,15 +61,16 @@ def test_the_matrix_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "exact prediction off" in run("NNConv", "regression")
 
 
-@pytest.mark.parametrize("name", ["GCNConv", "forward(data)"])
-def test_a_compiled_model_is_few_graphs_which_padding_keeps(name: str) -> None:
+COUNT = """
+import torch
+from torch import nn
+import gst
+from experiments.drop_in.matrix import CHANNELS, ROWS, cut, graphs
+
+for name in ("SAGEConv", "forward(data)"):
     torch.compiler.reset()
-    compiled: list[int] = []
-
-    def backend(module: Any, example: Any) -> Any:
-        compiled.append(len(module.graph.nodes))
-        return module.forward
-
+    compiled = []
+    backend = lambda module, example: compiled.append(module) or module.forward
     row = ROWS[name]
     cuts = [cut(data) for data in graphs(row.kind)]
     table = gst.EmbeddingTable(1, CHANNELS)
@@ -74,10 +78,18 @@ def test_a_compiled_model_is_few_graphs_which_padding_keeps(name: str) -> None:
     step = torch.compile(model, backend=backend)
     for number in range(6):
         step(cuts[number % 3 :]).square().mean().backward()
-        if number == 0:
-            first = len(compiled)
-            assert 1 <= first <= 4
-    assert len(compiled) == first
+        print(len(compiled))
+"""
+
+
+def test_a_compiled_model_is_few_graphs_which_padding_keeps() -> None:
+    """In a process of its own, without the checks of types, which would be compiled too. PyG's GCNConv breaks its graph
+    by itself, since it looks for loops."""
+    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    counts = list(map(int, done.stdout.split()))
+    assert len(counts) == 12 and all(1 <= count <= 4 for count in counts)
+    assert counts[0] == counts[5] and counts[6] == counts[11]
 
 
 # A LightningModule of the user's --------------------------------------------------------------------

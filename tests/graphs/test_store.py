@@ -57,8 +57,8 @@ def leftovers(root: Path) -> list[Path]:
 @pytest.mark.parametrize("block_nodes", [1000, 9])
 def test_what_is_read_is_what_was_cut_bit_for_bit(tmp_path: Path, dtype: type, halo: int, block_nodes: int) -> None:
     settings = {"max_nodes": 8, "halo": halo, "seed": 3, "block_nodes": block_nodes}
-    graphs = [replace(graph, config_features=graph.config_features.astype(dtype)) for graph in GRAPHS]
-    graphs += [random_graph(91, data=True), replace(random_graph(92), node_features=np.eye(24, 3, dtype=np.int16))]
+    more = random_graph(91, data=True), replace(random_graph(92), node_features=np.eye(24, 3, dtype=np.int16))
+    graphs = [replace(graph, config_features=graph.config_features.astype(dtype)) for graph in (*GRAPHS, *more)]
     store = prepare(iter(graphs), tmp_path, **settings)
     verify(store)
     for graph, cut in zip(graphs, open_store(store), strict=True):
