@@ -204,9 +204,12 @@ class EmbeddingTable(nn.Module):
         self._place(keys, rows, step)()
 
     def stage(
-        self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int,
+        self,
+        keys: Int64[Tensor, " keys"],
+        rows: Float[Tensor, "rows channels"],
+        step: int,
         refused: Callable[[Tensor], None] = lambda places: None,
-    ) -> Staged:  # fmt: skip
+    ) -> Staged:
         """`push` when the table is next looked at, unless a condition of what is returned has failed by then: a step
         that turns out to be void leaves the table as it was.
 

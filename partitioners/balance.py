@@ -93,6 +93,11 @@ def repair(
 
     Raises:
         ValueError: `num_parts` is more than the nodes there are, or `largest` too little to hold them.
+
+    Examples:
+        >>> csr = symmetric_csr(np.array([[0, 1, 2], [1, 2, 3]]), 4)
+        >>> repair(np.array([0, 0, 0, 1]), csr, num_parts=2, largest=2).tolist()
+        [0, 0, 1, 1]
     """
     check_num_parts(len(parts), num_parts)
     ones = np.ones(len(parts), np.int64)

@@ -33,6 +33,13 @@ def partition_cached(
         ValueError: what `partition` refuses.
         TypeError: an argument that `partition` does not have.
         OSError: `directory` cannot be written.
+
+    Examples:
+        >>> chain = np.array([[0, 1, 2], [1, 2, 3]])
+        >>> partition_cached(Path("parts"), chain, num_nodes=4, num_parts=2).tolist()
+        [0, 0, 1, 1]
+        >>> len(list(Path("parts").iterdir()))  # the next call reads it
+        1
     """
     edges = checked_edges(edges, num_nodes)
     key = _key(edges, num_nodes, num_parts, arguments)

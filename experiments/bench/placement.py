@@ -17,7 +17,7 @@ from gst.devices.execute.measure import median_interval
 from gst.placement.fusion.measured import fused_task, whole_step
 from gst.placement.objective import MeasuredObjective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
-from gst.placement.planning import Planned, plan_all, plans_found
+from gst.placement.planning import Planned, plan_all, plans_by_name
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
@@ -94,7 +94,7 @@ def _one(
             task: Task, planned: Mapping[str, Planned], where: str, seed: int, as_run: Callable[[Plan], Plan] = as_is
         ) -> Plan:
             runtime, log = MeasuredObjective(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
-            starts = plans_found(planned)
+            starts = plans_by_name(planned)
             return as_run(Search(task, runtime, log, starts, budget, evaluations, seed=seed, as_run=as_run).run())
 
         chosen: list[str] = []

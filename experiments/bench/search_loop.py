@@ -35,7 +35,7 @@ from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
 from gst.placement.objective import Batches, Budgeted, MeasuredObjective, Objective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
-from gst.placement.planning import plan_all, plans_found
+from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search
 from gst.placement.task import Task
@@ -88,7 +88,7 @@ def unlike(task: Task, seed: int) -> Task:
 
 
 def starts_of(task: Task, seed: int) -> dict[str, Plan]:
-    return plans_found(plan_all(task, SimulatedObjective(task), ("annealing",), EVALUATIONS, seed=seed))
+    return plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), EVALUATIONS, seed=seed))
 
 
 def alone(task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int) -> dict[str, Plan]:

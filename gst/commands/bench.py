@@ -17,7 +17,14 @@ def add_bench(commands: Any, command: Any, with_benchmarks: bool = True) -> None
     Args:
         with_benchmarks: whether to import `experiments` for the subcommands; the help of `gst` does without.
     """
-    bench = commands.add_parser("bench", help="measure this machine and this program on it")
+    summary = "measure this machine, and this program on it"
+    bench = commands.add_parser(
+        "bench",
+        help=summary,
+        description=summary,
+        epilog="examples:\n  gst bench memory\n  gst bench step --json step.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     if not with_benchmarks:
         return
     repository = Path(__file__).parents[2]

@@ -30,9 +30,11 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         "--plan", type=Path, action="append", default=[], metavar="FILE", help="a plan to measure; may be repeated"
     )
     measure.add_argument(
-        "--random", type=int, metavar="N",
+        "--random",
+        type=int,
+        metavar="N",
         help=f"measure N plans: baselines, then random ones (default: {USUAL_NUMBER}, or 0 with --plan)",
-    )  # fmt: skip
+    )
     measure.add_argument("--repetitions", type=int, default=5, help="timed runs of each plan (default: %(default)s)")
     measure.add_argument("--seed", type=int, default=0, help="of the random plans (default: %(default)s)")
     measure.add_argument("--memory-limit", metavar="BYTES", help="for the values of a run, such as 512MiB or 2GiB")
@@ -40,14 +42,18 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         "--time-limit", type=float, default=60.0, metavar="S", help="seconds for one run (default: %(default)g)"
     )
     measure.add_argument(
-        "--patience", type=float, default=20.0, metavar="S",
+        "--patience",
+        type=float,
+        default=20.0,
+        metavar="S",
         help="seconds to wait for quiet cores before each four plans; 0 = do not look (default: %(default)g)",
-    )  # fmt: skip
+    )
     measure.add_argument(
-        "--workers", metavar="ADDRESS",
+        "--workers",
+        metavar="ADDRESS",
         help="measure on the hosts of a Ray cluster, each kind of host into DIR/KIND: ray (the one that runs here, or "
         "one started for this command) or ray://HOST:PORT (default: no cluster)",
-    )  # fmt: skip
+    )
     measure.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
     measure.add_argument("--resume", action="store_true", help="go on with the measurements in --out")
 

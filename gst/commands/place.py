@@ -28,16 +28,19 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
     _add_common(place, 50, "annealing,guided_search")
     place.add_argument(
-        "--runtime", choices=("measured", "simulated"), default="measured",
+        "--runtime",
+        choices=("measured", "simulated"),
+        default="measured",
         help="what plans are judged by at the end (default: %(default)s)",
-    )  # fmt: skip
+    )
     place.add_argument(
         "--machine", metavar="NAME", help="simulate a machine that is not here: cores:K or gpus:K, such as gpus:4"
     )
     place.add_argument(
-        "--tasks", default="placement,schedule",
-        help="what is decided, of placement,schedule,fusion (default: %(default)s)",
-    )  # fmt: skip
+        "--tasks",
+        default="placement,schedule",
+        help="what is decided, separated by commas, of placement, schedule, fusion (default: %(default)s)",
+    )
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     place.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
     place.add_argument(
@@ -48,22 +51,24 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         commands,
         "demo",
         _demo,
-        "the whole loop on the devices found: capture, measure, learn, place, report",
+        "the whole loop on the devices of this machine: capture, measure, learn, place, report",
         "gst demo\ngst demo --program inception --json runs/demo.json",
     )
     demo.add_argument(
-        "--program", default="rnnlm",
+        "--program",
+        default="rnnlm",
         help="a bundled program or MODULE:FUNCTION, see gst trace --help (default: %(default)s)",
-    )  # fmt: skip
+    )
     _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
-    demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which goes otherwise")
+    demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
     demo.set_defaults(anew=True)
     for each in (place, demo):
         each.add_argument(
-            "--wandb", action="store_true",
+            "--wandb",
+            action="store_true",
             help="log the result and the plan to W&B, offline unless you are logged in (WANDB_MODE decides if set)",
-        )  # fmt: skip
+        )
 
 
 def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> None:
@@ -71,38 +76,54 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
         "--devices", help="names separated by commas, see gst devices (default: all of them and sets of cores)"
     )
     command.add_argument(
-        "--methods", default=methods,
-        help="beside the baselines, of annealing,cross_entropy,evolution,colocrl,hdp,go,guided_search "
-        "(default: %(default)s)",
-    )  # fmt: skip
+        "--methods",
+        default=methods,
+        help="methods beside the baselines, separated by commas, of annealing, cross_entropy, evolution, colocrl, hdp, "
+        "go, guided_search (default: %(default)s)",
+    )
     command.add_argument(
-        "--budget", type=int, default=budget, metavar="N",
+        "--budget",
+        type=int,
+        default=budget,
+        metavar="N",
         help="plans to measure during the search; 0 = baselines alone (default: %(default)s)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--evaluations", type=int, default=2_000, metavar="N",
+        "--evaluations",
+        type=int,
+        default=2_000,
+        metavar="N",
         help="simulated plans that each method may ask about (default: %(default)s)",
-    )  # fmt: skip
+    )
     command.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
     command.add_argument(
-        "--patience", type=float, default=20.0, metavar="S",
+        "--patience",
+        type=float,
+        default=20.0,
+        metavar="S",
         help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--workers", type=_workers, default=1, metavar="N|ADDRESS",
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N|ADDRESS",
         help="processes that measure for the search, one at a time on each GPU, or a Ray cluster whose hosts do: ray "
         "(the one that runs here, or one started for this command) or ray://HOST:PORT (default: %(default)s)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--cost-model", choices=("sums", "network"), default="sums",
+        "--cost-model",
+        choices=("sums", "network"),
+        default="sums",
         help="what learns from the measurements how wrong the simulator is: linear regression on sums over a plan, or "
         "the GST cost model, which takes minutes, fewer with --evaluations 500 (default: %(default)s)",
-    )  # fmt: skip
+    )
 
     command.add_argument(
-        "--no-compile", action="store_true",
+        "--no-compile",
+        action="store_true",
         help="leave torch.compile of the step, which takes a minute, out of what is measured at the end",
-    )  # fmt: skip
+    )
 
 
 def _workers(text: str) -> int | str:
@@ -123,12 +144,16 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.reporting.headline import headline
 
     settings = Settings(
-        budget=options.budget, evaluations=options.evaluations,
-        methods=tuple(RENAMED.get(name, name) for name in _names(options.methods)), tasks=_names(options.tasks),
-        seed=options.seed, patience_s=options.patience,
-        workers=options.workers if isinstance(options.workers, int) else 1, cost_model=options.cost_model,
+        budget=options.budget,
+        evaluations=options.evaluations,
+        methods=tuple(RENAMED.get(name, name) for name in _names(options.methods)),
+        tasks=_names(options.tasks),
+        seed=options.seed,
+        patience_s=options.patience,
+        workers=options.workers if isinstance(options.workers, int) else 1,
+        cost_model=options.cost_model,
         compile_step=not options.no_compile,
-    )  # fmt: skip
+    )
     with Bars() as bars:
         result = place_by_options(options, settings, bars.show)
     _print_plans(result)

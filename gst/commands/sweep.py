@@ -33,9 +33,11 @@ def add_sweep(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     sweep.add_argument("file", type=Path, help="YAML, as `wandb sweep` takes it")
     sweep.add_argument("--local", action="store_true", help="here, by Optuna (extra `sweep`)")
     sweep.add_argument(
-        "--trials", type=int, metavar="N",
+        "--trials",
+        type=int,
+        metavar="N",
         help=f"how many are to have ended (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})",
-    )  # fmt: skip
+    )
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
     # Not `resume`: for that name the directory would be taken before its default is known.

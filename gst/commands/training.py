@@ -30,9 +30,12 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     rank.add_argument("checkpoint", type=Path, help="what gst fit wrote, such as best.ckpt")
     rank.add_argument("file", type=Path, help="a TpuGraphs npz file")
     rank.add_argument(
-        "--trust", action="append", default=[], metavar="PACKAGE",
+        "--trust",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
         help="a package of yours that the checkpoint names an encoder of, which is imported (may be repeated)",
-    )  # fmt: skip
+    )
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
 

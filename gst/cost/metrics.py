@@ -69,6 +69,10 @@ def layout_score(graphs: Mapping[str, Scored]) -> float:
 
     Raises:
         ValueError: there are no graphs, or one has placeholders for targets, NaN, or targets that are all equal.
+
+    Examples:
+        >>> layout_score({"graph": (np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0]))})
+        1.0
     """
     _check_scorable(graphs)
     for name, (_, targets) in graphs.items():
@@ -84,6 +88,11 @@ def tile_errors(kernels: Mapping[str, Scored], ks: Sequence[int] = (1, 5, 10)) -
 
     Raises:
         ValueError: there are no kernels, or one has placeholders for targets, or NaN.
+
+    Examples:
+        >>> kernels = {"kernel": (np.array([1.0, 2.0, 3.0]), np.array([12.0, 10.0, 20.0]))}
+        >>> tile_errors(kernels, ks=(1, 2))
+        {1: 0.2, 2: 0.0}
     """
     _check_scorable(kernels)
     return {k: float(np.mean([slowdown_at_k(*scored, k) for scored in kernels.values()])) for k in ks}
@@ -98,6 +107,10 @@ def kaggle_score(layout_scores: Mapping[str, float], tile_error_at_5: float) -> 
 
     Raises:
         ValueError: a collection is missing, or is none of `LAYOUTS`.
+
+    Examples:
+        >>> round(kaggle_score(dict.fromkeys(LAYOUTS, 0.5), tile_error_at_5=0.1), 3)
+        0.58
     """
     if set(layout_scores) != set(LAYOUTS):
         raise ValueError(

@@ -83,9 +83,13 @@ class CostModel:
         self.members = [Member(self.settings, seed + i * SEEDS_APART) for i in range(members)]
 
     def fit(
-        self, graphs: Sequence[Graph], epochs: int = 120, configs_per_step: int = 8, learning_rate: float = 1e-2,
+        self,
+        graphs: Sequence[Graph],
+        epochs: int = 120,
+        configs_per_step: int = 8,
+        learning_rate: float = 1e-2,
         progress: Callable[[int, float], None] = lambda epoch, loss: None,
-    ) -> list[dict[str, float]]:  # fmt: skip
+    ) -> list[dict[str, float]]:
         """Train on the configurations of `graphs`; a second call continues. If it fails, the model stays as it was.
 
         Args:
@@ -108,11 +112,13 @@ class CostModel:
         mean, deviation = float(together.mean()), float(together.std())
         lessons = [
             Lesson(
-                segment(graph, self.settings["max_nodes"]), torch.from_numpy(chosen.nonzero()[0]),
+                segment(graph, self.settings["max_nodes"]),
+                torch.from_numpy(chosen.nonzero()[0]),
                 torch.from_numpy((log[chosen] - mean) / deviation).float(),
             )
-            for graph, log, chosen in zip(graphs, logs, trained, strict=True) if chosen.any()
-        ]  # fmt: skip
+            for graph, log, chosen in zip(graphs, logs, trained, strict=True)
+            if chosen.any()
+        ]
         epoch_numbers = count()
         members = copy.deepcopy(self.members)
         histories = [
@@ -160,11 +166,14 @@ class CostModel:
         """Write a file for `load`, of numbers and tensors only."""
         calibration = self.calibration
         content = {
-            "schema": SCHEMA, "settings": self.settings, "mean": self.mean, "deviation": self.deviation,
+            "schema": SCHEMA,
+            "settings": self.settings,
+            "mean": self.mean,
+            "deviation": self.deviation,
             "members": [{"encoder": one.encoder.state_dict(), "head": one.head.state_dict()} for one in self.members],
             "ratios": None if calibration is None else torch.from_numpy(calibration.ratios),
             "offset": None if calibration is None else calibration.offset,
-        }  # fmt: skip
+        }
         with atomic_path(Path(path)) as file:
             torch.save(content, file)
 
@@ -258,9 +267,13 @@ class Member:
         return any(nn.parameter.is_lazy(parameter) for parameter in self.encoder.parameters())
 
     def learn(
-        self, lessons: Sequence[Lesson], epochs: int, configs_per_step: int, learning_rate: float,
+        self,
+        lessons: Sequence[Lesson],
+        epochs: int,
+        configs_per_step: int,
+        learning_rate: float,
         progress: Callable[[float], None],
-    ) -> list[dict[str, float]]:  # fmt: skip
+    ) -> list[dict[str, float]]:
         """Train on; returns for each epoch its `step`, its mean `loss` and the statistics of the embedding table.
 
         Raises:

@@ -281,6 +281,9 @@ def _under(piece: SegmentedGraph, blocks: Sequence[np.ndarray]) -> SegmentedGrap
     """The same segment with `blocks` as configurations."""
     count = len(blocks)
     return replace(
-        piece, config_features=np.stack(blocks), targets=np.full(count, np.nan), counts=np.ones(count, np.int64),
+        piece,
+        config_features=np.stack(blocks),
+        targets=np.full(count, np.nan),
+        counts=np.ones(count, np.int64),
         spreads=np.zeros(count),
-    )  # fmt: skip
+    )

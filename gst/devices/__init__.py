@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gst.devices.describe.load import LoadGate, LoadMeter
     from gst.devices.describe.machine import Device, discover, machine_record, overlap, select
-    from gst.devices.execute.calls import ExecutionError, eager, pytorch
+    from gst.devices.execute.calls import eager, pytorch
     from gst.devices.execute.costs import profile
     from gst.devices.execute.executor import AnyExecutor, Executor, Transfers, executor
     from gst.devices.execute.groups import fused
     from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-    from gst.devices.execute.measure import Failure, Log, Measurement, measure
+    from gst.devices.execute.measure import Log, Measurement, measure
     from gst.devices.execute.native import NativeExecutor
     from gst.devices.execute.plain import PlainPyTorch
     from gst.devices.fusion.legality import fusion_groups, legalise, pointwise_chains
-    from gst.devices.plan import Plan, Timeline
+    from gst.devices.plan import ExecutionError, Plan, Timeline
 
 _MODULES = {
     "describe.load": ("LoadGate", "LoadMeter"),
     "describe.machine": ("Device", "discover", "machine_record", "overlap", "select"),
-    "execute.calls": ("ExecutionError", "eager", "pytorch"),
+    "execute.calls": ("eager", "pytorch"),
     "execute.costs": ("profile",),
     "execute.executor": ("AnyExecutor", "Executor", "Transfers", "executor"),
     "execute.groups": ("fused",),
     "execute.isolated": ("IsolatedExecutor", "measure_plans"),
-    "execute.measure": ("Failure", "Log", "Measurement", "measure"),
+    "execute.measure": ("Log", "Measurement", "measure"),
     "execute.native": ("NativeExecutor",),
     "execute.plain": ("PlainPyTorch",),
     "fusion.legality": ("fusion_groups", "legalise", "pointwise_chains"),
-    "plan": ("Plan", "Timeline"),
+    "plan": ("ExecutionError", "Plan", "Timeline"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

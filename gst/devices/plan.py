@@ -1,4 +1,4 @@
-"""Plans, the device, priority and fusion group of every operation of a program; and timelines of their runs."""
+"""Plans, the device, priority and fusion group of every operation of a program; timelines and errors of their runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,29 @@ from gst.files.writing import atomic_write
 from gst.programs import Program
 
 SCHEMA = 1
+
+
+class ExecutionError(RuntimeError):
+    """A run of a program or plan failed. What ran it can be used again.
+
+    Args:
+        reason: what was raised, or how the process that ran it ended.
+        device: name of the device on which an operation failed; empty if the run failed as a whole.
+        node: that operation, or -1 if the device failed before its first.
+
+    Examples:
+        >>> print(ExecutionError("timed out after 60 s"))
+        timed out after 60 s
+        >>> print(ExecutionError("IndexError: index out of range", "cpu:1", 7))
+        node 7 failed on cpu:1: IndexError: index out of range
+    """
+
+    def __init__(self, reason: str, device: str = "", node: int = -1) -> None:
+        super().__init__(reason, device, node)  # all of them, so that it can be pickled
+        self.reason, self.device, self.node = reason, device, node
+
+    def __str__(self) -> str:
+        return f"node {self.node} failed on {self.device}: {self.reason}" if self.device else self.reason
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,7 +101,7 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
 
 def _place_by_fleet(
     options: Namespace, address: str, limit: int | None, settings: Settings, progress: Progress
-) -> PlacementResult:  # fmt: skip
+) -> PlacementResult:
     assert options.program is not None
     with joined(address):
         program = _captured(options, progress)
@@ -109,9 +109,7 @@ def _place_by_fleet(
         names = _names(options)
         kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
-        fleet = FleetWorkers(
-            kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s
-        )  # fmt: skip
+        fleet = FleetWorkers(kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s)
         return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
 
 

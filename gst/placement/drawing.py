@@ -31,15 +31,18 @@ def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
         "num_edges": graph.num_edges,
         "devices": [{"name": device.name, "description": device.description} for device in task.devices],
         "graph": {
-            "edges": graph.edges.tolist(), "segment": part.tolist(), "device": plan.placement.tolist(),
+            "edges": graph.edges.tolist(),
+            "segment": part.tolist(),
+            "device": plan.placement.tolist(),
             "opcode": _opcodes(task),
         },
         "timeline": {
-            "kinds": list(KINDS), "bars": [
+            "kinds": list(KINDS),
+            "bars": [
                 [int(run.device[n]), run.begin_us[n] / 1e3, run.end_us[n] / 1e3, KINDS.index(kinds[n])] for n in nodes
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:

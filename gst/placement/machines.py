@@ -40,9 +40,11 @@ class Chip:
     memory_bytes: int | None = None
 
     def times_us(
-        self, arithmetic: Float64[np.ndarray, " nodes"], traffic: Float64[np.ndarray, " nodes"],
+        self,
+        arithmetic: Float64[np.ndarray, " nodes"],
+        traffic: Float64[np.ndarray, " nodes"],
         is_view: Bool[np.ndarray, " nodes"],
-    ) -> Float64[np.ndarray, " nodes"]:  # fmt: skip
+    ) -> Float64[np.ndarray, " nodes"]:
         """Of operations: the launch, and the longer of arithmetic and traffic (Williams, Waterman and Patterson,
         Roofline, CACM 52(4), 2009); of views `VIEW_US`.
 

@@ -66,9 +66,13 @@ class MeasuringSettings:
     def header(self, program: Program, machine: dict[str, Any]) -> dict[str, Any]:
         """The first record of a log."""
         return {
-            "name": self.program, "program": program.key, "seed": self.seed, "memory_limit": self.memory_limit,
-            "time_limit_s": self.time_limit_s, "machine": machine,
-        }  # fmt: skip
+            "name": self.program,
+            "program": program.key,
+            "seed": self.seed,
+            "memory_limit": self.memory_limit,
+            "time_limit_s": self.time_limit_s,
+            "machine": machine,
+        }
 
     def check_new(self, logs: Iterable[Path]) -> None:
         """Raises:
@@ -120,9 +124,7 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
     return summary(settings.out)
 
 
-def measure_on_fleet(
-    settings: MeasuringSettings, address: str, progress: Progress = no_progress
-) -> dict[str, Any]:  # fmt: skip
+def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progress = no_progress) -> dict[str, Any]:
     """Measure the same plans of a program on every kind of host that has the devices; hosts of a kind share the work.
 
     Writes to `out/KIND`, for each kind, what `measure_program` writes. A row is on disk as soon as it is known; the

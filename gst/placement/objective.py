@@ -1,4 +1,4 @@
-"""Objectives that plans are judged by: runtimes measured or simulated, counted against a budget; and who measures."""
+"""Objectives that plans are judged by, runtimes measured or simulated; budgets; and protocols of what runs plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float64
 
-from gst.devices import AnyExecutor, LoadGate, Measurement, Plan, measure
+from gst.devices import AnyExecutor, Device, LoadGate, Measurement, Plan, measure
+from gst.devices.execute.costs import Costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.plan import Timeline
 from gst.placement.task import Task
@@ -25,8 +26,35 @@ class Objective(Protocol):
 Batches = Sequence[Sequence[Plan]]
 
 
+class PlanRunner(Protocol):
+    """Runs plans of one program outside of this process: in a child (`gst.devices.IsolatedExecutor`), or on hosts of
+    one kind (`gst.placement.fleet.workers.FleetWorkers`). Use it as a context manager.
+
+    Args:
+        devices: those plans may name.
+
+    Raises:
+        ExecutionError: (`timelines` and `groups`) a plan fails; what runs plans can be used again.
+        ValueError: the program does not run, or a plan is not for it and these devices.
+    """
+
+    devices: tuple[Device, ...]
+
+    def costs(self, repetitions: int = 5) -> Costs:
+        """What each operation costs alone on each device."""
+        ...
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
+        """When each operation began and ended in the quickest run of each plan; empty where that is not recorded."""
+        ...
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """By the first node of each group that a plan fuses: its time compiled / the time of its operations."""
+        ...
+
+
 class Measurer(Protocol):
-    """Runs plans for real: in this process, in a child, in several, or on other hosts.
+    """Times batches of plans for a search: in this process, in a child, in several, or on other hosts.
 
     The plans of a batch are timed in turns. `measure_batches` yields (position of the batch, its measurements)
     as each batch ends; with several workers the order is arbitrary.
@@ -74,8 +102,8 @@ class MeasuredObjective:
             label: partial(self.executor.run, plan) for label, plan in zip(labels, plans, strict=True)
         }
         keys = {label: plan.key for label, plan in zip(labels, plans, strict=True)}
-        seen = measure(runs, self.repetitions, 1, self.gate, plan_keys=keys)
-        return [seen[label] for label in labels]
+        measurements = measure(runs, self.repetitions, 1, self.gate, plan_keys=keys)
+        return [measurements[label] for label in labels]
 
 
 class SimulatedObjective:
@@ -84,6 +112,13 @@ class SimulatedObjective:
     Args:
         task: what is placed where.
         check_memory: whether limits count. To work out what a plan takes costs about as much as to simulate it.
+
+    Examples:
+        >>> from gst.placement.baselines.portfolio import single
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> bool(SimulatedObjective(task)([single(task, 0)])[0] > 0)
+        True
     """
 
     def __init__(self, task: Task, check_memory: bool | None = None) -> None:
@@ -109,8 +144,8 @@ class SimulatedObjective:
         return float("nan") if self.check_memory and self._excess(run) > 0 else run.makespan_us / 1e3
 
     def _excess(self, run: Timeline) -> float:
-        taken, limits = self.task.memory_use(run), self.task.memories
-        return max(0.0, *((taken[name] - limit) / limit for name, limit in limits.items() if limit is not None), 0.0)
+        peaks, limits = self.task.memory_use(run), self.task.memories
+        return max(0.0, *((peaks[name] - limit) / limit for name, limit in limits.items() if limit is not None), 0.0)
 
 
 class Budgeted:
@@ -146,14 +181,14 @@ class Budgeted:
         return self.budget - self.num_asked
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
-        asked = plans[: self.left]
+        within = plans[: self.left]
         answers = np.full(len(plans), np.nan)
-        if asked:
-            answers[: len(asked)] = self.objective(asked)
-        for plan, took in zip(asked, answers, strict=False):
+        if within:
+            answers[: len(within)] = self.objective(within)
+        for plan, runtime_ms in zip(within, answers, strict=False):
             self.num_asked += 1
-            if took < self.best_ms:
-                self.best, self.best_ms = plan, float(took)
+            if runtime_ms < self.best_ms:
+                self.best, self.best_ms = plan, float(runtime_ms)
                 self.curve.append((self.num_asked, self.best_ms))
                 self.improvements.append(plan)
         return answers

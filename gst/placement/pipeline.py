@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from gst.devices import Device, LoadGate, Log, Measurement, Plan
+from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import supports
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.measure import Failure, median_interval
+from gst.devices.execute.measure import median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
@@ -29,9 +29,9 @@ from gst.placement.baselines.portfolio import single
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.local_search.population import random_plans
-from gst.placement.objective import MeasuredObjective, Measurer, SimulatedObjective
+from gst.placement.objective import MeasuredObjective, Measurer, PlanRunner, SimulatedObjective
 from gst.placement.planning import (
-    AS_USUAL,
+    DEFAULT_SETTINGS,
     METHODS,
     PlacementResult,
     Planned,
@@ -40,7 +40,7 @@ from gst.placement.planning import (
     curves,
     placed_result,
     plan_by,
-    plans_found,
+    plans_by_name,
 )
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search, as_is
@@ -63,10 +63,10 @@ def place_measured(
     source: Path | str,
     devices: Sequence[Device],
     out: Path,
-    settings: Settings = AS_USUAL,
+    settings: Settings = DEFAULT_SETTINGS,
     progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
-    written: Callable[[], object] | None = None,
+    eager_step: Callable[[], object] | None = None,
 ) -> PlacementResult:
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
     with real measurements, and measure the finalists afresh beside the step as written and as compiled.
@@ -79,29 +79,31 @@ def place_measured(
         source: its name (`traced`), or a directory where it is saved: processes that run plans read it.
         devices: where its operations may go; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        written: the step as written, which runs in this process; see `gst.devices.execute.plain.steps_beside` for None.
+        eager_step: the step as written, which runs in this process; `gst.devices.execute.plain.steps_beside` says what
+            None means.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
             do), or `out` is of another program, other devices or settings.
     """
 
-    def profiled() -> Task:
+    def profile() -> Task:
         if fleet is None and settings.patience_s > 0:
             LoadGate(patience_s=settings.patience_s, progress=progress).wait()
         progress("profiling", 0, 1)
-        return measured_task(program, isolated, settings.seed)
+        return measured_task(program, runner, settings.seed)
 
-    with fleet or IsolatedExecutor(source, devices) as isolated:
-        task = cached_task(program, isolated.devices, out, profiled)
+    with fleet or IsolatedExecutor(source, devices) as runner:
+        task = cached_task(program, runner.devices, out, profile)
         simulated = replace(  # `guided_search` is the one method that measures, and fusion is of the task or is not
-            settings, methods=tuple(name for name in settings.methods if name != "guided_search"),
+            settings,
+            methods=tuple(name for name in settings.methods if name != "guided_search"),
             tasks=tuple(name for name in settings.tasks if name != "fusion"),
-        )  # fmt: skip
+        )
         planned = plan_by(simulated, task, SimulatedObjective(task), out / "searches.jsonl", progress)
         check_fits(task, planned)
         final_plans = finalists(planned)
-        fused = fused_task(task, isolated, progress, out / GROUPS) if "fusion" in settings.tasks else None
+        fused = fused_task(task, runner, progress, out / GROUPS) if "fusion" in settings.tasks else None
         starts = planned
         if fused is not None:
             fused_objective = SimulatedObjective(fused.task)
@@ -112,51 +114,50 @@ def place_measured(
             final_plans["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
         if settings.budget > 0 and "guided_search" in settings.methods:
-            with _measurer(source, isolated, settings, progress) as measurer:
+            with _measurer(source, runner, settings, progress) as measurer:
                 search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
                 final_plans["guided_search"] = _unfolded(search.planned(), fused)
-        plans = plans_found(final_plans)
-        finals = _measure_finally(source, isolated, plans, program, settings, progress, written)
+        plans = plans_by_name(final_plans)
+        finals = _measure_finally(source, runner, plans, program, settings, progress, eager_step)
     best = finals.best
     entries = {
         name: _measured_entry(
-            seen, finals.second.get(name), final_plans.get(name), search if name == "guided_search" else None
+            measurement, finals.second.get(name), final_plans.get(name), search if name == "guided_search" else None
         )
-        for name, seen in finals.first.items()
+        for name, measurement in finals.first.items()
     }
     figures = finals.figures()
     result = placed_result(task, "measured", best, figures["objective"], lower_bound_us(task) / 1e3, entries)
-    known = {"name": settings.cost_model, **_cost_model(search)}
-    result |= {**figures, "cost_model": known}
+    result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
     if fleet is not None:
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512)
-    shown = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
-    return PlacementResult(task, plans[best], result, shown)
+    drawing = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
+    return PlacementResult(task, plans[best], result, drawing)
 
 
-def measured_task(program: Program, isolated: IsolatedExecutor | FleetWorkers, seed: int) -> Task:
+def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     """Costs as profiled, and contention as learned from a few plans that keep several devices busy.
 
     A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
     each device alone takes turns with the plans, and its profile is scaled to what it takes there.
     """
-    task = Task.of_program(program, isolated.costs())
+    task = Task.of_program(program, runner.costs())
     count = len(task.devices)
     if count < 2:
         return task
     alone = [single(task, device) for device in range(count)]
-    known = {plan.key for plan in alone}
-    plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in known), NUM_CALIBRATION))
+    alone_keys = {plan.key for plan in alone}
+    plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in alone_keys), NUM_CALIBRATION))
     try:
-        runs = isolated.timelines([*alone, *plans], CALIBRATION_RUNS)
-    except Failure:
+        runs = runner.timelines([*alone, *plans], CALIBRATION_RUNS)
+    except ExecutionError:
         return task
     if not runs:
         return task
-    took = np.array([(run.end_us - run.begin_us).sum() for run in runs[:count]])
-    scale = took / np.maximum(task.times_us.sum(1), 1e-9)
+    alone_us = np.array([(run.end_us - run.begin_us).sum() for run in runs[:count]])
+    scale = alone_us / np.maximum(task.times_us.sum(1), 1e-9)
     costs = replace(task.costs, times_us=task.times_us * scale[:, None])
     return Task.of_program(program, costs, fit(costs, runs[count:]) if plans else None)
 
@@ -172,9 +173,12 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
     if not path.exists():
         task = make()
         record = {
-            "program": program.key, "devices": list(task.names), "times_us": task.times_us.tolist(),
-            "own_bytes": task.costs.own_bytes.tolist(), "contention": task.contention.to_dict(),
-        }  # fmt: skip
+            "program": program.key,
+            "devices": list(task.names),
+            "times_us": task.times_us.tolist(),
+            "own_bytes": task.costs.own_bytes.tolist(),
+            "contention": task.contention.to_dict(),
+        }
         with atomic_write(path) as file:
             file.write(json.dumps(record))
     record = read_object(path)
@@ -186,17 +190,17 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
 
 @contextmanager
 def _measurer(
-    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
+    source: Path | str, runner: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
 ) -> Iterator[Measurer]:
     """What a search measures by: the process that profiled, several others, or the hosts of a fleet."""
-    if isinstance(isolated, FleetWorkers):
-        yield isolated
+    if isinstance(runner, FleetWorkers):
+        yield runner
         return
     gate = LoadGate(patience_s=settings.patience_s, progress=progress)
     if settings.workers == 1:
-        yield MeasuredObjective(isolated, SEARCH_RUNS, gate=gate)
+        yield MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
         return
-    make = partial(IsolatedExecutor, source, isolated.devices)
+    make = partial(IsolatedExecutor, source, runner.devices)
     with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:
         yield workers
 
@@ -207,21 +211,22 @@ def _search(
 ) -> Search:  # fmt: skip
     searched = task if fused is None else fused.task
     return Search(
-        searched, measurer, Log(out / "measurements.jsonl"), plans_found(starts), settings.budget, settings.evaluations,
-        settings.tasks, seed=settings.seed, progress=progress, as_run=as_is if fused is None else fused.unfold,
+        searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
+        settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
+        as_run=as_is if fused is None else fused.unfold,
         surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
         on_fleet=on_fleet,
     )  # fmt: skip
 
 
-def _unfolded(found: Planned, fused: FusedTask | None) -> Planned:
-    """What was found for a task whose groups are single operations, as a plan of the program."""
-    return found if fused is None or found.plan is None else replace(found, plan=fused.unfold(found.plan))
+def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
+    """A plan of the fused task, in which each group is one operation, as a plan of the program."""
+    return planned if fused is None or planned.plan is None else replace(planned, plan=fused.unfold(planned.plan))
 
 
 def _measure_finally(
-    source: Path | str, isolated: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program,
-    settings: Settings, progress: Progress, written: Callable[[], object] | None,
+    source: Path | str, runner: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program,
+    settings: Settings, progress: Progress, eager_step: Callable[[], object] | None,
 ) -> Finals:  # fmt: skip
     """Two sets of fresh runs in turns, of all plans and of the fastest of them; a plan under several names runs once.
 
@@ -229,44 +234,47 @@ def _measure_finally(
         ValueError: no plan ran.
     """
     progress("compiling the step", 0, 1)
-    left_out = "" if settings.compile_step else "left out, as asked"
+    skip_reason = "" if settings.compile_step else "left out, as asked"
     if program.num_nodes > LARGEST_WHOLE:
-        left_out = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
+        skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
     with ExitStack() as stack:
-        if not isinstance(isolated, FleetWorkers):
-            steps = stack.enter_context(steps_beside(source, left_out, written))
+        if not isinstance(runner, FleetWorkers):
+            steps = stack.enter_context(steps_beside(source, skip_reason, eager_step))
 
-        def measured(few: dict[str, Plan], what: str) -> dict[str, Measurement]:
+        def measure_in_turns(few: dict[str, Plan], what: str) -> dict[str, Measurement]:
             distinct = list({plan.key: plan for plan in few.values()}.values())
             progress(what, 0, 1)
-            if isinstance(isolated, FleetWorkers):
-                return by_name(few, isolated.measure_beside_steps(distinct, settings.repetitions, 2, left_out))
+            if isinstance(runner, FleetWorkers):
+                return by_name(few, runner.measure_beside_steps(distinct, settings.repetitions, 2, skip_reason))
             gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-            told = lambda done, total: progress(what, done, total)  # noqa: E731
-            return by_name(few, measure_plans(isolated, distinct, settings.repetitions, 2, gate, steps, told))
+            return by_name(
+                few, measure_plans(runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what))
+            )
 
-        first = measured(plans, "measuring the finalists afresh")
+        first = measure_in_turns(plans, "measuring the finalists afresh")
         again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
         if not again:
             reasons = sorted({first[name].reason for name in plans})
-            names = ", ".join(device.name for device in isolated.devices)
+            names = ", ".join(device.name for device in runner.devices)
             raise ValueError(f"no plan of {program.name} ran on {names}: {'; '.join(reasons)}")
-        return Finals(first, measured(again, "measuring the fastest once more"))
+        return Finals(first, measure_in_turns(again, "measuring the fastest once more"))
 
 
 def _measured_entry(
-    seen: Measurement, again: Measurement | None, planned: Planned | None, search: Search | None
+    first: Measurement, second: Measurement | None, planned: Planned | None, search: Search | None
 ) -> dict[str, Any]:
-    record, second = seen.to_dict(), {} if again is None else again.to_dict()
+    record, again = first.to_dict(), {} if second is None else second.to_dict()
     simulated_ms = float("nan") if planned is None else planned.expected_ms
     return {
         **{key: record[key] for key in ("median_ms", "low_ms", "high_ms")},
-        **{f"again_{key}": second.get(key) for key in ("median_ms", "low_ms", "high_ms")},
-        "feasible": seen.outcome == "ok", "reason": seen.reason,
+        **{f"again_{key}": again.get(key) for key in ("median_ms", "low_ms", "high_ms")},
+        "feasible": first.outcome == "ok",
+        "reason": first.reason,
         "seconds_to_plan": None if planned is None else planned.seconds,
-        "measurements": 0 if search is None else len(search.trials), "runs": seen.repetitions,
+        "measurements": 0 if search is None else len(search.trials),
+        "runs": first.repetitions,
         "simulated_ms": None if np.isnan(simulated_ms) else simulated_ms,
-    }  # fmt: skip
+    }
 
 
 def _cost_model(search: Search | None) -> dict[str, Any]:
@@ -274,8 +282,10 @@ def _cost_model(search: Search | None) -> dict[str, Any]:
         return {"tau": None, "num_measured": 0, "num_screened": 0}
     tau = search.tau()
     return {
-        "tau": None if np.isnan(tau) else tau, "num_measured": len(search.trials), "num_screened": search.num_screened,
-    }  # fmt: skip
+        "tau": None if np.isnan(tau) else tau,
+        "num_measured": len(search.trials),
+        "num_screened": search.num_screened,
+    }
 
 
 # The end: the best plans and the step itself, measured in turns, twice. The fastest of many measured medians is fast in
@@ -333,9 +343,13 @@ class Finals:
         ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
         best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
         return {
-            "best": self.best, "objective": best_ms, "winner": self.winner, "winner_ms": ms[self.winner],
-            "pytorch_ms": ms[PYTORCH], "compiled_ms": ms[COMPILED],
-        }  # fmt: skip
+            "best": self.best,
+            "objective": best_ms,
+            "winner": self.winner,
+            "winner_ms": ms[self.winner],
+            "pytorch_ms": ms[PYTORCH],
+            "compiled_ms": ms[COMPILED],
+        }
 
 
 def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -> list[str]:

@@ -220,10 +220,12 @@ def place(
         elif Program.load(saved).key != program.key:
             raise ValueError(f"{saved} holds another program; give another out")
         inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
-        written = partial(as_written, model, inputs)
-        found = place_measured(program, saved, chosen, directory, settings, progress or bars.show, written=written)
+        eager_step = partial(as_written, model, inputs)
+        result = place_measured(
+            program, saved, chosen, directory, settings, progress or bars.show, eager_step=eager_step
+        )
     spec = pytree.tree_structure(inputs)
-    return Placed(model, program, tuple(chosen), found.plan, found.task, found.result, parameters, spec, modes)
+    return Placed(model, program, tuple(chosen), result.plan, result.task, result.result, parameters, spec, modes)
 
 
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:

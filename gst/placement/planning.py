@@ -32,7 +32,7 @@ METHODS: dict[str, Method] = {
     "annealing": anneal, "cross_entropy": cross_entropy, "evolution": evolve, "colocrl": colocrl, "hdp": hdp,
     "go": go, "guided_search": guided_search,
 }  # fmt: skip
-USUAL = ("annealing", "guided_search")
+DEFAULT_METHODS = ("annealing", "guided_search")
 TASKS = ("placement", "schedule", "fusion")
 
 COST_MODELS = ("sums", "network")
@@ -43,9 +43,9 @@ def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
     """Raises:
     ValueError: there is no such method or no such task, or placement is not among the tasks.
     """
-    for asked, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
-        if wrong := [name for name in asked if name not in known]:
-            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(known)}")
+    for names, choices, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+        if wrong := [name for name in names if name not in choices]:
+            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(choices)}")
     if "placement" not in tasks:
         raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
 
@@ -69,7 +69,7 @@ class Settings:
 
     budget: int = 50
     evaluations: int = 2_000
-    methods: tuple[str, ...] = USUAL
+    methods: tuple[str, ...] = DEFAULT_METHODS
     tasks: tuple[str, ...] = ("placement", "schedule")
     repetitions: int = 25
     seed: int = 0
@@ -90,7 +90,7 @@ class Settings:
             raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
 
 
-AS_USUAL = Settings()
+DEFAULT_SETTINGS = Settings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,19 +114,23 @@ class Planned:
     def to_dict(self) -> dict[str, Any]:
         """For JSON; NaN becomes None."""
         return {
-            "plan": None if self.plan is None else self.plan.to_dict(), "seconds": self.seconds,
-            "expected_ms": None if np.isnan(self.expected_ms) else self.expected_ms, "evaluations": self.evaluations,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+            "seconds": self.seconds,
+            "expected_ms": None if np.isnan(self.expected_ms) else self.expected_ms,
+            "evaluations": self.evaluations,
             "curve": [list(point) for point in self.curve],
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Planned:
         """Read what `to_dict` made."""
         return Planned(
             None if record["plan"] is None else Plan.from_dict(record["plan"]),
-            float("nan") if record["expected_ms"] is None else record["expected_ms"], record["seconds"],
-            record["evaluations"], tuple((count, best) for count, best in record["curve"]),
-        )  # fmt: skip
+            float("nan") if record["expected_ms"] is None else record["expected_ms"],
+            record["seconds"],
+            record["evaluations"],
+            tuple((count, best) for count, best in record["curve"]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +153,7 @@ class PlacementResult:
 def plan_all(
     task: Task,
     objective: Objective,
-    methods: Sequence[str] = USUAL,
+    methods: Sequence[str] = DEFAULT_METHODS,
     evaluations: int = 2_000,
     tasks: Sequence[str] = ("placement", "schedule"),
     seed: int = 0,
@@ -166,54 +170,61 @@ def plan_all(
 
     Raises:
         ValueError: there is no such method, or the log is of another task.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> plans = plan_all(task, SimulatedObjective(task), ["annealing"], evaluations=100)
+        >>> plans["annealing"].expected_ms <= plans["heft"].expected_ms
+        True
     """
     check_names(methods, tasks)
     settings = {
-        "task": task.key, "devices": list(task.names), "seed": seed, "evaluations": evaluations, "tasks": list(tasks),
+        "task": task.key,
+        "devices": list(task.names),
+        "seed": seed,
+        "evaluations": evaluations,
+        "tasks": list(tasks),
         "memory_limits": task.memories,
-    }  # fmt: skip
-    known = {
-        name: each if each.plan is None else replace(each, expected_ms=float(objective([each.plan])[0]))
-        for name, each in _logged(log, settings).items()  # costs of the machine may be others than then
     }
-    found: dict[str, Planned] = {}
+    logged_results = {
+        name: each if each.plan is None else replace(each, expected_ms=float(objective([each.plan])[0]))
+        for name, each in _read_log(log, settings).items()  # costs of the machine may be others than then
+    }
+    results: dict[str, Planned] = {}
     started = time.perf_counter()
     baselines = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
     each_s = (time.perf_counter() - started) / max(len(baselines), 1)
-    for (name, plan), took in zip(baselines.items(), objective(list(baselines.values())), strict=True):
-        found[name] = Planned(plan, float(took), each_s, 1)
+    for (name, plan), runtime_ms in zip(baselines.items(), objective(list(baselines.values())), strict=True):
+        results[name] = Planned(plan, float(runtime_ms), each_s, 1)
     for name in methods if evaluations > 0 else ():
-        if name not in known:
-            known[name] = _search(name, task, objective, evaluations, tasks, seed, progress)
+        if name not in logged_results:
+            logged_results[name] = _search(name, task, objective, evaluations, tasks, seed, progress)
             if log is not None:
-                log.append({"method": name, **settings, **known[name].to_dict()})
-        found[name] = known[name]
-    return found
+                log.append({"method": name, **settings, **logged_results[name].to_dict()})
+        results[name] = logged_results[name]
+    return results
 
 
-def plans_found(planned: Mapping[str, Planned]) -> dict[str, Plan]:
-    """The plans by name, of those that came up with one."""
+def plans_by_name(planned: Mapping[str, Planned]) -> dict[str, Plan]:
+    """The plans by name of their baseline or method, without those that have none."""
     return {name: each.plan for name, each in planned.items() if each.plan is not None}
 
 
-def plan_by(
-    settings: Settings, task: Task, objective: Objective, log: Path, progress: Progress
-) -> dict[str, Planned]:  # fmt: skip
+def plan_by(settings: Settings, task: Task, objective: Objective, log: Path, progress: Progress) -> dict[str, Planned]:
     """`plan_all` with settings; without a budget the baselines alone."""
     evaluations = settings.evaluations if settings.budget > 0 else 0
-    return plan_all(
-        task, objective, settings.methods, evaluations, settings.tasks, settings.seed, Log(log), progress
-    )  # fmt: skip
+    return plan_all(task, objective, settings.methods, evaluations, settings.tasks, settings.seed, Log(log), progress)
 
 
 def place_simulated(
     task: Task,
     out: Path,
-    settings: Settings = AS_USUAL,
+    settings: Settings = DEFAULT_SETTINGS,
     progress: Progress = no_progress,
     objective: Objective | None = None,
 ) -> PlacementResult:
-    """Plan by every method on costs alone: a program on a machine that is not here. Nothing is measured.
+    """The fastest plan by the simulator, of all baselines and methods; nothing is measured.
 
     Args:
         objective: what simulates; `SimulatedObjective(task)` if None. With fusion the lower bound is of operations one
@@ -221,6 +232,13 @@ def place_simulated(
 
     Raises:
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> result = place_simulated(task, Path("out"), Settings(methods=("annealing",), evaluations=100)).result
+        >>> result["lower_bound"] <= result["objective"]
+        True
     """
     simulated = SimulatedObjective(task) if objective is None else objective
     return _place_on_costs(task, simulated, "simulated", lower_bound_us(task) / 1e3, out, settings, progress)
@@ -229,7 +247,7 @@ def place_simulated(
 def place_graph(
     graph: CostGraph,
     out: Path,
-    settings: Settings = AS_USUAL,
+    settings: Settings = DEFAULT_SETTINGS,
     progress: Progress = no_progress,
 ) -> PlacementResult:
     """Plan a published cost graph, by its published latency; one with a backward pass, by simulation.
@@ -252,7 +270,11 @@ def _place_on_costs(
     task: Task, objective: Objective, kind: str, bound_ms: float, out: Path, settings: Settings, progress: Progress,
     own_search: Callable[[], Plan] | None = None,
 ) -> PlacementResult:  # fmt: skip
-    """`own_search`, if there is one, knows this kind of runtime; its plan is `contiguous`, where there is a budget."""
+    """The fastest plan by an objective, of all baselines and methods.
+
+    Args:
+        own_search: a method for this objective alone, called `contiguous`; not asked without a budget.
+    """
     planned = plan_by(settings, task, objective, out / "searches.jsonl", progress)
     if own_search is not None and settings.budget > 0:
         started = time.perf_counter()
@@ -265,11 +287,14 @@ def _place_on_costs(
     assert chosen is not None
     plans = {
         name: {
-            "latency": each.expected_ms, "feasible": name in ran, "seconds_to_plan": each.seconds, "measurements": 0,
+            "latency": each.expected_ms,
+            "feasible": name in ran,
+            "seconds_to_plan": each.seconds,
+            "measurements": 0,
             "evaluations": each.evaluations,
         }
         for name, each in planned.items()
-    }  # fmt: skip
+    }
     return PlacementResult(
         task, chosen, placed_result(task, kind, best, ran[best], bound_ms, plans), {"curves": curves(planned)}
     )
@@ -285,22 +310,22 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
 def _search(
     name: str, task: Task, objective: Objective, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
 ) -> Planned:
-    budgeted = Budgeted(objective if "schedule" in tasks else _Unscheduled(objective), evaluations)
+    budgeted = Budgeted(objective if "schedule" in tasks else _InProgramOrder(objective), evaluations)
 
-    def told(*_: object) -> None:
+    def report(*_: object) -> None:
         progress(f"planning by {name}", budgeted.num_asked, evaluations)
 
     started = time.perf_counter()
-    told()
-    METHODS[name](task, budgeted, seed, progress=told, **({"tasks": tasks} if name in JOINT else {}))
+    report()
+    METHODS[name](task, budgeted, seed, progress=report, **({"tasks": tasks} if name in JOINT else {}))
     seconds = time.perf_counter() - started
     plan = None if budgeted.best is None else restrict(budgeted.best, tasks)
     expected = budgeted.best_ms if plan is not None else float("nan")
     return Planned(plan, expected, seconds, budgeted.num_asked, tuple(budgeted.curve))
 
 
-class _Unscheduled:
-    """A runtime of plans in program order."""
+class _InProgramOrder:
+    """An objective that ignores the priorities of plans: operations run in program order."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -309,7 +334,7 @@ class _Unscheduled:
         return self.objective([replace(plan, priority=None) for plan in plans])
 
 
-def _logged(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned]:
+def _read_log(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned]:
     records = [] if log is None else log.read()
     for record in records:
         assert log is not None
@@ -331,14 +356,15 @@ def check_fits(task: Task, planned: dict[str, Planned]) -> None:
     limits = {name: limit for name, limit in task.memories.items() if limit is not None}
     if not limits:
         raise ValueError(f"no plan of {task.name} can run on {', '.join(task.names)}: some operation runs on none")
-    least = min(
+    least_bytes = min(
         max(task.memory_use(task.simulator.run(each.plan))[name] for name in limits)
         for each in planned.values()
         if each.plan is not None
     )
-    told = ", ".join(f"{name} {limit / 2**20:.1f} MiB" for name, limit in limits.items())
+    limits_text = ", ".join(f"{name} {limit / 2**20:.1f} MiB" for name, limit in limits.items())
     raise ValueError(
-        f"no plan of {task.name} fits ({told}); the least that would do for a plan found is {least / 2**20:.1f} MiB"
+        f"no plan of {task.name} fits ({limits_text}); the least that would do for a plan found is "
+        f"{least_bytes / 2**20:.1f} MiB"
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
-USUAL_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of `gst bench simulator`
+DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of `gst bench simulator`
 PENALTIES = np.logspace(-2, 4, 13)
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
 FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound
@@ -46,7 +46,7 @@ class Surrogate(Protocol):
 
 
 class ScreenedObjective:
-    """An `Objective` that runs nothing: simulated runtimes, corrected by what was learned of measured ones.
+    """An `Objective` that runs nothing: simulated runtimes, corrected by a surrogate fitted to measured ones.
 
         screened = ScreenedObjective(task)
         screened.learn(plans, measured_ms)            # again and again, as measurements come in
@@ -61,16 +61,16 @@ class ScreenedObjective:
         self.task = task
         self.simulated = SimulatedObjective(task)
         self.surrogate = LinearSurrogate(task) if surrogate is None else surrogate
-        self._known: dict[str, tuple[Plan, float, float]] = {}  # plan, simulated ms, logarithm of the ratio
+        self._measured: dict[str, tuple[Plan, float, float]] = {}  # plan, simulated ms, logarithm of the ratio
 
     @property
     def num_measured(self) -> int:
         """Plans that were learned from."""
-        return len(self._known)
+        return len(self._measured)
 
     def learn(self, plans: Sequence[Plan], measured_ms: Answers) -> None:
-        """Take over measurements, besides those known. A plan that failed (NaN, measured or simulated) is left out; of
-        one that comes again the later measurement counts.
+        """Add measurements to those of earlier calls, and fit the surrogate to all of them. A plan that failed (NaN,
+        measured or simulated) is left out; of a plan that comes again the later measurement counts.
 
         Raises:
             ValueError: there are not as many measurements as plans, or one is not positive.
@@ -79,20 +79,20 @@ class ScreenedObjective:
             raise ValueError(f"{len(measured_ms)} measurements of {len(plans)} plans; give one for each")
         if (measured_ms <= 0).any():
             raise ValueError(f"a measurement is {np.nanmin(measured_ms)} ms; runtimes are positive, NaN = failed")
-        ran = [(plan, took) for plan, took in zip(plans, measured_ms, strict=True) if np.isfinite(took)]
+        ran = [(plan, ms) for plan, ms in zip(plans, measured_ms, strict=True) if np.isfinite(ms)]
         simulated = self.simulated([plan for plan, _ in ran])
-        for (plan, took), said in zip(ran, simulated, strict=True):
-            if np.isfinite(said):
-                self._known[plan.key] = plan, float(said), float(np.log(took / said))
+        for (plan, ms), simulated_ms in zip(ran, simulated, strict=True):
+            if np.isfinite(simulated_ms):
+                self._measured[plan.key] = plan, float(simulated_ms), float(np.log(ms / simulated_ms))
         if ran and self.num_measured >= LEAST_MEASUREMENTS:
-            known, said, logs = zip(*self._known.values(), strict=True)
-            self.surrogate.learn(known, np.array(said), np.array(logs))
+            learned_plans, ms, logs = zip(*self._measured.values(), strict=True)
+            self.surrogate.learn(learned_plans, np.array(ms), np.array(logs))
 
     def __call__(self, plans: Sequence[Plan]) -> Answers:
         return self.with_spread(plans)[0]
 
     def excess(self, plan: Plan) -> float:
-        """How much of what it may take a plan takes too much, as `SimulatedObjective` says."""
+        """See `SimulatedObjective.excess`."""
         return self.simulated.excess(plan)
 
     def with_spread(self, plans: Sequence[Plan], coverage: float = 0.68) -> tuple[Answers, Answers]:
@@ -105,7 +105,7 @@ class ScreenedObjective:
         if not 0.0 < coverage < 1.0:
             raise ValueError(f"coverage is {coverage}; it is a share of plans, between 0 and 1")
         simulated = np.asarray(self.simulated(plans), np.float64)
-        logs, deviations = np.zeros(len(plans)), np.full(len(plans), USUAL_ERROR)
+        logs, deviations = np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
         ran = np.flatnonzero(np.isfinite(simulated))
         if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
             logs[ran], deviations[ran] = self.surrogate([plans[number] for number in ran.tolist()], simulated[ran])
@@ -143,7 +143,7 @@ class LinearSurrogate:
 
     def _sums(self, plans: Sequence[Plan], simulated_ms: Answers) -> Sums:
         """Bytes are counted at 10 GB/s, operations and values at 1 us each."""
-        return np.stack([self._of_plan(plan, took * 1e3) for plan, took in zip(plans, simulated_ms, strict=True)])
+        return np.stack([self._of_plan(plan, ms * 1e3) for plan, ms in zip(plans, simulated_ms, strict=True)])
 
     def _of_plan(self, plan: Plan, simulated_us: float) -> Float64[np.ndarray, " sums"]:
         placement, num_devices = plan.placement, len(self._use)
@@ -183,7 +183,7 @@ class NetworkSurrogate:
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
         from gst.cost.rescoring import Rescorer
 
-        self._usual = float(logs.mean())
+        self._mean_log = float(logs.mean())
         if np.ptp(logs) < SAME:
             return
         epochs = EPOCHS if self._rescorer is None else MORE_EPOCHS
@@ -198,10 +198,12 @@ class NetworkSurrogate:
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         if self._rescorer is None:  # all that was measured is off by the same factor
-            return np.full(len(plans), self._usual), np.zeros(len(plans))
+            return np.full(len(plans), self._mean_log), np.zeros(len(plans))
         parts = [plans[start : start + PLANS_AT_ONCE] for start in range(0, len(plans), PLANS_AT_ONCE)]
-        said = [self._rescorer.logs([self._features.change(self._base, plan) for plan in part]) for part in parts]
-        logs, spreads = (np.concatenate(each) for each in zip(*said, strict=True))
+        predictions = [
+            self._rescorer.logs([self._features.change(self._base, plan) for plan in part]) for part in parts
+        ]
+        logs, spreads = (np.concatenate(each) for each in zip(*predictions, strict=True))
         return logs, np.hypot(spreads, self._error)
 
 

@@ -49,19 +49,24 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """For a `Log`; NaN becomes None."""
         return {
-            "origin": self.origin, "round": self.round,
+            "origin": self.origin,
+            "round": self.round,
             "predicted_ms": None if np.isnan(self.predicted_ms) else self.predicted_ms,
-            "measurement": self.measurement.to_dict(), "plan": self.plan.to_dict(),
-        }  # fmt: skip
+            "measurement": self.measurement.to_dict(),
+            "plan": self.plan.to_dict(),
+        }
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Trial:
         """What `to_dict` gave."""
         predicted = record["predicted_ms"]
         return Trial(
-            Plan.from_dict(record["plan"]), record["origin"], record["round"],
-            float("nan") if predicted is None else predicted, Measurement.from_dict(record["measurement"]),
-        )  # fmt: skip
+            Plan.from_dict(record["plan"]),
+            record["origin"],
+            record["round"],
+            float("nan") if predicted is None else predicted,
+            Measurement.from_dict(record["measurement"]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +127,9 @@ class Search:
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
         self.screen = ScreenedObjective(self.task, self.surrogate)
         self._settings = {
-            "tasks": [name for name in self.tasks if name != "fusion"], "memory_limits": self.task.memories
-        }  # fmt: skip
+            "tasks": [name for name in self.tasks if name != "fusion"],
+            "memory_limits": self.task.memories,
+        }
         for record, trial in zip(records, self.trials, strict=True):
             self._check(record, trial)
 
@@ -143,9 +149,9 @@ class Search:
         """
         started = time.perf_counter()
         self._measure(self._first(), 0)
-        kept = NUM_AGAIN if self.budget > 3 * NUM_AGAIN else 0
+        reserve = NUM_AGAIN if self.budget > 3 * NUM_AGAIN else 0
         for number in range(1, self.rounds + 1):
-            left = self.budget - kept - len(self.trials)
+            left = self.budget - reserve - len(self.trials)
             if left <= 0 or len(self.task.devices) < 2:
                 break
             self.progress("learning", number - 1, self.rounds)
@@ -187,9 +193,9 @@ class Search:
 
     def tau(self) -> float:
         """Kendall's tau between predictions and the measurements made after them; NaN without two of them."""
-        pairs = [(t.predicted_ms, t.measurement.median_ms) for t in self._ran()]
-        said = np.array([pair for pair in pairs if not np.isnan(pair[0])])
-        return kendall_tau(said[:, 0], said[:, 1]) if len(said) > 1 else float("nan")
+        ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms)]
+        pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in ran])
+        return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
 
     def dataset(self) -> Graph | None:
         """All plans that ran and their runtimes in ns; None if none did."""
@@ -203,12 +209,14 @@ class Search:
         keys = ("median_ms", "low_ms", "high_ms", "outcome")
         return [
             {
-                "label": trial.plan.key[:8], "origin": first[trial.plan.key], "round": trial.round,
+                "label": trial.plan.key[:8],
+                "origin": first[trial.plan.key],
+                "round": trial.round,
                 "predicted_ms": None if np.isnan(trial.predicted_ms) else trial.predicted_ms,
                 **{key: trial.measurement.to_dict()[key] for key in keys},
             }
             for trial in self.trials
-        ]  # fmt: skip
+        ]
 
     def _ran(self) -> list[Trial]:
         """The trials whose plan ran to the end, in the order measured."""
@@ -216,23 +224,23 @@ class Search:
 
     def _first(self) -> list[Proposal]:
         """`starts`, the fastest in simulation first, as far as half of the budget goes, the portfolio or not."""
-        known = {trial.plan.key for trial in self.trials}
+        measured_keys = {trial.plan.key for trial in self.trials}
         plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
         expected = dict(zip(plans, self.screen.simulated([each.plan for each in plans.values()]), strict=True))
         in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
-        wanted = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in known]
-        return wanted[: max(0, self.budget - len(self.trials))]
+        chosen = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in measured_keys]
+        return chosen[: max(0, self.budget - len(self.trials))]
 
     def _candidates(self, count: int, number: int) -> list[Proposal]:
         """Plans nobody measured: the best of what annealing finds and of mutations, one in six an uncertain one."""
-        known = {trial.plan.key for trial in self.trials}
-        pool = {each.plan.key: each for each in self._proposed(number) if each.plan.key not in known}
+        measured_keys = {trial.plan.key for trial in self.trials}
+        pool = {each.plan.key: each for each in self._proposed(number) if each.plan.key not in measured_keys}
         self.num_screened += len(pool)
         keys = list(pool)
         if not keys:
             return []
-        said, factor = self.screen.with_spread([pool[key].plan for key in keys])
-        order = np.argsort(np.where(np.isnan(said), np.inf, said), kind="stable").tolist()
+        predicted_ms, factor = self.screen.with_spread([pool[key].plan for key in keys])
+        order = np.argsort(np.where(np.isnan(predicted_ms), np.inf, predicted_ms), kind="stable").tolist()
         num_uncertain = count // 6
         chosen = order[: count - num_uncertain]
         promising = order[count - num_uncertain : max(len(order) // 2, count)]
@@ -248,11 +256,11 @@ class Search:
         return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
 
     def _annealed(self, by: str, runtime: Objective, seed: int, start: Sequence[Plan]) -> list[Proposal]:
-        def told(what: str, done: int, total: int) -> None:
+        def report(what: str, done: int, total: int) -> None:
             self.progress(f"annealing by {by}", done, total)
 
         budgeted = Budgeted(runtime, self.evaluations)
-        anneal(self.task, budgeted, seed, told, start)
+        anneal(self.task, budgeted, seed, report, start)
         self.num_screened += budgeted.num_asked
         return [Proposal(restrict(plan, self.tasks), "annealing") for plan in budgeted.improvements[-32:]]
 
@@ -267,8 +275,10 @@ class Search:
         predicted = [self.screen([each.plan for each in few]) for few in several]
         batches = [[self.as_run(each.plan) for each in few] for few in several]
         for position, measurements in self.measurer.measure_batches(batches):
-            for each, said, measurement in zip(several[position], predicted[position], measurements, strict=True):
-                trial = Trial(each.plan, each.origin, number, float(said), measurement)
+            for each, predicted_ms, measurement in zip(
+                several[position], predicted[position], measurements, strict=True
+            ):
+                trial = Trial(each.plan, each.origin, number, float(predicted_ms), measurement)
                 self.log.append({"program": self.task.key, **self._settings, **trial.to_dict()})
                 self.trials.append(trial)
             self.progress("measuring", len(self.trials), self.budget)

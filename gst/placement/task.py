@@ -141,10 +141,13 @@ class Task:
         chosen, costs = [self.names.index(name) for name in names], self.costs
         links = np.ix_(chosen, chosen)
         fewer = replace(
-            costs, devices=tuple(self.devices[each] for each in chosen), times_us=costs.times_us[chosen],
-            own_bytes=costs.own_bytes[chosen], latency_us=costs.latency_us[links],
+            costs,
+            devices=tuple(self.devices[each] for each in chosen),
+            times_us=costs.times_us[chosen],
+            own_bytes=costs.own_bytes[chosen],
+            latency_us=costs.latency_us[links],
             bytes_per_us=costs.bytes_per_us[links],
-        )  # fmt: skip
+        )
         return replace(self, costs=fewer)
 
     def memory_use(self, simulation: Timeline) -> dict[str, int]:
@@ -158,7 +161,18 @@ class Task:
 
 
 def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
-    """Write `path` at once or not at all; `Plan.load` reads it too."""
+    """Write `path` at once or not at all; `Plan.load` reads it too.
+
+    Examples:
+        >>> import torch
+        >>> from gst.devices import discover
+        >>> from gst.programs import capture_module
+        >>> program, core = capture_module(torch.nn.ReLU(), (torch.zeros(2),)), discover()[0]
+        >>> plan = Plan((core.name,), np.zeros(program.num_nodes, np.int64))
+        >>> save_plan(plan, program, Path("plan.json"))
+        >>> Plan.load(Path("plan.json")).key == plan.key
+        True
+    """
     with atomic_write(path) as file:
         file.write(json.dumps({"program": program.key, **plan.to_dict()}))
 
@@ -169,6 +183,16 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
     Raises:
         ValueError: it is no plan, or one for another program (by key, where the file has one, and number of nodes) or
             for other devices.
+
+    Examples:
+        >>> import torch
+        >>> from gst.devices import discover
+        >>> from gst.programs import capture_module
+        >>> program, core = capture_module(torch.nn.ReLU(), (torch.zeros(2),)), discover()[0]
+        >>> plan = Plan((core.name,), np.zeros(program.num_nodes, np.int64))
+        >>> save_plan(plan, program, Path("plan.json"))
+        >>> load_plan(Path("plan.json"), program, [core]).key == plan.key
+        True
     """
     plan = Plan.load(path)
     key = read_object(path).get("program", program.key)

@@ -161,7 +161,14 @@ class Program:
 
 def as_module(program: Program) -> fx.GraphModule:
     """A module that takes the flat inputs of a program and returns its flat outputs, as a tuple; constants are
-    buffers."""
+    buffers.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.zeros(2),))
+        >>> as_module(program)(torch.tensor([-1.0, 2.0]))
+        (tensor([0., 2.]),)
+    """
     root, graph = torch.nn.Module(), fx.Graph()
     values: dict[int, fx.Node] = {}
     for node, operation in enumerate(program.operations):
@@ -192,6 +199,12 @@ def outputs_differ(got: Sequence[Any], want: Sequence[Any]) -> str | None:
 
     An output near zero may be a difference of numbers as large as the other outputs (the gradient of a bias before a
     normalisation, say), so no output need agree better than `ROUNDING` units of the last place of the largest one.
+
+    Examples:
+        >>> outputs_differ([torch.ones(2)], [torch.ones(2) + 1e-6]) is None
+        True
+        >>> outputs_differ([torch.ones(2)], [torch.ones(2) + 1])
+        'output 0 is off by 1, allowed 0.002'
     """
     if len(got) != len(want):
         return f"{len(got)} outputs instead of {len(want)}"
@@ -239,10 +252,13 @@ def _bytes(value: torch.Tensor) -> bytes:
 
 def _write(program: Program, directory: Path) -> None:
     record = {
-        "schema": SCHEMA, "name": program.name, "key": program.key, "outputs": form_of(program.outputs),
+        "schema": SCHEMA,
+        "name": program.name,
+        "key": program.key,
+        "outputs": form_of(program.outputs),
         "output_spec": pytree.treespec_dumps(program.output_spec),
         "operations": [_record(operation) for operation in program.operations],
-    }  # fmt: skip
+    }
     (directory / "program.json").write_text(json.dumps(record))
     arrays = {f.name: getattr(program.graph, f.name) for f in fields(Graph) if f.name != "name"}
     arrays |= {"colocation": program.colocation, "parameter_home": program.parameter_home}

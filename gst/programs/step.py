@@ -81,6 +81,13 @@ def training_step(
 
     Raises:
         ValueError: there is no such optimizer, or nothing to train.
+
+    Examples:
+        >>> loss = lambda model, x, y: (model(x) - y).square().mean()
+        >>> step = training_step("line", nn.Linear(2, 1), loss, (torch.ones(4, 2), torch.ones(4, 1)), rate=0.1)
+        >>> loss, state = step.function(*step.inputs)
+        >>> sorted(state)
+        ['bias', 'weight']
     """
     parameters = {key: value.detach() for key, value in model.named_parameters() if value.requires_grad}
     frozen = {key: value.detach() for key, value in model.named_parameters() if not value.requires_grad}
@@ -110,6 +117,11 @@ def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = N
         model: in the mode in which it is to be captured; `model.eval()` switches dropout off.
         inputs: what the model is called with.
         name: of the step; the name of the model's class if not given.
+
+    Examples:
+        >>> step = inference_step(nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
+        >>> step.name, step.function(*step.inputs)
+        ('relu', tensor([0., 2.]))
     """
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     state = {key: value.detach() for key, value in named.items()}

@@ -45,6 +45,10 @@ def resolve(name: str) -> Step:
 
     Raises:
         ValueError: no such workload, argument, model, module or function, or it does not return a `Step`.
+
+    Examples:
+        >>> resolve("rnnlm:layers=1,steps=2").name
+        'rnnlm-1'
     """
     head, _, rest = name.partition(":")
     if head in WORKLOADS:
@@ -113,6 +117,11 @@ def traced(name: str, cache: Path = TRACES) -> Program:
 
     Raises:
         ValueError: as `resolve` and `capture`; a damaged trace is made again instead.
+
+    Examples:
+        >>> program = traced("rnnlm:layers=1,steps=2", Path("traces"))
+        >>> traced("rnnlm:layers=1,steps=2", Path("traces")).key == program.key  # read from disk
+        True
     """
     directory = trace_path(name, cache)
     with suppress(ValueError, OSError):
@@ -128,7 +137,12 @@ def traced(name: str, cache: Path = TRACES) -> Program:
 
 
 def trace_path(name: str, cache: Path = TRACES) -> Path:
-    """Where `traced` keeps the program of that name, as made by these versions and by the module of that name here."""
+    """Where `traced` keeps the program of that name, as made by these versions and by the module of that name here.
+
+    Examples:
+        >>> trace_path("rnnlm:layers=1", Path("traces")).name[:14]
+        'rnnlm-layers-1'
+    """
     head = name.partition(":")[0]
     versions = [_version("graph-segment-training"), torch.__version__, *sys.version_info[:2]]
     if head == PREFIX:

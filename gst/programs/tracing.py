@@ -39,6 +39,11 @@ def capture(step: Step) -> Program:
         ValueError: an input is no tensor, the step depends on values (`.item()`, `if loss > 0`), draws random numbers,
             changes an input in place without returning the new value, captures a tensor of more than a GiB, or does
             something else that cannot be traced.
+
+    Examples:
+        >>> program = capture(Step("double", lambda x: {"twice": x + x}, (torch.ones(2),)))
+        >>> [str(operation.target) for operation in program.operations]
+        ['None', 'aten.add.Tensor']
     """
     pairs, spec = pytree.tree_flatten_with_path(step.inputs)
     labels = [pytree.keystr(path) for path, _ in pairs]
@@ -77,6 +82,11 @@ def capture_module(model: nn.Module, inputs: Sequence[Any], name: str | None = N
 
     Raises:
         ValueError: as `capture`.
+
+    Examples:
+        >>> program = capture_module(nn.Linear(2, 3), (torch.zeros(1, 2),))
+        >>> [operation.kind for operation in program.operations]
+        ['input', 'input', 'input', 'operation', 'operation']
     """
     return capture(inference_step(model, inputs, name))
 
@@ -313,8 +323,9 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
     for position, argument in enumerate(arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            yield from (each for each in (value if isinstance(value, list | tuple) else [value])
-                        if isinstance(each, fx.Node))  # fmt: skip
+            yield from (
+                each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, fx.Node)
+            )
 
 
 def _refuse_writes_into_constants(module: fx.GraphModule, name: str) -> None:

@@ -145,13 +145,13 @@ def _operations(
     pieces["edges"] = [piece.T.reshape(-1) for piece in np.split(local[wires], ends, axis=1)]
     pairs, counts, _ = quotient(edges, segment, np.zeros(edges.shape[1], np.bool_))
     return {
-        "opcodes": words.tolist(), "devices": list(names),
-        "shapes": [shape_of(index) for index in range(len(names))], "colours": NUM_COLOURS,
-        "segments": [
-            {name: piece[part].tolist() for name, piece in pieces.items()} for part in range(len(first))
-        ],
+        "opcodes": words.tolist(),
+        "devices": list(names),
+        "shapes": [shape_of(index) for index in range(len(names))],
+        "colours": NUM_COLOURS,
+        "segments": [{name: piece[part].tolist() for name, piece in pieces.items()} for part in range(len(first))],
         "between": np.concatenate([pairs, counts[None]]).T.reshape(-1).tolist(),
-    }  # fmt: skip
+    }
 
 
 # Segments as discs -----------------------------------------------------------------------------------------------
@@ -328,9 +328,13 @@ def _discs(sizes: Ints, kept: Ints, pairs: Ints) -> tuple[Floats, Floats, Floats
 
 def _patterns(num_devices: int) -> str:
     """What areas of each device are filled with."""
-    return "<defs>" + "".join(
-        f'<pattern id="device-{index}" class="c{index % NUM_COLOURS}" width="8" height="8" '
-        f'patternUnits="userSpaceOnUse"><path class="ground" d="M0 0h8v8H0z"/>'
-        f'<path class="texture" d="{TEXTURES[index % len(TEXTURES)]}"/></pattern>'
-        for index in range(num_devices)
-    ) + "</defs>"  # fmt: skip
+    return (
+        "<defs>"
+        + "".join(
+            f'<pattern id="device-{index}" class="c{index % NUM_COLOURS}" width="8" height="8" '
+            f'patternUnits="userSpaceOnUse"><path class="ground" d="M0 0h8v8H0z"/>'
+            f'<path class="texture" d="{TEXTURES[index % len(TEXTURES)]}"/></pattern>'
+            for index in range(num_devices)
+        )
+        + "</defs>"
+    )

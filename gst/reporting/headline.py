@@ -75,7 +75,7 @@ def best_baseline(record: Record) -> tuple[str, Record]:
 
 def kind_of(origin: Any) -> str:
     """'baseline', 'method', 'mutation' or 'uncertain': what the marks of the charts tell apart."""
-    origin = str(origin)
+    origin = str(origin).removesuffix(":fused")  # the plan of a method on operations that are fused before
     return "method" if origin in METHODS else origin if origin in ("mutation", "uncertain") else "baseline"
 
 
@@ -102,9 +102,7 @@ def device_names(record: Record, indices: Iterable[int] = ()) -> dict[int, str]:
 
 def graph_arrays(
     record: Record,
-) -> tuple[
-    Int64[np.ndarray, "ends edges"], Int64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"], list[str]
-]:  # fmt: skip
+) -> tuple[Int64[np.ndarray, "ends edges"], Int64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"], list[str]]:
     """Edges that name nodes that exist, then segment, device and opcode of each node."""
     graph = mapping(record.get("graph"))
     lists = [list(graph.get(key) or []) for key in ("segment", "device", "opcode")]
@@ -136,7 +134,8 @@ def _measured(record: Record) -> str:
     if winner in STEPS:
         fastest = again(plans_of(record).get(winner) or base)
         name = "plain PyTorch" if winner == PYTORCH else "torch.compile"
-        words = f"No plan beat {name}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
+        noise = " beyond noise" if found < time_of(fastest) else ""
+        words = f"No plan beat {name}{noise}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
         words += "" if winner == PYTORCH else f"; plain PyTorch {brief(plain)} ms{_bracket(base)}"
         return words if record.get("best") in STEPS else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
     used = len(set(graph_arrays(record)[2].tolist()))
@@ -167,6 +166,9 @@ def _computed(record: Record) -> str:
 def lead(record: Record) -> str:
     """A paragraph that says what the search was worth over the best baseline."""
     best, (name, baseline) = best_of(record), best_baseline(record)
+    is_again = all("again_median_ms" in plan and plan["again_median_ms"] for plan in (best, baseline))
+    if is_again:  # only runs that took turns can be compared
+        best, baseline = again(best), again(baseline)
     found, least = time_of(best), time_of(baseline)
     if math.isnan(found) or not name or record.get("best") in STEPS:
         return ""
@@ -177,11 +179,12 @@ def lead(record: Record) -> str:
         words += ": no search method improved on it." if searched else "; no search method was asked."
     else:
         words = f"The best plan was found by {best_name}. The best baseline, {name}, takes {brief(least)} ms"
-        words += f"{_bracket(baseline)}, {least / found:.2f} times as long."
+        words += f"{_bracket(baseline)}, {least / found:.2f} times as long"
+        words += " in the first set of runs." if not is_again and again(best) is not best else "."
         if overlaps(best, baseline):
             words += " The two intervals overlap: these runs do not settle that the search gained anything."
     if measured:
-        words += " The best plan is the one with the least median of all that were measured at the end."
+        words += " The best plan is the one with the least median in the first set of runs."
     else:
         words += " No plan ran: these times are worth as much as the costs that they are computed from."
     return f'<p class="lead">{escape(words, 1000)}</p>'
@@ -202,10 +205,10 @@ def _measured_facts(record: Record) -> list[tuple[str, str, str]]:
         (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'})", ""),
         (f"{brief(time_of(base))} ms", "plain PyTorch, all threads", ""),
         (DASH if math.isnan(ratio) else f"{ratio:.2f}x", "plain PyTorch / best plan", tone),
-        (f"{brief(time_of(baseline))} ms", f"best baseline ({name or 'none'})", ""),
+        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'})", ""),
         (f"{brief(record.get('lower_bound'))} ms", "lower bound, by profiled costs", ""),
         (whole(model.get("num_measured")), "plans measured in the search", ""),
-        (whole(model.get("num_screened")), "plans screened before", ""),
+        (whole(model.get("num_screened")), "plans predicted to choose these", ""),
     ]
 
 

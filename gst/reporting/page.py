@@ -109,9 +109,13 @@ def empty(sentence: str) -> str:
 
 
 def rows(
-    caption: str, heads: Sequence[str], lines: Iterable[Sequence[Any]], best: int | None = None, words: int = 1,
+    caption: str,
+    heads: Sequence[str],
+    lines: Iterable[Sequence[Any]],
+    best: int | None = None,
+    words: int = 1,
     anchor: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """A table whose first `words` columns are words and whose others are numbers, in a box that scrolls.
 
     With `anchor` each row can be linked to by that and the first of its words.

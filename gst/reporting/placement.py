@@ -24,7 +24,7 @@ from gst.reporting.headline import (
     runtime_of,
     time_of,
     winner_of,
-)  # fmt: skip
+)
 from gst.reporting.page import (
     Record,
     block,
@@ -41,7 +41,7 @@ from gst.reporting.page import (
     pair,
     rows,
     section,
-)  # fmt: skip
+)
 from gst.reporting.timeline import timeline
 
 AFTER = (1, 10, 100, 1_000)
@@ -56,9 +56,9 @@ TITLE = {
 TOLD = {
     "measured": "Runs of all plans took turns, so that a busy moment of the machine hits them alike. Intervals are "
     "95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the plan's: above 1 the plan is "
-    "faster, below 1 it is slower. The fastest were "
-    "measured once more, so that luck did not choose the times of the headline. Simulated is what the simulator "
-    "expects from profiled costs. Plans that lose are listed too.",
+    "faster, below 1 it is slower. The fastest were measured again, which gives the times of the headline: luck did "
+    "not choose them. Simulated is what the simulator expects from profiled costs, measured how many plans the search "
+    "ran. Plans that lose are listed too.",
     "simulated": "All times are simulated: each operation takes what the costs say, and so does each value that "
     "changes device. Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that "
     "lose are listed too.",
@@ -73,10 +73,11 @@ HOW = {
         "Operations were profiled on each device. From these costs the simulator judged the plans of all baselines "
         "and methods; simulated times and the timeline come from it. The search then measured the most promising "
         "plans and a few uncertain ones for real, after writing down what it expected of each. At the end the plan of"
-        " the search, those of all baselines and methods, and plain PyTorch (in a process of its own, all threads, "
-        "nothing changed) ran again in turns: the headline uses those runs alone, the median of each and its 95 % "
-        "bootstrap interval. Measured times are wall-clock times of one step, run for real on these devices. They "
-        "hold for this program on this machine; another machine needs its own run.",
+        " the search, those of the best baselines and of all methods, and plain PyTorch (in a process of its own, all "
+        "threads, nothing changed) ran again in turns, and the fastest of them a second time: the headline uses this "
+        "second set alone, the median of each and its 95 % bootstrap interval. Measured times are wall-clock times of "
+        "one step, run for real on these devices. They hold for this program on this machine; another machine needs "
+        "its own run.",
     ),
     "simulated": (
         "How it was computed",
@@ -138,11 +139,11 @@ def _measured_columns(record: Record) -> dict[str, Callable[[Record], str]]:
     return {
         "median ms": lambda plan: brief(time_of(plan), "failed"),
         "95 % interval": lambda plan: span(plan.get("low_ms"), plan.get("high_ms")),
-        "once more, ms": lambda plan: brief(plan.get("again_median_ms")),
+        "again, ms": lambda plan: brief(plan.get("again_median_ms")),
         "PyTorch / plan": lambda plan: ratio_of(record, plan),
         "simulated ms": lambda plan: brief(plan.get("simulated_ms")),
-        "seconds to plan": lambda plan: brief(plan.get("seconds_to_plan")),
-        "measured for it": lambda plan: whole(plan.get("measurements")),
+        "planning, s": lambda plan: brief(plan.get("seconds_to_plan")),
+        "measured": lambda plan: whole(plan.get("measurements")),
         "runs": lambda plan: whole(plan.get("runs")),
     }
 
@@ -159,7 +160,7 @@ def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
             time_of(plan), "does not fit"
         ),
         "above the bound": above,
-        "seconds to plan": lambda plan: brief(plan.get("seconds_to_plan")),
+        "planning, s": lambda plan: brief(plan.get("seconds_to_plan")),
         "plans asked": lambda plan: whole(plan.get("evaluations")),
     }
 

@@ -27,7 +27,7 @@ from gst.reporting.page import (
     rows,
     section,
     tiles,
-)  # fmt: skip
+)
 
 MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
 
@@ -35,12 +35,18 @@ METRICS = {"tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy", "ac
 """What trainings are judged by: the first of these that one knows."""
 
 LOGGED = {
-    **METRICS, "ordered_pairs": "pairs in order", "slowdown@1": "slowdown, first", "slowdown@5": "slowdown, best of 5",
-}  # fmt: skip
+    **METRICS,
+    "ordered_pairs": "pairs in order",
+    "slowdown@1": "slowdown, first",
+    "slowdown@5": "slowdown, best of 5",
+}
 TABLE = {
-    "age_mean": "mean age", "age_max": "greatest age", "share_unknown": "unknown", "rows_in_use": "rows",
+    "age_mean": "mean age",
+    "age_max": "greatest age",
+    "share_unknown": "unknown",
+    "rows_in_use": "rows",
     "bytes": "MiB",
-}  # fmt: skip
+}
 
 PerConfig = Float64[np.ndarray, " configs"]
 
@@ -161,8 +167,9 @@ def courses(record: Record) -> str:
     table = details(_table(record, {"steps": "steps", "loss": "loss", **LOGGED}, "Epochs"))
     left = figure(
         over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
-        "The mean loss of each epoch's training steps.", heading="Loss",
-    )  # fmt: skip
+        "The mean loss of each epoch's training steps.",
+        heading="Loss",
+    )
     held, right = course(record, key, name), empty("Nothing held out was scored, so there is no metric.")
     if held:
         capital = f"{name[0].upper()}{name[1:]}"
@@ -192,12 +199,14 @@ def table_courses(record: Record) -> str:
     )
     left = figure(
         over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
-        "Steps since a row was written.", heading="Ages",
-    )  # fmt: skip
+        "Steps since a row was written.",
+        heading="Ages",
+    )
     right = figure(
         over_epochs(percent, "unknown, % of keys", "Share of keys without a row", zero=True),
-        "Keys (segment and configuration) that have no row yet.", heading="Unknown share",
-    )  # fmt: skip
+        "Keys (segment and configuration) that have no row yet.",
+        heading="Unknown share",
+    )
     table = details(_table(record, TABLE, "The table by epochs"))
     return section("table", title, told, pair(left, right), table)
 
@@ -297,7 +306,7 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
         first, best = float(measured[predicted.argmin()]), float(measured.min())
         slower = f"{100 * (first / best - 1):.1f} %" if best > 0 else DASH
         order = DASH if math.isnan(tau) else f"{tau:.3f}"
-        lines.append((name, f"{len(measured):,}", order, brief(best), brief(first), slower))
+        lines.append((name, f"{len(measured):,}", order, _target(best), _target(first), slower))
     heads = ("graph", "held out", "tau", "least", "first", "slower")
     more = f" The first {MAX_GRAPHS} of {len(graphs):,}." if len(graphs) > MAX_GRAPHS else ""
     told = (
@@ -305,6 +314,11 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
         f"the lowest score, in the units of the targets.{more}</p>"
     )
     return block("Graph by graph", rows("Graphs", heads, lines) + told)
+
+
+def _target(value: float) -> str:
+    """A target in a narrow column: four digits of a runtime in nanoseconds."""
+    return brief(value) if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:

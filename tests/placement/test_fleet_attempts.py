@@ -19,7 +19,7 @@ import torch
 from gst.cli import main
 from gst.devices import Device, Log, Measurement, Plan
 from gst.placement.fleet import workers as fleet_workers
-from gst.placement.fleet.cluster import Kind, fitting, joined, kind_of_search
+from gst.placement.fleet.cluster import Kind, joined, kind_of_search, select_kinds
 from gst.placement.fleet.host import PROGRAM_FILES, RemoteWorker, cache_program, cached_program, digest_of, pack
 from gst.placement.fleet.workers import Attempts, FleetWorkers
 from gst.placement.workers import NoWorker, Pool, WorkerLost
@@ -136,7 +136,7 @@ def test_a_place_that_has_no_worker_for_now_is_asked_again(program: Program, mon
     def gone(kind: Kind, place: str) -> RemoteWorker:
         raise WorkerLost("host 1 is gone")
 
-    monkeypatch.setattr("gst.placement.fleet.workers.another", gone)
+    monkeypatch.setattr("gst.placement.fleet.workers.replacement_worker", gone)
     kind = of_kind(2, 1)
     fleet = FleetWorkers(kind, program, kind.devices)
     fleet._free = ["a host where one was lost"]
@@ -155,7 +155,7 @@ def test_plans_that_lose_both_workers_of_a_straggler_are_tried_one_by_one() -> N
 
     numbered = Numbered(end_worker)
     with Pool(numbered.worker, 2) as pool:
-        job = fleet_workers._Job(four, num_begun=1)  # an attempt that is still under way
+        job = fleet_workers._Job(four, num_attempts=1)  # an attempt that is still under way
         numbered.attempts(pool)._begin(job, first=True)
         measured = job.answer.result(20)
     assert [each.outcome for each in measured] == ["ok", "failed", "ok", "ok"]
@@ -220,13 +220,13 @@ def of_kind(cores: int, num_hosts: int) -> Kind:
 def test_kinds_of_hosts_are_those_with_the_devices() -> None:
     two, four, other = of_kind(2, 3), of_kind(4, 1), of_kind(2, 1)
     assert two.key == other.key != four.key
-    assert fitting([four, two], None) == fitting([four, two], ["cpu:0-1"]) == [two, four]
-    assert fitting([four, two], ["cpu:3"]) == [four]
+    assert select_kinds([four, two], None) == select_kinds([four, two], ["cpu:0-1"]) == [two, four]
+    assert select_kinds([four, two], ["cpu:3"]) == [four]
     assert [each.name for each in four.selected(None, with_sets=True)][4:] == ["cpu:0-1", "cpu:2-3", "cpu:0-3"]
     with pytest.raises(
         ValueError, match=r"no host has all of the devices cuda:0; there are cpu:0, cpu:1 on 3 hosts of"
     ):
-        fitting([two, four], ["cuda:0"])
+        select_kinds([two, four], ["cuda:0"])
 
 
 def test_a_search_stays_on_the_kind_of_host_it_began_on(tmp_path: Path) -> None:

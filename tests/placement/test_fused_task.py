@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import Device, Log, Plan, discover, select
+from gst.devices import Device, ExecutionError, Log, Plan, discover, select
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor
-from gst.devices.execute.measure import Failure
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.objective import SimulatedObjective
 from gst.placement.pipeline import measured_task, place_measured
@@ -143,20 +142,20 @@ def test_a_group_that_ends_its_process_is_left_alone(
     def ends(plan: Plan) -> dict[int, float]:
         assert plan.fusion is not None
         if plan.fusion[bad] >= 0:
-            raise Failure("crashed: signal 11")
+            raise ExecutionError("crashed: signal 11")
         return groups(plan)
 
     monkeypatch.setattr(isolated, "groups", ends)
     kept = tmp_path / "groups.json"
-    found = fused_task(task, isolated, kept=kept)
+    found = fused_task(task, isolated, cache=kept)
     assert found is not None and found.groups[bad] == -1
     assert (found.groups >= 0).sum() == (made.groups > 0).sum() > 0
     monkeypatch.undo()
-    again = fused_task(task, isolated, kept=kept)
+    again = fused_task(task, isolated, cache=kept)
     assert again is not None and again.task.key == found.task.key, "a search goes on with the groups it began with"
     other = task.on(task.names[:1])
     with pytest.raises(ValueError, match=r"groups\.json was made with devices .*, now it is"):
-        fused_task(other, isolated, kept=kept)
+        fused_task(other, isolated, cache=kept)
 
 
 def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor) -> None:

@@ -59,6 +59,10 @@ def discover(separate_memory: bool = False) -> list[Device]:
     Args:
         separate_memory: give each CPU device its own memory, so that every value that crosses is really
             copied, as between accelerators; otherwise they share the memory 'host'.
+
+    Examples:
+        >>> {device.threads for device in discover()}
+        {1}
     """
     devices = [
         Device(f"cpu:{number}", "cpu", (core,), 1, f"cpu:{number}" if separate_memory else "host", cpu_model())
@@ -234,7 +238,12 @@ def machine_file(what: str, directory: Path | None = None) -> Path:
 
 
 def machine_record() -> dict[str, Any]:
-    """What a reader of a time must know of the machine; no names of hosts or people."""
+    """What a reader of a time must know of the machine; no names of hosts or people.
+
+    Examples:
+        >>> {"cpu", "cores", "torch", "threads"} <= set(machine_record())
+        True
+    """
     record: dict[str, Any] = {"cpu": cpu_model(), "cores": len(usable_cores()), "torch": torch.__version__}
     record["threads"] = torch.get_num_threads()
     if torch.cuda.is_available():

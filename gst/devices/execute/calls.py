@@ -10,26 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from gst.devices.plan import ExecutionError
 from gst.programs import Operation, Program, Reference, TrainingStep
 from gst.programs.operation import references
 
 Values = list[Any]  # the value of each node, None where not (or no longer) known
 Call = Callable[[Values], Any]
 Step = tuple[int, Call, tuple[int, ...]]  # node, its call, nodes whose values nobody reads afterwards
-
-
-class ExecutionError(RuntimeError):
-    """An operation failed while a program ran. What ran it can be used again.
-
-    Args:
-        node: the operation, or -1 if a device failed before its first.
-        device: name of the device on which it ran.
-        reason: what was raised.
-    """
-
-    def __init__(self, node: int, device: str, reason: str) -> None:
-        super().__init__(f"node {node} failed on {device}: {reason}")
-        self.node, self.device, self.reason = node, device, reason
 
 
 @lru_cache(maxsize=16)
@@ -96,7 +83,7 @@ def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
             for each in dead:
                 values[each] = None
     except Exception as error:
-        raise ExecutionError(node, device, f"{type(error).__name__}: {error}") from error
+        raise ExecutionError(f"{type(error).__name__}: {error}", device, node) from error
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
@@ -107,7 +94,13 @@ def laid_out(value: Tensor, like: Tensor) -> Tensor:
 
 
 def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]:
-    """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs."""
+    """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> eager(capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
+        [tensor([0., 2.])]
+    """
     values: Values = [*program.check_inputs(inputs)]
     values += [operation.constant for operation in program.operations[len(values) :]]
     with torch.no_grad():
@@ -116,7 +109,13 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]
 
 
 def pytorch(step: TrainingStep) -> list[Any]:
-    """Run the step as written, not captured, with PyTorch's own threads: the line to beat; flat outputs."""
+    """Run the step as written, not captured, with PyTorch's own threads: the line to beat; flat outputs.
+
+    Examples:
+        >>> from gst.programs import inference_step
+        >>> pytorch(inference_step(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
+        [tensor([0., 2.])]
+    """
     return pytree.tree_leaves(step.function(*step.inputs))
 
 

@@ -27,13 +27,13 @@ import torch
 from jaxtyping import Float64
 
 from gst.devices.describe.machine import least_memory_limit
-from gst.devices.execute.calls import ExecutionError, eager
+from gst.devices.execute.calls import eager
 from gst.devices.execute.costs import Costs, measure_costs, profile, profiled_costs
 from gst.devices.execute.executor import AnyExecutor, executor
 from gst.devices.execute.groups import group_records
-from gst.devices.execute.measure import Failure, timed
+from gst.devices.execute.measure import timed
 from gst.devices.execute.native import NativeExecutor, quickest_runs
-from gst.devices.plan import Plan, Timeline
+from gst.devices.plan import ExecutionError, Plan, Timeline
 from gst.programs import Program, outputs_differ, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -67,15 +67,13 @@ def _answer(parent: Connection[Any, Any], runner: Runner, request: str, argument
     ends = False
     try:
         value = getattr(runner, request)(*arguments)
-    except Failure as failure:
-        error, ends = failure, True
     except ExecutionError as failure:
         stopped = isinstance(runner.executor, NativeExecutor) and failure.reason.startswith(PAST_THE_LIMIT)
-        error, ends = Failure(failure.reason if stopped else _reason(str(failure))), not stopped
+        error, ends = ExecutionError(failure.reason if stopped else _reason(str(failure))), not stopped
     except ValueError as refusal:
         error = ValueError(str(refusal))
     except Exception as failure:
-        error, ends = Failure(_reason(f"{type(failure).__name__}: {failure}")), True
+        error, ends = ExecutionError(_reason(f"{type(failure).__name__}: {failure}")), True
     parent.send((value, error, ends))
     return ends
 
@@ -118,10 +116,10 @@ class Runner:
         self.executor.compile(plan)
 
     def check(self, plan: Plan) -> None:
-        """Run a plan and compare its outputs; Failure if they differ."""
+        """Run a plan and compare its outputs; ExecutionError if they differ."""
         with self._limited():
             if difference := outputs_differ(self.executor.run(plan), self.want):
-                raise Failure(f"wrong outputs: {difference}")
+                raise ExecutionError(f"wrong outputs: {difference}")
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
         """Milliseconds of a run, and the most bytes that intermediate values took where that is counted."""

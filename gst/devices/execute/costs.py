@@ -191,6 +191,12 @@ def profile(
 
     Raises:
         ValueError: the executor has no such device, or there are no repetitions.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.zeros(1000),))
+        >>> (profile(program) > 0).tolist()  # the input, and relu
+        [False, True]
     """
     if repetitions < 1:
         raise ValueError(f"want repetitions >= 1, got {repetitions}")

@@ -200,6 +200,15 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
 
     Raises:
         ValueError: devices share cores and only the Python one would run here.
+
+    Examples:
+        >>> import numpy as np
+        >>> from gst.devices import discover
+        >>> from gst.programs import capture_module
+        >>> program, core = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)), discover()[0]
+        >>> with executor(program, [core]) as run:
+        ...     run.run(Plan((core.name,), np.zeros(program.num_nodes, np.int64)))
+        [tensor([0., 2.])]
     """
     if supports(devices) and compiler() is not None:
         return NativeExecutor(program, devices)

@@ -20,8 +20,8 @@ import numpy as np
 from gst.devices.describe.load import LoadGate, lock_devices, read_busy
 from gst.devices.describe.machine import Device, select
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.measure import Failure, Measurement, measure
-from gst.devices.plan import Plan, Timeline
+from gst.devices.execute.measure import Measurement, measure
+from gst.devices.plan import ExecutionError, Plan, Timeline
 from gst.process.tuning import WAITING
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
@@ -71,7 +71,7 @@ class IsolatedExecutor:
             with lock_devices(self.devices):
                 costs: Costs = self._ask(START_LIMIT_S, "costs", repetitions)
                 return costs
-        except Failure as failure:
+        except ExecutionError as failure:
             names = ", ".join(device.name for device in self.devices)
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
@@ -80,7 +80,7 @@ class IsolatedExecutor:
         executor does not write that down.
 
         Raises:
-            Failure: a plan fails.
+            ExecutionError: a plan fails.
         """
         with lock_devices(self.devices):
             timelines: list[Timeline] = self._ask(START_LIMIT_S, "timelines", list(plans), repetitions)
@@ -92,7 +92,7 @@ class IsolatedExecutor:
         each structure. Empty where the executor compiles none.
 
         Raises:
-            Failure, ValueError: as `check`.
+            ExecutionError, ValueError: as `check`.
         """
         with lock_devices(self.devices):
             shares: dict[int, float] = self._ask(START_LIMIT_S, "groups", plan)
@@ -102,7 +102,7 @@ class IsolatedExecutor:
         """Run a plan once and compare its outputs with those of the program run in order.
 
         Raises:
-            Failure: it fails, or gives other outputs; the message is the reason.
+            ExecutionError: it fails, or gives other outputs; the message is the reason.
             ValueError: it is no plan for this program on these devices.
         """
         self._ask(START_LIMIT_S, "compile", plan)  # groups of a new structure are compiled, which takes long
@@ -112,7 +112,7 @@ class IsolatedExecutor:
         """Milliseconds of one run, and the most bytes that intermediate values took, where that is counted.
 
         Raises:
-            Failure, ValueError: as `check`.
+            ExecutionError, ValueError: as `check`.
         """
         elapsed_ms, peak_bytes = self._ask(self.time_limit_s, "time", plan)
         return elapsed_ms, peak_bytes
@@ -141,9 +141,12 @@ class IsolatedExecutor:
         with its_end:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "gst.devices.execute.child", str(its_end.fileno())],
-                env={**os.environ, **WAITING}, pass_fds=[its_end.fileno()],
-                stdin=subprocess.DEVNULL, stdout=self._words, stderr=self._words,
-            )  # fmt: skip
+                env={**os.environ, **WAITING},
+                pass_fds=[its_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+            )
         self.num_started += 1
         try:
             self._greet()
@@ -156,7 +159,7 @@ class IsolatedExecutor:
         """Tell a new child what to run, and hear that it can."""
         try:
             key = self._tell(START_LIMIT_S, (os.getpid(), self._program, self.devices))
-        except Failure as failure:
+        except ExecutionError as failure:
             raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
         if self.program_key not in ("", key):
             raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
@@ -174,7 +177,7 @@ class IsolatedExecutor:
         """What a method of the child's `Runner` returns, of a new child if there is none.
 
         Raises:
-            Failure: the child fails, ends or takes longer than `limit_s`.
+            ExecutionError: the child fails, ends or takes longer than `limit_s`.
             ValueError: the child refuses.
         """
         if self._child is None:
@@ -185,10 +188,10 @@ class IsolatedExecutor:
         try:
             self._connection.send(message)
             if not self._connection.poll(limit_s):
-                raise Failure(f"timed out after {limit_s:g} s")
+                raise ExecutionError(f"timed out after {limit_s:g} s")
             value, error, ends = self._connection.recv()
         except (EOFError, ConnectionError):
-            raise Failure(self._epitaph()) from None
+            raise ExecutionError(self._epitaph()) from None
         except BaseException:
             self._stop()
             raise
@@ -261,10 +264,10 @@ class _Turn:
     def __init__(self, isolated: IsolatedExecutor, plan: Plan) -> None:
         self.isolated, self.plan = isolated, plan
         self.peak_bytes: int | None = None
-        self._failure: Failure | None = None
+        self._failure: ExecutionError | None = None
         try:
             isolated.check(plan)
-        except Failure as failure:
+        except ExecutionError as failure:
             self._failure = failure
         self._child = isolated.next_child
 

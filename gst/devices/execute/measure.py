@@ -19,13 +19,10 @@ import torch
 
 from gst.devices.describe.load import LoadGate, LoadMeter, ReadBusy, read_busy
 from gst.devices.describe.machine import machine_record
+from gst.devices.plan import ExecutionError
 from gst.files.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
-
-
-class Failure(Exception):
-    """Raised by a callable that knows why it failed; the message is the reason of its measurement."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,11 @@ def measure(
 
     Raises:
         ValueError: fewer than one repetition.
+
+    Examples:
+        >>> measurements = measure({"sum": lambda: sum(range(100)), "bad": lambda: 1 / 0}, repetitions=3, warmup=1)
+        >>> len(measurements["sum"].samples_ms), measurements["bad"].reason
+        (3, 'ZeroDivisionError: division by zero')
     """
     if repetitions < 1 or warmup < 0:
         raise ValueError(f"want repetitions >= 1 and warmup >= 0, got {repetitions} and {warmup}")
@@ -128,7 +130,9 @@ def measure(
             try:
                 elapsed_ms = time_of(function)
             except Exception as error:
-                failures[label] = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+                failures[label] = (
+                    str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
+                )
                 continue
             if number >= warmup:
                 samples[label].append(elapsed_ms)
@@ -188,6 +192,12 @@ class Log:
 
     Args:
         path: created, with its folders, by the first `append`.
+
+    Examples:
+        >>> log = Log(Path("runs.jsonl"))
+        >>> log.append({"plan": "heft", "ms": 12.5})
+        >>> log.read()
+        [{'plan': 'heft', 'ms': 12.5}]
     """
 
     def __init__(self, path: Path) -> None:

@@ -14,10 +14,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from gst.devices.describe.machine import Device, least_memory_limit, select, supports
-from gst.devices.execute.calls import ExecutionError, laid_out
+from gst.devices.execute.calls import laid_out
 from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import load, lower, machine
-from gst.devices.plan import Plan, Timeline, positions_of_nodes, ranks
+from gst.devices.plan import ExecutionError, Plan, Timeline, positions_of_nodes, ranks
 from gst.process.tuning import keep_freed_memory
 from gst.programs import Program, Reference
 
@@ -132,7 +132,7 @@ class NativeExecutor:
         self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
         if (failed := self._machine.failed_node()) >= 0:
             node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
-            raise ExecutionError(node, self.devices[scheduled.home[node]].name, self._machine.reason())
+            raise ExecutionError(self._machine.reason(), self.devices[scheduled.home[node]].name, node)
         made = iter(self._machine.results([each.node for each in scheduled.outputs if isinstance(each, Reference)]))
         return [next(made) if isinstance(each, Reference) else each for each in scheduled.outputs]
 
@@ -143,9 +143,13 @@ class NativeExecutor:
         ran = self._machine
         node_of = slice(None) if self._last.node_of is None else self._last.node_of
         return Timeline(
-            self._last.home, np.array(ran.begins())[node_of], np.array(ran.ends())[node_of],
-            np.array(ran.live())[node_of], np.array(ran.within())[node_of], ran.peak(),
-        )  # fmt: skip
+            self._last.home,
+            np.array(ran.begins())[node_of],
+            np.array(ran.ends())[node_of],
+            np.array(ran.live())[node_of],
+            np.array(ran.within())[node_of],
+            ran.peak(),
+        )
 
 
 def quickest_runs(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:

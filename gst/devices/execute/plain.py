@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from gst.devices.execute.calls import eager, pytorch
-from gst.devices.execute.measure import Failure, timed
+from gst.devices.execute.measure import timed
+from gst.devices.plan import ExecutionError
 from gst.process.tuning import WAITING
 from gst.programs import Program, as_module, outputs_differ, resolve, traced
 
@@ -36,39 +37,39 @@ PYTORCH, COMPILED = "pytorch", "compiled"  # the step as written, and as torch.c
 
 @contextmanager
 def steps_beside(
-    program: Path | str, left_out: str = "", written: Callable[[], object] | None = None
+    program: Path | str, skip_reason: str = "", eager_step: Callable[[], object] | None = None
 ) -> Iterator[dict[str, Callable[[], float]]]:
     """What runs a step without a plan, to be timed in turns with plans: `pytorch` and `compiled`; each call is one step
     and returns its milliseconds. A step that does not compile, or then gives other outputs, raises the reason
-    (`Failure`) whenever it is called.
+    (`ExecutionError`) whenever it is called.
 
     Args:
         program: see `PlainPyTorch`.
-        left_out: why the step is not compiled; it is if empty.
-        written: the step as written, to be run in this process; a process of its own runs `program` if None.
+        skip_reason: why the step is not compiled; it is if empty.
+        eager_step: the step as written, to be run in this process; a process of its own runs `program` if None.
     """
     with ExitStack() as stack:
-        if written is None:
+        if eager_step is None:
             runs = {PYTORCH: stack.enter_context(PlainPyTorch(program)).__call__}
         else:
-            runs = {PYTORCH: partial(_timed_here, written)}
+            runs = {PYTORCH: partial(_timed_here, eager_step)}
         try:
-            if left_out:
-                raise ValueError(left_out)
+            if skip_reason:
+                raise ValueError(skip_reason)
             runs[COMPILED] = stack.enter_context(PlainPyTorch(program, compiled=True)).__call__
         except ValueError as error:
             runs[COMPILED] = partial(_fail, str(error))
         yield runs
 
 
-def _timed_here(written: Callable[[], object]) -> float:
-    elapsed_ms = timed(written)
+def _timed_here(step: Callable[[], object]) -> float:
+    elapsed_ms = timed(step)
     time.sleep(SPIN_S)
     return elapsed_ms
 
 
 def _fail(reason: str) -> NoReturn:
-    raise Failure(reason)
+    raise ExecutionError(reason)
 
 
 def compiled_step(program: Program) -> Callable[[Sequence[Tensor]], list[Any]]:
@@ -107,9 +108,13 @@ class PlainPyTorch:
         self._words = tempfile.TemporaryFile("w+")
         environment = {key: value for key, value in os.environ.items() if key not in WAITING}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "gst.devices.execute.plain", *self._arguments], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
-        )  # fmt: skip
+            [sys.executable, "-m", "gst.devices.execute.plain", *self._arguments],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+        )
         limit = Timer(self._start_limit_s, self._child.kill)
         limit.start()
         try:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.calls import ExecutionError, Values
+from gst.devices.execute.calls import Values
 from gst.devices.execute.schedule import Share
+from gst.devices.plan import ExecutionError
 
 Message = tuple[int, Any, "torch.cuda.Event | None", Device]  # node, value, what to wait for, sender
 Inbox = SimpleQueue[Message | None]  # None: give up
@@ -158,7 +159,7 @@ def run_share(share: Share, values: Values, run: Run) -> Finished:
             torch.cuda.current_stream().synchronize()
     except BaseException as error:
         run.give_up()
-        raise ExecutionError(node, device.name, f"{type(error).__name__}: {error}") from error
+        raise ExecutionError(f"{type(error).__name__}: {error}", device.name, node) from error
     return Finished(order, copies, copied_bytes)
 
 

@@ -33,7 +33,17 @@ class Group:
 
 
 def fusion_groups(program: Program, plan: Plan) -> list[Group]:
-    """The groups that a plan asks for, made legal, in the order of their first nodes."""
+    """The groups that a plan asks for, made legal, in the order of their first nodes.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> plan = Plan(("cpu:0",), np.zeros(4, np.int64), fusion=np.array([-1, -1, 0, 0]))
+        >>> fusion_groups(program, plan)
+        [Group(nodes=(2, 3), inputs=(1,), outputs=(3,))]
+    """
     if plan.fusion is None:
         return []
     fusion = legalise(program, plan.fusion, plan.placement)
@@ -66,6 +76,14 @@ def legalise(
 
     Raises:
         ValueError: there are not as many numbers as nodes.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> legalise(program, np.array([-1, 5, 5, 5]), np.array([0, 0, 0, 1])).tolist()  # the last is on another device
+        [-1, 0, 0, -1]
     """
     if not len(fusion) == len(placement) == program.num_nodes:
         raise ValueError(
@@ -145,6 +163,14 @@ def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -
 
     Returns:
         What `Plan.fusion` takes: numbers 0, 1, ... in the order of first nodes, -1 for alone.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> pointwise_chains(program, np.zeros(4, np.int64)).tolist()  # node 0 is the input
+        [-1, 0, 0, 0]
     """
     quotient = _Quotient(program)
     kinds = [_kind(operation, device) for operation, device in zip(program.operations, placement.tolist(), strict=True)]

@@ -47,10 +47,14 @@ def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED
         float(np.median(seen)) if len(seen) else default for seen, default in zip(medians, usual, strict=True)
     )
     return start._replace(
-        slowdown=float(slowdown), memory_slowdown=float(memory_slowdown), remote_ns_per_byte=float(remote) * 1e3,
+        slowdown=float(slowdown),
+        memory_slowdown=float(memory_slowdown),
+        remote_ns_per_byte=float(remote) * 1e3,
         helper_us=float(helper_us),
-        switch_us=same, hand_over_us=awake, wake_us=asleep,
-    )  # fmt: skip
+        switch_us=same,
+        hand_over_us=awake,
+        wake_us=asleep,
+    )
 
 
 def _rows(simulator: Simulator, run: Timeline, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:

@@ -228,10 +228,7 @@ def earliest_first(order, task, units, favourite):
                 pop(there[device], num_there[device])
                 num_there[device] -= 1
             child = favourite[last[device]] if last[device] >= 0 else -1
-            if (
-                child >= 0 and placement[child] < 0 and waiting[child] == 0
-                and may_take(device, units.of[child], units)
-            ):  # fmt: skip
+            if child >= 0 and placement[child] < 0 and waiting[child] == 0 and may_take(device, units.of[child], units):
                 here, awake = max(arrival[child, device], now), True
                 for other in range(devices):
                     awake = awake and here <= max(arrival[child, other], free_at(other, use, free))
@@ -241,9 +238,11 @@ def earliest_first(order, task, units, favourite):
                     for position in range(num_there[device] if here > now else 0):
                         node = order[there[device, position]]
                         if (
-                            there[device, position] < first and placement[node] < 0 and arrival[node].max() <= now
+                            there[device, position] < first
+                            and placement[node] < 0
+                            and arrival[node].max() <= now
                             and may_take(device, units.of[node], units)
-                        ):  # fmt: skip
+                        ):
                             first, offered, start = there[device, position], node, now
             if offered < 0:
                 continue

@@ -206,9 +206,10 @@ def sct(task: Task) -> Plan | None:
 
 
 def favourite_children(
-    edges: Int64[np.ndarray, "2 edges"], times_us: Float64[np.ndarray, " nodes"],
+    edges: Int64[np.ndarray, "2 edges"],
+    times_us: Float64[np.ndarray, " nodes"],
     transfer_us: Float64[np.ndarray, " edges"],
-) -> Int64[np.ndarray, " chosen"]:  # fmt: skip
+) -> Int64[np.ndarray, " chosen"]:
     """Numbers of the edges that lead to a favourite child: each node has at most one, and is it of at most one.
 
     With x = 0 where a consumer follows at once without a transfer and x = 1 where it does not, the least makespan on
@@ -239,9 +240,12 @@ def favourite_children(
     objective[-1] = 1.0
     most = np.concatenate([ones, np.full(nodes + 1, np.inf)])
     found = linprog(
-        objective, vstack(rows).tocsr(), np.concatenate(limits),
-        bounds=np.stack([np.zeros_like(most), most], axis=1), method="highs",
-    )  # fmt: skip
+        objective,
+        vstack(rows).tocsr(),
+        np.concatenate(limits),
+        bounds=np.stack([np.zeros_like(most), most], axis=1),
+        method="highs",
+    )
     assert found.status == 0, found.message
     return np.flatnonzero(found.x[:count] < 0.5 - 1e-6)
 

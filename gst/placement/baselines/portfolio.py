@@ -184,7 +184,7 @@ def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assig
     node_weights, edge_weights = (np.maximum(1, np.rint(WHOLE * each)).astype(np.int64) for each in shares)
     return partition(
         ends[:, crossing], parts.count, num_parts, "metis", seed, node_weights=node_weights, edge_weights=edge_weights
-    )  # fmt: skip
+    )
 
 
 def _times_us(task: Task, parts: Units) -> Float64[np.ndarray, " units"]:
@@ -219,8 +219,11 @@ def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], f
 
 
 def _repaired_plan(
-    task: Task, parts: Units, assignment: Assignment,
-    priority: Int64[np.ndarray, " nodes"] | None, room: Rooms,
-) -> Plan | None:  # fmt: skip
+    task: Task,
+    parts: Units,
+    assignment: Assignment,
+    priority: Int64[np.ndarray, " nodes"] | None,
+    room: Rooms,
+) -> Plan | None:
     found = repaired(task, parts, assignment, room)
     return None if found is None else task.plan(found[parts.of], priority)

@@ -36,8 +36,10 @@ def is_fleet(workers: str) -> bool:
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Be the controller of a cluster: `ray`, the one that runs on this host or else one that is started here and ends
-    with this, or `ray://HOST:PORT`, the client server of another one. A process that has joined one already stays.
+    """Join a Ray cluster as its controller, and leave it at the end; a process that has joined one already stays in it.
+
+    `ray` is the cluster that runs on this host, or else one that is started here and ends with this. `ray://HOST:PORT`
+    is the client server of any other.
 
     What is started here listens on the loopback address alone.
 
@@ -75,13 +77,13 @@ def _connect(address: str) -> None:
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == HERE:
-        running = _running_here()
-        if running is None:
-            _start_here(quiet)
+        address_here = _cluster_address_here()
+        if address_here is None:
+            _start_cluster_here(quiet)
         else:
-            ray.init(running, **quiet)
+            ray.init(address_here, **quiet)
         return
-    if _reached(address) not in ("127.0.0.1", "::1") and "RAY_AUTH_MODE" not in os.environ:
+    if _ip_address(address) not in ("127.0.0.1", "::1") and "RAY_AUTH_MODE" not in os.environ:
         raise ValueError(
             f"{address} would be joined without authentication; export RAY_AUTH_MODE=token here and on all hosts, see "
             "docs/fleet.md"
@@ -89,22 +91,22 @@ def _connect(address: str) -> None:
     ray.init(address, **quiet)
 
 
-def _running_here() -> str | None:
+def _cluster_address_here() -> str | None:
     """Address of the cluster of this host: $RAY_ADDRESS, or the one that `ray start` wrote down, if it still runs. Ray
     itself would wait minutes for one that does not."""
     from ray._private.utils import read_ray_address
 
-    if named := os.environ.get("RAY_ADDRESS"):
-        _reached(named)
-        return named
+    if address := os.environ.get("RAY_ADDRESS"):
+        _ip_address(address)
+        return address
     with suppress(ValueError):
-        if written := read_ray_address():
-            _reached(written)
-            return str(written)
+        if address := read_ray_address():
+            _ip_address(address)
+            return str(address)
     return None
 
 
-def _reached(address: str) -> str:
+def _ip_address(address: str) -> str:
     """IP address of the host that answers there.
 
     Raises:
@@ -122,7 +124,7 @@ def _reached(address: str) -> str:
         ) from error
 
 
-def _start_here(quiet: dict[str, Any]) -> None:
+def _start_cluster_here(quiet: dict[str, Any]) -> None:
     """Ray itself has new clusters of one host ask for a token (RAY_AUTH_MODE)."""
     import ray
     from ray._private import ray_constants
@@ -147,14 +149,14 @@ class Kind:
         machine: see `gst.devices.describe.machine.this_machine`.
         devices: all that one of them has; the numbers of their cores are those of that host.
         stopping: set when nobody wants their answers any more.
-        known: hosts of all kinds by Ray's identity, shared by all kinds; others came later.
+        node_ids: hosts of all kinds by Ray's identity, shared by all kinds; others came later.
         workers: processes that measure there, started and waiting.
     """
 
     machine: dict[str, Any]
     devices: tuple[Device, ...]
     stopping: Event
-    known: set[str]
+    node_ids: set[str]
     workers: list[RemoteWorker] = field(default_factory=list)
 
     @property
@@ -168,7 +170,7 @@ class Kind:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Number of hosts, key, processor and cores, in words."""
         hosts = "1 host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
         return f"{hosts} of kind {self.key} ({self.machine['cpu']}, {self.machine['cores']} cores)"
 
@@ -191,21 +193,21 @@ def kinds_with(names: Sequence[str] | None) -> list[Kind]:
             package; the message says what there is.
     """
     stopping, nodes = Event(), _nodes()
-    known = {str(node["NodeID"]) for node in nodes}
+    node_ids = {str(node["NodeID"]) for node in nodes}
     kinds: dict[str, Kind] = {}
-    for worker, seen in _started(nodes, stopping):
-        kind = Kind(seen["machine"], _devices(seen), stopping, known)
+    for worker, description in _start_all(nodes, stopping):
+        kind = Kind(description["machine"], _devices(description), stopping, node_ids)
         kinds.setdefault(kind.key, kind).workers.append(worker)
     try:
-        fit = fitting(list(kinds.values()), names)
+        fit = select_kinds(list(kinds.values()), names)
     except ValueError:
-        end(worker for kind in kinds.values() for worker in kind.workers)
+        end_workers(worker for kind in kinds.values() for worker in kind.workers)
         raise
-    end(worker for kind in kinds.values() if kind not in fit for worker in kind.workers)
+    end_workers(worker for kind in kinds.values() if kind not in fit for worker in kind.workers)
     return fit
 
 
-def fitting(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kind]:
+def select_kinds(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kind]:
     """The kinds that have these devices, those of most hosts first.
 
     Raises:
@@ -213,8 +215,8 @@ def fitting(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kind]:
     """
     fit = [kind for kind in kinds if _has(kind, names)]
     if not fit:
-        there = "; ".join(f"{', '.join(each.name for each in kind.devices)} on {kind.title}" for kind in kinds)
-        raise ValueError(f"no host has all of the devices {', '.join(names or [])}; there are {there}")
+        choices = "; ".join(f"{', '.join(each.name for each in kind.devices)} on {kind.title}" for kind in kinds)
+        raise ValueError(f"no host has all of the devices {', '.join(names or [])}; there are {choices}")
     return sorted(fit, key=lambda kind: (-kind.num_hosts, kind.key))
 
 
@@ -225,17 +227,17 @@ def kind_of_search(kinds: Sequence[Kind], log: Path) -> Kind:
     Raises:
         ValueError: it began on hosts of a kind that is not there, or without a cluster.
     """
-    known = {row["measurement"]["machine"].get("kind") for row in Log(log).read()}
-    fit = [kind for kind in kinds if known <= {kind.key}]
-    end(worker for kind in kinds if kind not in fit[:1] for worker in kind.workers)
+    measured_kinds = {row["measurement"]["machine"].get("kind") for row in Log(log).read()}
+    fit = [kind for kind in kinds if measured_kinds <= {kind.key}]
+    end_workers(worker for kind in kinds if kind not in fit[:1] for worker in kind.workers)
     if not fit:
-        began = ", ".join(sorted(f"kind {each}" if each else "this host" for each in known))
-        there = "; ".join(kind.title for kind in kinds)
-        raise ValueError(f"{log} was measured on {began}, there are {there}; give another --out")
+        before = ", ".join(sorted(f"kind {each}" if each else "this host" for each in measured_kinds))
+        choices = "; ".join(kind.title for kind in kinds)
+        raise ValueError(f"{log} was measured on {before}, there are {choices}; give another --out")
     return fit[0]
 
 
-def another(kind: Kind, lost: str) -> RemoteWorker:
+def replacement_worker(kind: Kind, lost_node: str) -> RemoteWorker:
     """A worker of that kind on the host where one was lost, or on one that came since to the cluster.
 
     Raises:
@@ -244,21 +246,21 @@ def another(kind: Kind, lost: str) -> RemoteWorker:
     import ray
 
     try:
-        there = _nodes()
+        nodes = _nodes()
     except (ray.exceptions.RayError, ConnectionError) as error:
         raise WorkerLost(f"the cluster does not answer ({type(error).__name__}), so that no host is free") from error
-    new = [node for node in there if node["NodeID"] not in kind.known]
-    for node in [*(node for node in there if node["NodeID"] == lost), *new]:
-        kind.known.add(node["NodeID"])
+    new = [node for node in nodes if node["NodeID"] not in kind.node_ids]
+    for node in [*(node for node in nodes if node["NodeID"] == lost_node), *new]:
+        kind.node_ids.add(node["NodeID"])
         worker = _start(node, kind.stopping)
         with suppress(WorkerLost):
             if worker.describe(START_S)["machine"] == kind.machine:
                 return worker
         worker.end()
-    raise WorkerLost(f"host {lost[:12]} is lost, and no other of its kind is free")
+    raise WorkerLost(f"host {lost_node[:12]} is lost, and no other of its kind is free")
 
 
-def end(workers: Iterable[RemoteWorker]) -> None:
+def end_workers(workers: Iterable[RemoteWorker]) -> None:
     """End them and their children."""
     for worker in workers:
         worker.end()
@@ -268,8 +270,8 @@ def _nodes() -> list[dict[str, Any]]:
     """The hosts that are there and measure, as Ray describes them."""
     import ray
 
-    found = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1]
-    return sorted(found, key=lambda node: str(node["NodeID"]))
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1]
+    return sorted(nodes, key=lambda node: str(node["NodeID"]))
 
 
 def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
@@ -277,9 +279,9 @@ def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there = node["Resources"]
-    number = int(there[RESOURCE])
-    shares = {name: there.get(name, 0) / number for name in ("CPU", "GPU")}
+    resources = node["Resources"]
+    number = int(resources[RESOURCE])
+    shares = {name: resources.get(name, 0) / number for name in ("CPU", "GPU")}
     cores, gpus = (share if share < 1 else int(share) for share in shares.values())  # Ray wants whole ones from 1 on
     every_gpu = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if gpus else None
     actor = ray.remote(Host).options(
@@ -289,7 +291,7 @@ def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
     return RemoteWorker(actor, node["NodeID"], stopping)
 
 
-def _started(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[RemoteWorker, dict[str, Any]]]:
+def _start_all(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[RemoteWorker, dict[str, Any]]]:
     """All workers of the hosts that are free, and what they say of themselves."""
     if not nodes:
         raise ValueError(
@@ -297,24 +299,24 @@ def _started(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[Rem
             "docs/fleet.md)"
         )
     workers = [_start(node, stopping) for node in nodes for _ in range(int(node["Resources"][RESOURCE]))]
-    until, found, reasons = time.monotonic() + START_S, [], set()
+    deadline, started, reasons = time.monotonic() + START_S, [], set()
     for worker in workers:
         try:
-            seen = worker.describe(max(0.0, until - time.monotonic()))
+            description = worker.describe(max(0.0, deadline - time.monotonic()))
         except WorkerLost as lost:
             reasons.add(str(lost))
             worker.end()
             continue
-        if seen["version"] != version(DISTRIBUTION):
-            end(workers)
+        if description["version"] != version(DISTRIBUTION):
+            end_workers(workers)
             raise ValueError(
-                f"host {worker.host} has {DISTRIBUTION} {seen['version']}, the controller {version(DISTRIBUTION)}; "
-                "install the same on all"
+                f"host {worker.host} has {DISTRIBUTION} {description['version']}, the controller "
+                f"{version(DISTRIBUTION)}; install the same on all"
             )
-        found.append((worker, seen))
-    if not found:
+        started.append((worker, description))
+    if not started:
         raise ValueError(f"no host is free to measure: {'; '.join(sorted(reasons))}")
-    return found
+    return started
 
 
 def _has(kind: Kind, names: Sequence[str] | None) -> bool:
@@ -325,5 +327,5 @@ def _has(kind: Kind, names: Sequence[str] | None) -> bool:
     return True
 
 
-def _devices(seen: dict[str, Any]) -> tuple[Device, ...]:
-    return tuple(Device(**{**each, "cores": tuple(each["cores"])}) for each in seen["devices"])
+def _devices(description: dict[str, Any]) -> tuple[Device, ...]:
+    return tuple(Device(**{**each, "cores": tuple(each["cores"])}) for each in description["devices"])

@@ -18,10 +18,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from gst.devices import LoadGate, Measurement, Plan, discover, select
+from gst.devices import ExecutionError, LoadGate, Measurement, Plan, discover, select
 from gst.devices.describe.machine import cache_directory, this_machine
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
-from gst.devices.execute.measure import Failure
 from gst.devices.execute.plain import steps_beside
 from gst.devices.plan import Timeline
 from gst.placement.workers import WorkerLost
@@ -44,8 +43,13 @@ class Host:
     def describe(self) -> str:
         """What there is: `machine`, all `devices`, `version` of this package, `pid`."""
         devices = [asdict(device) for device in discover()]
-        found = {"machine": this_machine(), "devices": devices, "version": version(DISTRIBUTION), "pid": os.getpid()}
-        return json.dumps(found)
+        description = {
+            "machine": this_machine(),
+            "devices": devices,
+            "version": version(DISTRIBUTION),
+            "pid": os.getpid(),
+        }
+        return json.dumps(description)
 
     def begin(self, settings: str, program: list[Any]) -> str:
         """Start a child for a program.
@@ -59,12 +63,12 @@ class Host:
         """
         import ray
 
-        wanted = json.loads(settings)
+        request = json.loads(settings)
         try:
-            directory = cached_program(wanted["digest"]) or cache_program(ray.get(program[0]), wanted["digest"])
-            chosen = select(wanted["devices"], discover())
-            devices = [replace(each, memory_limit=wanted["memory_limit"]) for each in chosen]
-            isolated = IsolatedExecutor(directory, devices, wanted["time_limit_s"])
+            directory = cached_program(request["digest"]) or cache_program(ray.get(program[0]), request["digest"])
+            chosen = select(request["devices"], discover())
+            devices = [replace(each, memory_limit=request["memory_limit"]) for each in chosen]
+            isolated = IsolatedExecutor(directory, devices, request["time_limit_s"])
             self._isolated = isolated.__enter__()  # ends with this process
             self._program = directory
             return json.dumps({"key": isolated.program_key})
@@ -74,47 +78,50 @@ class Host:
     def answer(self, request: str) -> str:
         """`costs`, `timelines`, `groups` or `measure`, as the methods of `RemoteWorker` ask."""
         assert self._isolated is not None
-        ((what, wanted),) = json.loads(request).items()
-        known = {
-            "costs": self._costs, "timelines": self._timelines, "groups": self._groups, "measure": self._measure,
-        }  # fmt: skip
+        ((name, arguments),) = json.loads(request).items()
+        methods = {
+            "costs": self._costs,
+            "timelines": self._timelines,
+            "groups": self._groups,
+            "measure": self._measure,
+        }
         try:
-            return json.dumps(known[what](wanted))
-        except Failure as failure:
+            return json.dumps(methods[name](arguments))
+        except ExecutionError as failure:
             return json.dumps({"failed": str(failure)})
         except ValueError as error:
             return json.dumps({"refused": str(error)})
 
-    def _costs(self, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _costs(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
-        if wanted["patience_s"] > 0:
-            LoadGate(patience_s=wanted["patience_s"]).wait()
-        costs = self._isolated.costs(wanted["repetitions"])
+        if arguments["patience_s"] > 0:
+            LoadGate(patience_s=arguments["patience_s"]).wait()
+        costs = self._isolated.costs(arguments["repetitions"])
         return {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist()}
 
-    def _timelines(self, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _timelines(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
-        runs = self._isolated.timelines(_plans(wanted), wanted["repetitions"])
+        runs = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
         return {"runs": [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in runs]}
 
-    def _groups(self, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _groups(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
-        (plan,) = _plans(wanted)
+        (plan,) = _plans(arguments)
         return {"groups": list(self._isolated.groups(plan).items())}
 
-    def _measure(self, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _measure(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
-        settings = (wanted["repetitions"], wanted["warmup"], LoadGate(patience_s=wanted["patience_s"]))
-        if wanted["beside_steps"] is None:
-            seen = measure_plans(self._isolated, _plans(wanted), *settings)
+        settings = (arguments["repetitions"], arguments["warmup"], LoadGate(patience_s=arguments["patience_s"]))
+        if arguments["beside_steps"] is None:
+            measurements = measure_plans(self._isolated, _plans(arguments), *settings)
         else:
-            with steps_beside(self._program, wanted["beside_steps"]) as steps:
-                seen = measure_plans(self._isolated, _plans(wanted), *settings, steps)
-        return {"measurements": [each.to_dict() for each in seen]}
+            with steps_beside(self._program, arguments["beside_steps"]) as steps:
+                measurements = measure_plans(self._isolated, _plans(arguments), *settings, steps)
+        return {"measurements": [each.to_dict() for each in measurements]}
 
 
-def _plans(wanted: dict[str, Any]) -> list[Plan]:
-    return [Plan.from_dict(each) for each in wanted["plans"]]
+def _plans(arguments: dict[str, Any]) -> list[Plan]:
+    return [Plan.from_dict(each) for each in arguments["plans"]]
 
 
 POLL_S = 0.5  # between looks at whether to stop, or whether it takes too long
@@ -139,7 +146,7 @@ class RemoteWorker:
 
     def describe(self, limit_s: float) -> dict[str, Any]:
         """See `Host.describe`."""
-        return self._heard(self.actor.describe.remote(), lambda: limit_s)
+        return self._wait_for(self.actor.describe.remote(), lambda: limit_s)
 
     def begin(self, settings: dict[str, Any], program: Any) -> dict[str, Any]:
         """See `Host.begin`; `program` is the reference of its files.
@@ -147,20 +154,20 @@ class RemoteWorker:
         Raises:
             ValueError: it does not run there.
         """
-        return self._heard(self.actor.begin.remote(json.dumps(settings), [program]), lambda: START_LIMIT_S)
+        return self._wait_for(self.actor.begin.remote(json.dumps(settings), [program]), lambda: START_LIMIT_S)
 
     def costs(self, repetitions: int, patience_s: float) -> tuple[np.ndarray, np.ndarray]:
         """Microseconds, and bytes, of each operation on each device, see `IsolatedExecutor.costs`."""
-        wanted = {"repetitions": repetitions, "patience_s": patience_s}
-        seen = self._ask({"costs": wanted}, lambda: START_LIMIT_S)
-        return np.array(seen["times_us"], np.float64), np.array(seen["own_bytes"], np.int64)
+        arguments = {"repetitions": repetitions, "patience_s": patience_s}
+        answer = self._ask({"costs": arguments}, lambda: START_LIMIT_S)
+        return np.array(answer["times_us"], np.float64), np.array(answer["own_bytes"], np.int64)
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`."""
-        wanted = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
+        arguments = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
         return [
             Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
-            for device, begin, end in self._ask({"timelines": wanted}, lambda: START_LIMIT_S)["runs"]
+            for device, begin, end in self._ask({"timelines": arguments}, lambda: START_LIMIT_S)["runs"]
         ]
 
     def groups(self, plan: Plan) -> dict[int, float]:
@@ -173,12 +180,12 @@ class RemoteWorker:
         """See `measure_plans`.
 
         Args:
-            settings: `repetitions`, `warmup`, `patience_s`, and `beside_steps`: None, or `left_out` of
+            settings: `repetitions`, `warmup`, `patience_s`, and `beside_steps`: None, or `skip_reason` of
                 `gst.devices.execute.plain.steps_beside`, whose steps then take turns with the plans.
             limit_s: seconds that it may take, asked again and again, as they may change meanwhile.
         """
-        seen = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)
-        return [Measurement.from_dict(each) for each in seen["measurements"]]
+        answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)
+        return [Measurement.from_dict(each) for each in answer["measurements"]]
 
     def end(self) -> None:
         """End its process at once, and with it its children."""
@@ -190,18 +197,18 @@ class RemoteWorker:
             return  # it is gone, or the cluster is
 
     def _ask(self, request: dict[str, Any], limit_s: Callable[[], float]) -> dict[str, Any]:
-        return self._heard(self.actor.answer.remote(json.dumps(request)), limit_s)
+        return self._wait_for(self.actor.answer.remote(json.dumps(request)), limit_s)
 
-    def _heard(self, reference: Any, limit_s: Callable[[], float]) -> dict[str, Any]:
+    def _wait_for(self, reference: Any, limit_s: Callable[[], float]) -> dict[str, Any]:
         import ray
 
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             while not ray.wait([reference], timeout=POLL_S)[0]:
                 if self.stopping.is_set():
                     raise WorkerLost("nobody waits for it any more")
-                if time.monotonic() - begun > limit_s():
-                    raise WorkerLost(f"host {self.host} gave no answer for {time.monotonic() - begun:.0f} s")
+                if time.monotonic() - start > limit_s():
+                    raise WorkerLost(f"host {self.host} gave no answer for {time.monotonic() - start:.0f} s")
             answer: dict[str, Any] = json.loads(ray.get(reference))
         except ray.exceptions.RayActorError:
             raise WorkerLost(f"the process on host {self.host} ended") from None
@@ -212,7 +219,7 @@ class RemoteWorker:
         if "refused" in answer:
             raise ValueError(answer["refused"])
         if "failed" in answer:
-            raise Failure(answer["failed"])
+            raise ExecutionError(answer["failed"])
         return answer
 
 

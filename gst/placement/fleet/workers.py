@@ -1,4 +1,4 @@
-"""Workers on hosts of one kind, which may be lost or slow: every plan is tried at most twice, and has one outcome."""
+"""Measurement of plans by worker processes on hosts of one kind: plans of lost and slow workers are measured again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.isolated import START_LIMIT_S
 from gst.devices.plan import Timeline
-from gst.placement.fleet.cluster import Kind, another, end
+from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker
 from gst.placement.fleet.host import RemoteWorker, digest_of, pack
 from gst.placement.objective import Batches, as_completed_batches
 from gst.placement.workers import NoWorker, Pool, Worker, WorkerLost
 from gst.programs import Program
 
-MUCH_LONGER = 10.0  # than the median of the others, and
+STRAGGLER_FACTOR = 10.0  # than the median of the others, and
 STRAGGLER_SLACK_S = 10.0  # this on top: a straggler
-NUM_KNOWN = 3  # measurements from which on the median says something
+MIN_MEASUREMENTS = 3  # measurements from which on the median counts
 SLACK_S = 60.0  # that anything may take
 LOST = "lost worker: "
 
@@ -37,12 +37,12 @@ class _Job:
     """Plans that are measured in turns.
 
     Args:
-        num_begun: attempts that were asked for.
+        num_attempts: attempts so far.
         num_running: of these, those that have not ended.
     """
 
     plans: Sequence[Plan]
-    num_begun: int = 0
+    num_attempts: int = 0
     num_running: int = 0
     answer: Future[list[Measurement]] = field(default_factory=Future)
 
@@ -51,22 +51,26 @@ class Attempts(Generic[Worker]):
     """Gives jobs to the workers of a pool, and a second time to whoever is free first when
 
     - the worker was lost: then its plans are measured one by one, once each, as one of them may be to blame;
-    - it takes `MUCH_LONGER` than the median of the others, and a worker is free: then whichever answers first counts, a
-      backup task in the sense of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6), and the other worker is ended.
+    - it takes `STRAGGLER_FACTOR` times the median of the others, and a worker is free: then whichever answers first
+      counts, a backup task in the sense of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6), and the other worker
+      is ended.
 
     Args:
         pool: of workers, entered.
         measure: has a worker measure plans in turns; `limit_s` is to be asked again and again how many seconds that may
             take, and when they have gone by `WorkerLost` is to be raised.
         lost: the outcome of a plan that lost two workers.
-        allowed_s: seconds that some plans may take by the limits of their runs.
+        limit_of_runs_s: seconds that some plans may take by the limits of their runs.
     """
 
     def __init__(
-        self, pool: Pool[Worker], measure: Callable[[Worker, Sequence[Plan], Callable[[], float]], list[Measurement]],
-        lost: Callable[[Plan, WorkerLost], Measurement], allowed_s: Callable[[Sequence[Plan]], float],
-    ) -> None:  # fmt: skip
-        self._pool, self._measure, self._lost, self._allowed_s = pool, measure, lost, allowed_s
+        self,
+        pool: Pool[Worker],
+        measure: Callable[[Worker, Sequence[Plan], Callable[[], float]], list[Measurement]],
+        lost: Callable[[Plan, WorkerLost], Measurement],
+        limit_of_runs_s: Callable[[Sequence[Plan]], float],
+    ) -> None:
+        self._pool, self._measure, self._lost, self._limit_s = pool, measure, lost, limit_of_runs_s
         self._lock = threading.RLock()
         self._seconds: list[float] = []  # for each plan, of jobs that are done
 
@@ -76,33 +80,33 @@ class Attempts(Generic[Worker]):
         self._begin(job)
         return job.answer
 
-    def straggles_s(self, count: int) -> float:
+    def straggler_limit_s(self, count: int) -> float:
         """Seconds after which a job of `count` plans is a straggler; infinite while too little is known."""
-        if len(self._seconds) < NUM_KNOWN:
+        if len(self._seconds) < MIN_MEASUREMENTS:
             return float("inf")
-        return STRAGGLER_SLACK_S + MUCH_LONGER * count * statistics.median(self._seconds)
+        return STRAGGLER_SLACK_S + STRAGGLER_FACTOR * count * statistics.median(self._seconds)
 
     def _begin(self, job: _Job, first: bool = False) -> None:
         with self._lock:
-            job.num_begun += 1
+            job.num_attempts += 1
             job.num_running += 1
         self._pool.call(partial(self._attempt, job), first).add_done_callback(partial(self._settle, job))
 
     def _attempt(self, job: _Job, worker: Worker) -> list[Measurement]:
-        begun, count = time.monotonic(), len(job.plans)
+        start, count = time.monotonic(), len(job.plans)
 
         def limit_s() -> float:
             if job.answer.done():
                 return 0.0
-            if job.num_begun < 2 and time.monotonic() - begun > self.straggles_s(count):
+            if job.num_attempts < 2 and time.monotonic() - start > self.straggler_limit_s(count):
                 self._begin(job, first=True)
-            return self._allowed_s(job.plans)
+            return self._limit_s(job.plans)
 
         if job.answer.done():
             return []
-        seen = self._measure(worker, job.plans, limit_s)
-        self._seconds.append((time.monotonic() - begun) / max(1, count))
-        return seen
+        measurements = self._measure(worker, job.plans, limit_s)
+        self._seconds.append((time.monotonic() - start) / max(1, count))
+        return measurements
 
     def _settle(self, job: _Job, attempt: Future[list[Measurement]]) -> None:
         """What the end of an attempt means for its job."""
@@ -118,26 +122,26 @@ class Attempts(Generic[Worker]):
                 job.answer.set_exception(error)
             elif job.num_running:
                 return  # the other attempt decides
-            elif job.num_begun > 1 and len(job.plans) == 1:
+            elif job.num_attempts > 1 and len(job.plans) == 1:
                 job.answer.set_result([self._lost(plan, error) for plan in job.plans])
             else:
                 self._one_by_one(job)
 
     def _one_by_one(self, job: _Job) -> None:
-        again = [_Job([plan], num_begun=1) for plan in job.plans]
-        left = {each.answer for each in again}
+        jobs = [_Job([plan], num_attempts=1) for plan in job.plans]
+        pending = {each.answer for each in jobs}
 
         def one_is_done(answer: Future[list[Measurement]]) -> None:
             with self._lock:
-                left.remove(answer)
-                if left:
+                pending.remove(answer)
+                if pending:
                     return
                 try:
-                    job.answer.set_result([each.answer.result()[0] for each in again])
+                    job.answer.set_result([each.answer.result()[0] for each in jobs])
                 except BaseException as error:
                     job.answer.set_exception(error)
 
-        for each in again:
+        for each in jobs:
             each.answer.add_done_callback(one_is_done)
             self._begin(each, first=True)
 
@@ -170,14 +174,14 @@ class FleetWorkers:
         self._settings = {"repetitions": repetitions, "warmup": warmup, "patience_s": patience_s}
         self._free: list[RemoteWorker | str] = list(kind.workers)  # or Ray's identity of a host where one was lost
         self._pool = Pool(self._worker, len(kind.workers))
-        self._attempts = Attempts(self._pool, self._measure, self._lost, self._allowed_s)
+        self._attempts = Attempts(self._pool, self._measure, self._lost, self._limit_s)
 
     def __enter__(self) -> Self:
         import ray
 
         files = pack(self.program)
         limits = {"memory_limit": least_memory_limit(self.devices), "time_limit_s": self._time_limit_s}
-        self._wanted = {"digest": digest_of(files), "devices": [device.name for device in self.devices], **limits}
+        self._request = {"digest": digest_of(files), "devices": [device.name for device in self.devices], **limits}
         self._files = ray.put(files)
         self._pool.__enter__()
         return self
@@ -188,23 +192,23 @@ class FleetWorkers:
         if kind is not None:
             self.kind.stopping.set()
         self._pool.__exit__(kind, error, trace)
-        end(worker for worker in self._free if isinstance(worker, RemoteWorker))
+        end_workers(worker for worker in self._free if isinstance(worker, RemoteWorker))
 
     def costs(self, repetitions: int = 5) -> Costs:
         """See `IsolatedExecutor.costs`, of one of the hosts."""
-        times_us, own_bytes = self._surely(lambda worker: worker.costs(repetitions, self._patience_s))
+        times_us, own_bytes = self._with_retry(lambda worker: worker.costs(repetitions, self._patience_s))
         return replace(profiled_costs(self.program, self.devices, times_us), own_bytes=own_bytes)
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`, of one of the hosts."""
-        return self._surely(lambda worker: worker.timelines(plans, repetitions))
+        return self._with_retry(lambda worker: worker.timelines(plans, repetitions))
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """See `IsolatedExecutor.groups`, of one of the hosts."""
-        return self._surely(lambda worker: worker.groups(plan))
+        return self._with_retry(lambda worker: worker.groups(plan))
 
     def measure_beside_steps(
-        self, plans: Sequence[Plan], repetitions: int, warmup: int, left_out: str
+        self, plans: Sequence[Plan], repetitions: int, warmup: int, skip_reason: str
     ) -> list[Measurement]:
         """Measure plans in turns with the step as written and compiled, which come last, all of them on one host; see
         `gst.devices.execute.plain.steps_beside`.
@@ -212,9 +216,11 @@ class FleetWorkers:
         Raises:
             ValueError: two workers were lost meanwhile.
         """
-        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_steps": left_out}
+        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_steps": skip_reason}
         limit_s = 3 * START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
-        return self._surely(lambda worker: self._told(worker, worker.measure(plans, settings, lambda: limit_s)))
+        return self._with_retry(
+            lambda worker: self._with_host(worker, worker.measure(plans, settings, lambda: limit_s))
+        )
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
         """See `gst.placement.objective.Measurer`."""
@@ -229,17 +235,17 @@ class FleetWorkers:
         return self._attempts.submit(plans)
 
     def _measure(self, worker: RemoteWorker, plans: Sequence[Plan], limit_s: Callable[[], float]) -> list[Measurement]:
-        return self._told(worker, worker.measure(plans, {**self._settings, "beside_steps": None}, limit_s))
+        return self._with_host(worker, worker.measure(plans, {**self._settings, "beside_steps": None}, limit_s))
 
-    def _allowed_s(self, plans: Sequence[Plan]) -> float:
+    def _limit_s(self, plans: Sequence[Plan]) -> float:
         """What the limits of their runs, compiling what they fuse, and the wait for quiet cores allow."""
         compiling = START_LIMIT_S * sum(plan.fusion is not None for plan in plans)
         runs = len(plans) * (1 + self._settings["warmup"] + self._settings["repetitions"])  # the first is compared
         return SLACK_S + self._patience_s + compiling + runs * self._time_limit_s
 
-    def _told(self, worker: RemoteWorker, seen: Sequence[Measurement]) -> list[Measurement]:
-        where = {"kind": self.kind.key, "host": worker.host}
-        return [replace(each, machine={**each.machine, **where}) for each in seen]
+    def _with_host(self, worker: RemoteWorker, measurements: Sequence[Measurement]) -> list[Measurement]:
+        host = {"kind": self.kind.key, "host": worker.host}
+        return [replace(each, machine={**each.machine, **host}) for each in measurements]
 
     def _lost(self, plan: Plan, lost: WorkerLost) -> Measurement:
         nan, now = float("nan"), datetime.now(UTC).isoformat(timespec="seconds")
@@ -247,7 +253,7 @@ class FleetWorkers:
         reason = f"{LOST}{lost}, a second time"
         return Measurement(f"0:{plan.key}", plan.key, (), nan, nan, nan, "failed", reason, machine=machine, time=now)
 
-    def _surely(self, ask: Callable[[RemoteWorker], Answer]) -> Answer:
+    def _with_retry(self, ask: Callable[[RemoteWorker], Answer]) -> Answer:
         try:
             return self._pool.call(ask).result()
         except WorkerLost:
@@ -262,12 +268,12 @@ class FleetWorkers:
         """A worker that knows the program; when it is left, its place is free for another."""
         place = self._free.pop()
         try:
-            worker = another(self.kind, place) if isinstance(place, str) else place
+            worker = replacement_worker(self.kind, place) if isinstance(place, str) else place
         except WorkerLost as lost:
             self._free.append(place)
             raise NoWorker(f"{lost}; go on with --resume when one is") from lost
         try:
-            key = worker.begin(self._wanted, self._files)["key"]
+            key = worker.begin(self._request, self._files)["key"]
             if key != self.program.key:
                 raise ValueError(f"program {key} runs on host {worker.host}, {self.program.key} was sent; update it")
             yield worker

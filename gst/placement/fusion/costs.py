@@ -74,9 +74,11 @@ class _Numbers:
 
 
 def contract(
-    task: Task, groups: Int64[np.ndarray, " nodes"], times_of_groups: TimesOfGroups,
+    task: Task,
+    groups: Int64[np.ndarray, " nodes"],
+    times_of_groups: TimesOfGroups,
     item_us: Float64[np.ndarray, " devices"],
-) -> Contraction | None:  # fmt: skip
+) -> Contraction | None:
     """Make each group one node, followed by an item for each value that leaves it if there are several.
 
     A group reads each value from outside once, and its storages are those of the values that leave it.

@@ -10,16 +10,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import Plan, pointwise_chains
-from gst.devices.execute.isolated import IsolatedExecutor
-from gst.devices.execute.measure import Failure
+from gst.devices import ExecutionError, Plan, pointwise_chains
 from gst.devices.fusion.legality import fusion_groups
 from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
-from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import Contraction, contract, numbered
 from gst.placement.machines import VIEW_US
+from gst.placement.objective import PlanRunner
 from gst.placement.task import Task, check_same
 from gst.process.progress import Progress, no_progress
 
@@ -47,9 +45,11 @@ class FusedTask:
 
 
 def fused_task(
-    task: Task, isolated: IsolatedExecutor | FleetWorkers, progress: Progress = no_progress,
-    kept: Path | None = None,
-) -> FusedTask | None:  # fmt: skip
+    task: Task,
+    runner: PlanRunner,
+    progress: Progress = no_progress,
+    cache: Path | None = None,
+) -> FusedTask | None:
     """Compile chains of element-wise operations for each kind of device of a task, and make those one operation that
     are faster for it somewhere. On a device where a group is not faster its operations run one by one.
 
@@ -57,9 +57,9 @@ def fused_task(
 
     Args:
         task: of a program, as profiled.
-        isolated: runs the program on the devices of the task.
+        runner: entered; of the program, on the devices of the task.
         progress: told of groups, as each may have to be compiled.
-        kept: file that says what was measured of the groups of this task before, or that is written.
+        cache: file of the times of groups of this task, read if it is there and written if not.
 
     Returns:
         None if no group is faster.
@@ -69,12 +69,12 @@ def fused_task(
     """
     assert task.program is not None
     groups = numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
-    if kept is not None and kept.exists():
-        shares = _kept(kept, task)
+    if cache is not None and cache.exists():
+        shares = _read_shares(cache, task)
     else:
-        shares = _shares(task, groups, isolated, progress)
-        if kept is not None:
-            with atomic_write(kept) as file:
+        shares = _shares(task, groups, runner, progress)
+        if cache is not None:
+            with atomic_write(cache) as file:
                 file.write(json.dumps({"task": task.key, "devices": list(task.names), "shares": shares.tolist()}))
     pays = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
     if not len(pays):
@@ -102,14 +102,14 @@ def whole_step(task: Task) -> Plan:
     return replace(task.plan(np.full(task.num_nodes, fastest)), fusion=np.zeros(task.num_nodes, np.int64))
 
 
-def _kept(path: Path, task: Task) -> Float64[np.ndarray, "devices groups"]:
-    said = read_object(path)
-    check_same(path, said, {"task": task.key, "devices": list(task.names)})
-    return np.array(said["shares"], np.float64)
+def _read_shares(path: Path, task: Task) -> Float64[np.ndarray, "devices groups"]:
+    record = read_object(path)
+    check_same(path, record, {"task": task.key, "devices": list(task.names)})
+    return np.array(record["shares"], np.float64)
 
 
 def _shares(
-    task: Task, groups: Int64[np.ndarray, " nodes"], isolated: IsolatedExecutor | FleetWorkers, progress: Progress
+    task: Task, groups: Int64[np.ndarray, " nodes"], runner: PlanRunner, progress: Progress
 ) -> Float64[np.ndarray, "devices groups"]:
     """What part of its operations' time each group takes on each device; devices of as many threads are alike."""
     first = np.unique(groups, return_index=True)[1][int(groups.min(initial=0) < 0) :]
@@ -117,22 +117,22 @@ def _shares(
     threads = [device.threads for device in task.devices]
     kinds = sorted(set(threads))
 
-    def asked(begin: int, end: int, placement: Int64[np.ndarray, " nodes"]) -> dict[int, float]:
+    def ask(begin: int, end: int, placement: Int64[np.ndarray, " nodes"]) -> dict[int, float]:
         """One by one where they fail together; one that ends the process that compiles or runs it is left alone."""
         within = np.where((groups >= begin) & (groups < end), groups, -1)
         try:
-            return isolated.groups(replace(task.plan(placement), fusion=within))
-        except Failure:
+            return runner.groups(replace(task.plan(placement), fusion=within))
+        except ExecutionError:
             alone = range(begin, min(end, len(first))) if end > begin + 1 else ()
-            return {node: share for one in alone for node, share in asked(one, one + 1, placement).items()}
+            return {node: share for one in alone for node, share in ask(one, one + 1, placement).items()}
 
     for row, kind in enumerate(kinds):
         device = threads.index(kind)
         placement = np.full(task.num_nodes, device)
         for start in range(0, len(first), AT_ONCE):
             progress("compiling groups", row * len(first) + start, len(kinds) * len(first))
-            seen = asked(start, start + AT_ONCE, placement)
-            shares[device, np.searchsorted(first, list(seen))] = list(seen.values())
+            ratios = ask(start, start + AT_ONCE, placement)
+            shares[device, np.searchsorted(first, list(ratios))] = list(ratios.values())
         for other in np.flatnonzero(np.array(threads) == kind):
             shares[other] = shares[device]
     progress("compiled groups", len(kinds) * len(first), len(kinds) * len(first))
@@ -143,7 +143,7 @@ def _with_program(task: Task, contracted: Contraction, groups: Int64[np.ndarray,
     """The contracted task with the program rewritten likewise, whose operations are numbered as its nodes are."""
     assert task.program is not None
     plan = Plan(task.names, np.zeros(task.num_nodes, np.int64), None, groups)
-    stands = {each: CompiledGroup(Path("none"), len(each.nodes)) for each in fusion_groups(task.program, plan)}
-    program = rewritten(task.program, stands).program
-    known = hashlib.sha256(task.key.encode() + groups.tobytes()).hexdigest()[:16]
-    return replace(contracted.task, program=program, colocation=program.colocation, assigned_key=known)
+    placeholders = {each: CompiledGroup(Path("none"), len(each.nodes)) for each in fusion_groups(task.program, plan)}
+    program = rewritten(task.program, placeholders).program
+    key = hashlib.sha256(task.key.encode() + groups.tobytes()).hexdigest()[:16]
+    return replace(contracted.task, program=program, colocation=program.colocation, assigned_key=key)

@@ -76,9 +76,13 @@ def _begin(
 
 
 def _search(
-    around: Neighbourhood, energy: _Energy, state: State, now: float, generator: np.random.Generator,
+    around: Neighbourhood,
+    energy: _Energy,
+    state: State,
+    now: float,
+    generator: np.random.Generator,
     progress: Progress,
-) -> None:  # fmt: skip
+) -> None:
     chooser = _Chooser(tuple(around.moves), generator)
     total = energy.objective.left
     cooling = _Cooling(total)

@@ -77,9 +77,11 @@ class SequencePlacer(nn.Module):
         return drawn[:, 1:]
 
     def _log_probabilities(
-        self, decoded: Float[Tensor, "plans some hidden"], states: Float[Tensor, "rows steps hidden"],
+        self,
+        decoded: Float[Tensor, "plans some hidden"],
+        states: Float[Tensor, "rows steps hidden"],
         here: Float[Tensor, "plans some hidden"],
-    ) -> Float[Tensor, "plans some devices"]:  # fmt: skip
+    ) -> Float[Tensor, "plans some devices"]:
         queries = self.query(decoded).reshape(len(states), -1, decoded.shape[2])  # of all plans at once if rows is 1
         found = ((queries @ states.transpose(1, 2)).softmax(2) @ states).reshape(decoded.shape)
         mixed = torch.tanh(self.mix(torch.cat([decoded, found, here], dim=2)))

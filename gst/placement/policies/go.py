@@ -200,9 +200,12 @@ class GO(nn.Module):
         return nodes
 
     def _decide(
-        self, name: str, state: Float[Tensor, "groups channels"], nodes: Float[Tensor, "nodes channels"],
+        self,
+        name: str,
+        state: Float[Tensor, "groups channels"],
+        nodes: Float[Tensor, "nodes channels"],
         inputs: PolicyInputs,
-    ) -> tuple[Float[Tensor, "units actions"], Float[Tensor, "groups channels"]]:  # fmt: skip
+    ) -> tuple[Float[Tensor, "units actions"], Float[Tensor, "groups channels"]]:
         """Log probabilities of one task, and the mean embedding of what each group decides."""
         if name == "fusion":
             return self._fuse(state, nodes, inputs), torch.zeros_like(state)

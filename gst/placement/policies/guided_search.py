@@ -41,9 +41,13 @@ NUM_ZERO_SHOT = 2  # plans of a pretrained policy to start from
 
 
 def guided_search(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
-    *, pretrained: GO | Path | str | None = None,
-) -> None:  # fmt: skip
+    task: Task,
+    objective: Budgeted,
+    seed: int = 0,
+    progress: Progress = no_progress,
+    *,
+    pretrained: GO | Path | str | None = None,
+) -> None:
     """Improve the best plan of the portfolio: never worse than the portfolio as far as the budget reaches.
 
     The portfolio is asked about first, with the plans of a pretrained policy if there is one. The policy (`GO`) then

@@ -192,9 +192,13 @@ def _path_features(upward: np.ndarray, downward: np.ndarray) -> np.ndarray:
 
 
 def _group_features(
-    group: np.ndarray, sizes: np.ndarray, mean_us: np.ndarray, upward: np.ndarray, able: np.ndarray,
+    group: np.ndarray,
+    sizes: np.ndarray,
+    mean_us: np.ndarray,
+    upward: np.ndarray,
+    able: np.ndarray,
     num_bytes: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     time, longest = np.bincount(group, mean_us, len(sizes)), np.zeros(len(sizes))
     np.maximum.at(longest, group, upward)
     made = np.bincount(group, num_bytes.astype(np.float64), len(sizes))

@@ -78,9 +78,13 @@ class PPO:
     """
 
     def __init__(
-        self, policy: nn.Module, learning_rate: float = 1e-3, epochs: int = 4,
-        entropy: tuple[float, float] = (5e-2, 5e-4), seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        policy: nn.Module,
+        learning_rate: float = 1e-3,
+        epochs: int = 4,
+        entropy: tuple[float, float] = (5e-2, 5e-4),
+        seed: int = 0,
+    ) -> None:
         self.policy, self.epochs, self.entropy = policy, epochs, entropy
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
         self.generator = torch.Generator().manual_seed(seed)

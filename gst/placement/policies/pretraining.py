@@ -57,9 +57,13 @@ class Example:
 
 
 def imitate(
-    policy: nn.Module, examples: Sequence[Example], steps: int, learning_rate: float = 2e-3, seed: int = 0,
+    policy: nn.Module,
+    examples: Sequence[Example],
+    steps: int,
+    learning_rate: float = 2e-3,
+    seed: int = 0,
     progress: Progress = no_progress,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Make the plans of examples likely: cross-entropy with smoothed labels (Szegedy et al., "Rethinking the Inception
     Architecture", CVPR 2016, section 7), of the tasks that both policy and example decide. The learning rate falls to
     zero as a cosine.
@@ -130,9 +134,11 @@ def pretrain(
 
 
 def examples(
-    tasks: Sequence[Task], evaluations: int = 1_000, seed: int = 0,
+    tasks: Sequence[Task],
+    evaluations: int = 1_000,
+    seed: int = 0,
     progress: Progress = no_progress,
-) -> list[Example]:  # fmt: skip
+) -> list[Example]:
     """For each task the best plan that annealing finds from the portfolio, for a policy to imitate."""
     found = []
     for number, task in enumerate(tasks):

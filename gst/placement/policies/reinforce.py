@@ -93,9 +93,11 @@ def reinforce(
 
 
 def surrogate(
-    log_probabilities: Float[Tensor, " plans"], entropies: Float[Tensor, " plans"], advantages: Float[Tensor, " plans"],
+    log_probabilities: Float[Tensor, " plans"],
+    entropies: Float[Tensor, " plans"],
+    advantages: Float[Tensor, " plans"],
     entropy: float,
-) -> Float[Tensor, ""]:  # fmt: skip
+) -> Float[Tensor, ""]:
     """Its gradient is that of REINFORCE: what it expects over the plans drawn is minus the gradient of the expected
     reward, less `entropy` times that of the mean entropy."""
     return -(advantages * log_probabilities).mean() - entropy * entropies.mean()

@@ -98,9 +98,7 @@ def _chain(channels: int, *layers: tuple[int, Kernel], stride: int = 1) -> nn.Se
     """Convolutions of (width, kernel) one after the other; the last has the stride."""
     widths = [channels, *(width for width, _ in layers)]
     strides = [1] * (len(layers) - 1) + [stride]
-    return nn.Sequential(
-        *(ConvNorm(c, w, k, s) for c, (w, k), s in zip(widths, layers, strides, strict=False))
-    )  # fmt: skip
+    return nn.Sequential(*(ConvNorm(c, w, k, s) for c, (w, k), s in zip(widths, layers, strides, strict=False)))
 
 
 def _pooled(channels: int, width: int) -> nn.Sequential:

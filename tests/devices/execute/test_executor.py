@@ -1,5 +1,6 @@
 """Whatever the plan, outputs are those of the program; a failure is reported and the executor survives it."""
 
+import copy
 import dataclasses
 import gc
 import os
@@ -258,3 +259,10 @@ def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(bundled_progr
             assert outputs_differ(executor.run(random_plan(bundled_program, rng, names)), want) is None
         assert executor.last_transfers.copies > 0
         assert outputs_differ(executor.run(alone(bundled_program, "cuda:0")), want) is None
+
+
+def test_an_error_of_a_run_is_the_same_in_another_process() -> None:
+    for error in (ExecutionError("out of luck", "cpu:1", 7), ExecutionError("timed out after 3 s")):
+        again = copy.copy(error)  # made as `pickle` makes it
+        assert (again.reason, again.device, again.node) == (error.reason, error.device, error.node)
+        assert str(again) == str(error)

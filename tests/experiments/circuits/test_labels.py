@@ -1,0 +1,169 @@
+"""Labels of recipes: scripts, archives, berkeley-abc beside a hand-worked circuit, and going on after a kill."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.reproductions.circuits import labels as labelling
+from experiments.reproductions.circuits.__main__ import main
+from experiments.reproductions.circuits.files import CircuitFile, circuit_files, recipe_file
+from experiments.reproductions.circuits.labels import Job, label, planned_jobs, read_labels, synthesise
+from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, read_recipes, read_script
+
+needs_abc = pytest.mark.skipif(
+    shutil.which(labelling.PROGRAM) is None, reason="labels come from berkeley-abc: apt-get install berkeley-abc"
+)
+# o is a b c, and p the same from the other side: balance and rewrite share what strash does not.
+WASTE = """INPUT(a)
+INPUT(b)
+INPUT(c)
+OUTPUT(o)
+OUTPUT(p)
+t = AND(a, b)
+o = AND(t, c)
+u = AND(b, c)
+p = AND(a, u)
+"""
+
+
+@pytest.fixture
+def circuit(tmp_path: Path) -> CircuitFile:
+    path = tmp_path / "data" / "odd; print_stats 'name.bench"
+    path.parent.mkdir()
+    path.write_text(WASTE)
+    return CircuitFile("waste", path)
+
+
+def test_the_shipped_recipes_are_those_of_openabcd() -> None:
+    recipes = read_recipes(SHIPPED_RECIPES)
+    assert len(set(recipes)) == 1500 and {len(recipe) for recipe in recipes} == {20}
+    assert recipes[598] == "WSSFWFFwbWwWFbsSfFws"
+
+
+def test_scripts_of_an_archive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "referenceScripts.zip", "w") as archive:
+        archive.writestr("a/abc10.script", "strash\nwrite_bench a\nbalance\nresub -z\nwrite_bench b\ndch\nmap -B 0.9\n")
+        archive.writestr("a/abc2.script", "strash; refactor; rewrite")
+    assert read_recipes(tmp_path / "referenceScripts.zip") == ["fw", "bS"]
+    assert recipe_file(tmp_path) == tmp_path / "referenceScripts.zip"
+
+
+@pytest.mark.parametrize("text", ["strash\n!rm -rf x\n", "rewrite -l", "write_bench a\nsource x\nwrite_bench b"])
+def test_other_commands_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="it has the command"):
+        read_script(text)
+
+
+def test_damaged_recipes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "referenceScripts.zip").write_bytes(b"PK\x03\x04 cut off")
+    (tmp_path / "recipes.txt").write_text("bw\nbX\n")
+    with pytest.raises(ValueError, match="no readable archive of scripts"):
+        read_recipes(tmp_path / "referenceScripts.zip")
+    with pytest.raises(ValueError, match="line 2: recipe 'bX'"):
+        read_recipes(tmp_path / "recipes.txt")
+    with pytest.raises(ValueError, match="no such file"):
+        read_recipes(tmp_path / "none.zip")
+
+
+def archive_of(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:xz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_archives_are_read_without_being_extracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    members = {"set/deep/c.bench": WASTE.encode(), "run.sh": b"rm", "set/waste_orig.bench": WASTE.encode()}
+    files = circuit_files(archive_of(tmp_path / "circuits.tar.xz", members))
+    assert [(file.name, file.design) for file in files] == [("set/deep/c", "c"), ("set/waste_orig", "waste")]
+    assert not list((tmp_path / "cache").rglob("run.sh"))
+    for name in ("../out.bench", "/tmp/out.bench"):
+        with pytest.raises(ValueError, match="leads out of the archive"):
+            circuit_files(archive_of(tmp_path / "evil.tar.xz", {name: b""}))
+    (tmp_path / "cut.tar.xz").write_bytes((tmp_path / "circuits.tar.xz").read_bytes()[:60])
+    with pytest.raises(ValueError, match="no readable archive of circuits"):
+        circuit_files(tmp_path / "cut.tar.xz")
+    with pytest.raises(ValueError, match="holds no circuit"):
+        circuit_files(archive_of(tmp_path / "empty.tar.xz", {"a": b""}))
+
+
+@needs_abc
+def test_berkeley_abc_tells_ands_and_levels_after_each_command(circuit: CircuitFile) -> None:
+    counts = synthesise(Job(circuit, "bw"))
+    assert counts is not None and counts.tolist() == [[4, 2], [2, 2], [2, 2]]
+    assert counts[0].tolist() == [circuit.read().num_ands, circuit.read().levels.max()]
+
+
+@needs_abc
+def test_labels_go_on_where_they_stopped(circuit: CircuitFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job(circuit, recipe) for recipe in ("b", "w", "bws", "F")]
+    first = label(jobs[:2], tmp_path / "out")
+    path = tmp_path / "out" / labelling.LABELS
+    path.write_text(path.read_text() + '{"circuit": "torn')
+    computed: list[str] = []
+
+    def counted(job: Job, timeout: float) -> labelling.Trajectory | None:
+        computed.append(job.recipe)
+        return synthesise(job, timeout)
+
+    monkeypatch.setattr(labelling, "synthesise", counted)
+    labels = label(jobs, tmp_path / "out", processes=2)
+    assert sorted(computed) == ["F", "bws"] and len(path.read_text().splitlines()) == 4
+    assert all(np.array_equal(labels[key], first[key]) for key in first)
+    again = read_labels(path)
+    assert again.keys() == labels.keys() and all(np.array_equal(again[key], labels[key]) for key in labels)
+
+
+@needs_abc
+def test_a_recipe_that_takes_too_long_is_noted(circuit: CircuitFile, tmp_path: Path) -> None:
+    jobs = [Job(circuit, "b" * 900), Job(circuit, "w" * 900)]
+    assert label(jobs, tmp_path, timeout=1e-3) == {job.key: None for job in jobs}
+    assert [json.loads(line)["ands"] for line in (tmp_path / labelling.LABELS).read_text().splitlines()] == [None, None]
+
+
+def test_a_missing_program_is_named(circuit: CircuitFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="apt-get install berkeley-abc"):
+        label([Job(circuit, "b")], tmp_path)
+
+
+@needs_abc
+def test_a_circuit_that_abc_refuses_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.bench"
+    path.write_text("INPUT(a)\nOUTPUT(o)\no = MAJ(a, a, a)\n")
+    with pytest.raises(ValueError, match=f"{path}: berkeley-abc ends after 0 of 2 commands"):
+        synthesise(Job(CircuitFile("bad", path), "b"))
+
+
+def test_damaged_labels_are_refused_by_line(tmp_path: Path) -> None:
+    good = json.dumps({"circuit": "c", "name": "n", "recipe": "b", "ands": [2, 1], "levels": [1, 1]})
+    path = tmp_path / "labels.jsonl"
+    for bad in ("nonsense", "[]", good.replace("[2, 1]", "[2]"), good.replace('"b"', '"x"')):
+        path.write_text(f"{good}\n{bad}\n{good}\n")
+        with pytest.raises(ValueError, match="line 2: no label"):
+            read_labels(path)
+
+
+@needs_abc
+def test_the_command_labels_a_folder(circuit: CircuitFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = str(circuit.path.parent), str(tmp_path / "out")
+    assert main(["label", "--data", data, "--number", "2", "--out", out]) == 0
+    assert "2 labels of 1 circuits" in capsys.readouterr().out
+    jobs = planned_jobs(circuit.path.parent, None, 2)
+    assert {job.key for job in jobs} == read_labels(Path(out) / labelling.LABELS).keys()
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["label", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"circuits: {tmp_path / 'none'}: there is no such file or folder\n"
