@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64, Shaped
 
 from gst.files.writing import chunks
 
+DATA = ("node_data", "edge_data")
 NUMBERS = "biuf"  # kinds of dtype: booleans, integers with and without sign, floats
 NAMES_TAKEN = ("x", "edge_index", "batch", "batch_size", "num_nodes", "num_graphs", "opcodes")
 """What encoders call the other fields (`gst.method.batch.ExpandedBatch`)."""
@@ -165,7 +166,7 @@ class Graph:
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Every array under its name."""
         for entry in fields(self):
-            if entry.name in ("node_data", "edge_data"):
+            if entry.name in DATA:
                 data = getattr(self, entry.name)
                 yield from ((f"{entry.name}[{name!r}]", data[name]) for name in sorted(data))
             elif entry.name != "name":

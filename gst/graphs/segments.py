@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int32, Int64, Shaped
 
 from gst.files.arrays import Mapped, PackedArray, as_bytes, shortened
 from gst.files.writing import CHUNK, chunks, empty_array
-from gst.graphs.graph import Graph
+from gst.graphs.graph import DATA, Graph
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
@@ -126,7 +126,6 @@ class SegmentedGraph:
 
 
 SCALARS = ("name", "num_nodes", "edge_cut")
-DATA = ("node_data", "edge_data")
 ARRAYS = tuple(entry.name for entry in fields(SegmentedGraph) if entry.name not in (*SCALARS, *DATA))
 
 

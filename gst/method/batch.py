@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from gst.graphs.graph import NAMES_TAKEN
-from gst.graphs.segments import DATA, SegmentedGraph
+from gst.graphs.graph import DATA, NAMES_TAKEN
+from gst.graphs.segments import SegmentedGraph
 
 
 @dataclass(frozen=True, eq=False)
