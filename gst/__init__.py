@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, devices, nn, placement, programs
+    from gst.data.collate import collate
+    from gst.data.frameworks import from_dgl, from_networkx
+    from gst.data.pyg import from_pyg
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment
     from gst.graphs.store import open_store, prepare
@@ -33,6 +36,10 @@ _HOMES = {
     "GraphSegmentTraining": "gst.method.estimator",
     "SegmentBatch": "gst.method.batch",
     "SegmentedGraph": "gst.graphs.segments",
+    "collate": "gst.data.collate",
+    "from_dgl": "gst.data.frameworks",
+    "from_networkx": "gst.data.frameworks",
+    "from_pyg": "gst.data.pyg",
     "open_store": "gst.graphs.store",
     "place": "gst.placement.placed",
     "prepare": "gst.graphs.store",
@@ -40,8 +47,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph", "__version__", "cost", "data",
-    "devices", "nn", "open_store", "place", "placement", "prepare", "programs", "segment",
+    "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph", "__version__", "collate",
+    "cost", "data", "devices", "from_dgl", "from_networkx", "from_pyg", "nn", "open_store", "place", "placement",
+    "prepare", "programs", "segment",
 ]  # fmt: skip
 
 

@@ -27,8 +27,10 @@ def random_graph(
     num_configurable: int = 5,
     num_configs: int = 3,
     channels: int = 2,
+    data: bool = False,
 ) -> Graph:
-    """Any direction, parallel edges and self-loops; without configurable nodes there is one configuration."""
+    """Any direction, parallel edges and self-loops; without configurable nodes there is one configuration. With `data`
+    nodes and edges have more than features."""
     rng = np.random.default_rng(seed)
     shape = (num_configs if num_configurable else 1, num_configurable, channels if num_configurable else 0)
     return Graph(
@@ -38,12 +40,14 @@ def random_graph(
         rng.permutation(num_nodes)[:num_configurable],
         rng.integers(-1, 6, shape).astype(np.int8),
         rng.uniform(1e3, 1e6, shape[0]),
+        node_data={"place": rng.integers(100, size=num_nodes)} if data else {},
+        edge_data={"bytes": rng.normal(size=num_edges), "kind": rng.integers(4, size=(num_edges, 2))} if data else {},
     )
 
 
 @st.composite
-def graphs_and_parts(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
-    """A small graph and the segment of each of its nodes, none empty."""
+def graphs_and_parts(draw: st.DrawFn, data: bool | None = None) -> tuple[Graph, np.ndarray]:
+    """A small graph, with data of nodes and edges or without, and the segment of each of its nodes, none empty."""
     num_nodes = draw(st.integers(1, 14))
     graph = random_graph(
         draw(st.integers(0, 2**16)),
@@ -51,6 +55,7 @@ def graphs_and_parts(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
         draw(st.integers(0, 30)),
         draw(st.integers(0, num_nodes)),
         draw(st.integers(1, 3)),
+        data=draw(st.booleans()) if data is None else data,
     )
     given = draw(st.lists(st.integers(0, 4), min_size=num_nodes, max_size=num_nodes))
     return graph, np.unique(given, return_inverse=True)[1]

@@ -17,7 +17,7 @@ def slow_segments(graph: Graph, parts: np.ndarray, halo: int) -> SegmentedGraph:
     column_of_node = {v: i for i, v in enumerate(graph.config_nodes.tolist())}
     segments = [np.flatnonzero(parts == j).tolist() for j in range(parts.max() + 1)]
     order = [v for nodes in segments for v in nodes if v in column_of_node]
-    ids, held, row_of_use, columns = [], [], [], []
+    ids, held, edge_ids, row_of_use, columns = [], [], [], [], []
     counts = {"row_ptr": [0], "edge_ptr": [0], "config_ptr": [0]}
     for owned in segments:
         rows = list(owned)
@@ -25,7 +25,9 @@ def slow_segments(graph: Graph, parts: np.ndarray, halo: int) -> SegmentedGraph:
             rows += sorted(nodes_within(graph, set(rows), 1) - set(rows))
         ids += rows
         for i, v in enumerate(rows):
-            held += [(rows.index(u), i) for u, w in edges if w == v and u in rows]
+            inside = [(rows.index(u), e) for e, (u, w) in enumerate(edges) if w == v and u in rows]
+            held += [(producer, i) for producer, _ in inside]
+            edge_ids += [e for _, e in inside]
             if v in column_of_node:
                 row_of_use.append(i)
                 columns.append(order.index(v))
@@ -48,6 +50,8 @@ def slow_segments(graph: Graph, parts: np.ndarray, halo: int) -> SegmentedGraph:
         targets=graph.targets,
         counts=graph.counts,
         spreads=graph.spreads,
+        node_data={name: array[ids] for name, array in graph.node_data.items()},
+        edge_data={name: array[np.array(edge_ids, int)] for name, array in graph.edge_data.items()},
     )
 
 
@@ -61,7 +65,12 @@ def parts_of(cut: SegmentedGraph) -> np.ndarray:
 
 def assert_identical(cut: SegmentedGraph, truth: SegmentedGraph) -> None:
     """Bit for bit."""
-    for field in fields(truth):
+    for data in ("node_data", "edge_data"):
+        ours, theirs = getattr(cut, data), getattr(truth, data)
+        assert {name: (array.dtype, array.shape, array.tobytes()) for name, array in ours.items()} == {
+            name: (array.dtype, array.shape, array.tobytes()) for name, array in theirs.items()
+        }, data
+    for field in fields(truth)[: -len(("node_data", "edge_data"))]:
         ours, theirs = getattr(cut, field.name), getattr(truth, field.name)
         if isinstance(theirs, np.ndarray):
             described = [(array.dtype, array.shape, array.tobytes()) for array in (ours, theirs)]

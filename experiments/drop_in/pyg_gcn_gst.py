@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataListLoader as DataLoader
 from torch_geometric.nn import GCNConv
 
-import gst.data.pyg
+import gst
 from experiments.drop_in.graphs import NUM_FAMILIES, NUM_FEATURES, as_pyg, families
 
 
@@ -26,7 +26,7 @@ class GCN(torch.nn.Module):
 
 
 def batches(graphs: list[Data]) -> DataLoader:
-    return DataLoader([gst.segment(gst.data.pyg.from_pyg(graph), max_nodes=50) for graph in graphs], 8, shuffle=True)
+    return DataLoader([gst.segment(gst.from_pyg(graph), max_nodes=50) for graph in graphs], 8, shuffle=True)
 
 
 def outputs_and_labels(model: torch.nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

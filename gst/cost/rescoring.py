@@ -22,7 +22,7 @@ from gst.cost.model import CONFIGS_AT_ONCE, CostModel, Runtimes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import assemble
-from gst.method.encoding import embed_segments
+from gst.method.encoding import Call, embed_segments
 
 PAIRS_AT_ONCE = 1 << 12  # (segment, configuration) pairs whose features are held in memory
 ROWS_AT_ONCE = 1 << 18  # (node, configuration) pairs encoded together
@@ -251,7 +251,7 @@ class Rescorer:
         """All members see one batch, of which it is found out once which states are equal."""
         configs = torch.arange(num_configs).repeat(len(graphs), 1)
         batch = assemble(graphs, [(number, 0) for number in range(len(graphs))], configs)
-        embedded = [embed_segments(member.encoder, batch, "batch", "mean") for member in self._members]
+        embedded = [embed_segments(member.encoder, batch, Call("batch"), "mean") for member in self._members]
         return torch.cat(embedded, dim=2).flatten(0, 1).numpy()
 
 
@@ -272,6 +272,8 @@ def _piece(cut: SegmentedGraph, number: int) -> SegmentedGraph:
         config_columns=cut.config_columns[uses] - uses.start,
         config_features=np.zeros((1, uses.stop - uses.start, 0), np.float32), targets=np.full(1, np.nan),
         counts=np.ones(1, np.int64), spreads=np.zeros(1),
+        node_data={name: array[rows] for name, array in cut.node_data.items()},
+        edge_data={name: array[edges] for name, array in cut.edge_data.items()},
     )  # fmt: skip
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gst.graphs.graph import Graph
+from gst.method.batch import ExpandedBatch
+
+NO_DATA = ("x", "edge_index", "y", "batch", "ptr", "num_nodes", "opcodes")
 
 
 def from_pyg(data: Any, name: str = "") -> Graph:
-    """A PyG `Data` as a `Graph`. Nodes keep their numbers; `edge_index[0]` sends to `edge_index[1]`.
+    """A PyG `Data` or `HeteroData` as a `Graph`. Nodes keep their numbers; `edge_index[0]` sends to `edge_index[1]`.
+
+    Features keep their dtype (halves become float32). Other tensors with a row for each edge or node, such as
+    `edge_attr` and `pos`, become `edge_data` and `node_data`, but for masks. Of a `HeteroData` the nodes of one type
+    stand behind those of another, features are padded with zeros to the widest, and `node_type` and `edge_type` hold
+    the types' numbers; `hetero_inputs` takes them apart again.
 
     Examples:
         >>> import torch
@@ -24,7 +34,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
 
     Args:
         data: has `x` (nodes, features), `edge_index` (2, edges) and, if it is labelled, one number `y`: a class or
-            a regression target. Edge features are dropped, with a warning.
+            a regression target. `opcodes` (nodes,), if there are any, are those of the `Graph`.
         name: unique within a dataset; by default `data.name` or else made from the content.
 
     Raises:
@@ -32,20 +42,46 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     """
     if getattr(data, "num_graphs", 1) != 1:
         raise ValueError(f"this is a Batch of {data.num_graphs} graphs; convert each of its to_data_list()")
+    given = getattr(data, "name", "")
+    arguments = _typed(data) if _is_hetero(data) else _plain(data)
+    return Graph(
+        **arguments,
+        targets=_target(getattr(data, "y", None)),
+        name=name or (given if isinstance(given, str) else ""),
+    )
+
+
+def _plain(data: Any) -> dict[str, Any]:
     x = _matrix(data, "x", "(nodes, features)", "gst.data.degree_profile makes features of degrees")
     edge_index = _matrix(data, "edge_index", "(2, edges)", "leave out PyG's ToSparseTensor")
     if len(edge_index) != 2:
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, want (2, edges)")
-    lost = [key for key in ("edge_attr", "edge_weight") if getattr(data, key, None) is not None]
-    if lost:
-        warnings.warn(f"{' and '.join(lost)} left behind: a Graph has no features of edges", stacklevel=2)
-    given = getattr(data, "name", "")
-    return Graph(
-        x.detach().cpu().float().numpy(),
-        edge_index.cpu().long().numpy(),
-        targets=_target(getattr(data, "y", None)),
-        name=name or (given if isinstance(given, str) else ""),
-    )
+    node_data, edge_data = {}, {}
+    for key, tensor in _others(data):
+        if key.startswith("edge_") and len(tensor) == edge_index.shape[1]:
+            edge_data[key] = _array(tensor)
+        elif len(tensor) == len(x):
+            node_data[key] = _array(tensor)
+    arguments = {
+        "node_features": _array(x), "edges": _array(edge_index.long()), "node_data": node_data, "edge_data": edge_data,
+    }  # fmt: skip
+    opcodes = getattr(data, "opcodes", None)
+    return arguments if opcodes is None else arguments | {"opcodes": _array(opcodes.long())}
+
+
+def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name that may belong to nodes or edges."""
+    keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
+    for key in keys:
+        value = getattr(data, key)
+        if isinstance(value, Tensor) and value.dim() and key not in NO_DATA and not key.endswith("_mask"):
+            yield key, value
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    halves = (torch.float16, torch.bfloat16)
+    return (tensor.float() if tensor.dtype in halves else tensor).numpy()
 
 
 def _matrix(data: Any, key: str, shape: str, advice: str) -> Tensor:
@@ -63,7 +99,87 @@ def _target(y: Any) -> np.ndarray:
     numbers = y.detach().cpu().double().numpy() if isinstance(y, Tensor) else np.asarray(y, np.float64)
     if numbers.size != 1:
         raise ValueError(
-            f"y has shape {numbers.shape}, want one number for the whole graph; for several tasks convert once for "
-            f"each, with data.y set to its label (labels of nodes have no place in a Graph)"
+            f"y has shape {numbers.shape}, want one number for the whole graph; set data.y = None, and keep several "
+            "targets beside the graph: DataLoader([(graph, y), ...], collate_fn=gst.collate) (labels of nodes have no "
+            "place in a Graph)"
         )
     return numbers.reshape(1)
+
+
+# Nodes and edges of several types -----------------------------------------------------------------------------------
+
+
+def _is_hetero(data: Any) -> bool:
+    return hasattr(data, "node_types") and hasattr(data, "edge_types")
+
+
+def _typed(data: Any) -> dict[str, Any]:
+    features = {
+        kind: _array(_matrix(data[kind], "x", "(nodes, features)", f"of type {kind!r}")) for kind in data.node_types
+    }
+    widest = max(array.shape[1] for array in features.values())
+    padded = [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in features.values()]
+    first = dict(zip(features, np.cumsum([0, *map(len, features.values())])[:-1].tolist(), strict=True))
+    shifted = []
+    for source, _, target in data.edge_types:
+        edge_index = _matrix(data[source, _, target], "edge_index", "(2, edges)", "leave out PyG's ToSparseTensor")
+        shifted.append(_array(edge_index.long()) + np.array([[first[source]], [first[target]]]))
+    return {
+        "node_features": np.concatenate(padded),
+        "edges": np.concatenate(shifted, axis=1) if shifted else np.zeros((2, 0), np.int64),
+        "node_data": {"node_type": np.repeat(np.arange(len(features)), [len(each) for each in features.values()])},
+        "edge_data": {"edge_type": np.repeat(np.arange(len(shifted)), [each.shape[1] for each in shifted])},
+    }  # fmt: skip
+
+
+def hetero_inputs(data: Any) -> dict[str, Any]:
+    """The argument `inputs` of `gst.GraphSegmentTraining` for an encoder `forward(x_dict, edge_index_dict)` of graphs
+    like the `HeteroData` given.
+
+    Examples:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> class Hetero(dict):
+        ...     node_types, edge_types = ["op"], [("op", "feeds", "op")]
+        >>> list(hetero_inputs(Hetero(op=SimpleNamespace(x=torch.ones(3, 2)))))
+        ['x_dict', 'edge_index_dict']
+    """
+    if not _is_hetero(data):
+        raise ValueError(f"a {type(data).__name__} has no types; want a HeteroData")
+    widths = tuple(data[kind].x.shape[1] for kind in data.node_types)
+    edge_types = tuple(tuple(kind) for kind in data.edge_types)
+    return {
+        "x_dict": NodesByType(tuple(data.node_types), widths),
+        "edge_index_dict": EdgesByType(tuple(data.node_types), edge_types),
+    }
+
+
+@dataclass(frozen=True)
+class NodesByType:
+    """Node features of a batch by type, of which each has a width of its own."""
+
+    node_types: tuple[str, ...]
+    widths: tuple[int, ...]
+
+    def __call__(self, batch: ExpandedBatch) -> Mapping[str, Tensor]:
+        return {
+            name: batch.x[batch.node_type == number, :width]
+            for number, (name, width) in enumerate(zip(self.node_types, self.widths, strict=True))
+        }
+
+
+@dataclass(frozen=True)
+class EdgesByType:
+    """Edges of a batch by type, their ends numbered among the nodes of their types."""
+
+    node_types: tuple[str, ...]
+    edge_types: tuple[tuple[str, ...], ...]
+
+    def __call__(self, batch: ExpandedBatch) -> Mapping[tuple[str, ...], Tensor]:
+        place = torch.empty_like(batch.node_type)
+        for number in range(len(self.node_types)):
+            chosen = batch.node_type == number
+            place[chosen] = torch.arange(int(chosen.sum()), device=place.device)
+        return {
+            kind: place[batch.edge_index[:, batch.edge_type == number]] for number, kind in enumerate(self.edge_types)
+        }

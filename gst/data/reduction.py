@@ -92,4 +92,6 @@ def _restricted(graph: Graph, chosen: Bool[np.ndarray, " nodes"]) -> Graph:
     return replace(
         graph, node_features=graph.node_features[chosen], edges=position[graph.edges[:, inner]],
         opcodes=graph.opcodes[chosen], config_nodes=position[graph.config_nodes],
+        node_data={name: array[chosen] for name, array in graph.node_data.items()},
+        edge_data={name: array[inner] for name, array in graph.edge_data.items()},
     )  # fmt: skip

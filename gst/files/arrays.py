@@ -32,7 +32,7 @@ ALIGNMENT = 64
 JOURNAL = "journal.jsonl"
 ROWS_UNPACKED = 256  # at once
 
-_FILE = re.compile(r"[a-z_]+\.bin")  # without folders: no store leads out of its own
+_FILE = re.compile(r"\w+\.bin", re.ASCII)  # without folders: no store leads out of its own
 
 Entry = dict[str, Any]
 """Where an array is in its file: `offset` in bytes, `shape`, `dtype`, and the `checksum` of its bytes. `symbols`, if it
@@ -48,7 +48,7 @@ class ArrayWriter:
 
     Args:
         directory: an empty one, or one that another writer left: `finished` then holds the records of its graphs.
-        fields: names of the arrays of every graph.
+        fields: names of the arrays of every graph. A graph may have others besides.
     """
 
     def __init__(self, directory: Path, fields: Iterable[str]) -> None:
@@ -56,7 +56,7 @@ class ArrayWriter:
         self.finished = [record for record in _journalled(directory / JOURNAL) if self._holds(record)]
 
     def __enter__(self) -> ArrayWriter:
-        self._files = {name: self._path(name).open("ab") for name in self.fields}
+        self._files: dict[str, BinaryIO] = {}
         self._journal = (self.directory / JOURNAL).open("ab")
         self.keep(len(self.finished))
         return self
@@ -71,9 +71,9 @@ class ArrayWriter:
     def keep(self, count: int) -> None:
         """Drop what was written after the first `count` graphs."""
         del self.finished[count:]
-        for name, file in self._files.items():
-            file.truncate(_end(self.finished[-1]["arrays"][name]) if self.finished else 0)
-            file.seek(0, os.SEEK_END)
+        written = (name for record in self.finished for name in record["arrays"])
+        for name in dict.fromkeys((*self.fields, *written, *self._files)):
+            self._truncate(self._file(name), name)
         self._journal.truncate(0)
         self._journal.write(b"".join(_line(record) for record in self.finished))
         self._journal.flush()
@@ -83,9 +83,10 @@ class ArrayWriter:
         growing: dict[str, _Growing] = {}
         for name, piece in pieces:
             if name not in growing:
-                growing[name] = _Growing(self._files[name], piece)
+                growing[name] = _Growing(self._file(name), piece)
             growing[name].append(piece)
-        return {name: growing[name].entry() for name in self.fields}
+        assert growing.keys() >= set(self.fields)
+        return {name: each.entry() for name, each in growing.items()}
 
     def finish(self, record: Record) -> None:
         """Note that the graph of `record` is written."""
@@ -99,13 +100,25 @@ class ArrayWriter:
         """Bytes of each file, by file name."""
         return {self._path(name).name: file.tell() for name, file in self._files.items()}
 
+    def _file(self, name: str) -> BinaryIO:
+        """The file of a field, which holds what belongs to finished graphs when it is opened."""
+        if name not in self._files:
+            self._files[name] = self._path(name).open("ab")
+            self._truncate(self._files[name], name)
+        return self._files[name]
+
+    def _truncate(self, file: BinaryIO, name: str) -> None:
+        ends = (_end(record["arrays"][name]) for record in reversed(self.finished) if name in record["arrays"])
+        file.truncate(next(ends, 0))
+        file.seek(0, os.SEEK_END)
+
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.bin"
 
     def _holds(self, record: Record) -> bool:
         return all(
-            self._path(name).exists() and self._path(name).stat().st_size >= _end(record["arrays"][name])
-            for name in self.fields
+            self._path(name).exists() and self._path(name).stat().st_size >= _end(entry)
+            for name, entry in record["arrays"].items()
         )
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, Shaped
+from jaxtyping import Float64, Int64, Shaped
 
 from gst.files.writing import chunks
+
+DATA = ("node_data", "edge_data")
+NUMBERS = "biuf"  # kinds of dtype: booleans, integers with and without sign, floats
+NAMES_TAKEN = ("x", "edge_index", "batch", "batch_size", "num_nodes", "num_graphs", "opcodes")
+"""What encoders call the other fields (`gst.method.batch.ExpandedBatch`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +26,8 @@ class Graph:
     consumer. A graph without configurations has exactly one, with no configurable node.
 
     Args:
-        node_features: what is known of a node whatever the configuration.
+        node_features: what is known of a node whatever the configuration, in float32 or float64, or integers and
+            booleans for an encoder that embeds them itself.
         edges: row 0 holds producers, row 1 consumers.
         opcodes: kind of each node, small integers >= 0; zeros if not given.
         config_nodes: the configurable nodes, each at most once.
@@ -30,6 +37,8 @@ class Graph:
         counts: how many measurements stand behind each target.
         spreads: standard deviation of those measurements, in the unit of the targets (0 for a single one).
         name: unique within a dataset; made from the content if not given.
+        node_data, edge_data: further arrays of numbers by name, one row for each node or edge, such as
+            `edge_data={"edge_attr": ...}`; an encoder with an argument of that name gets those of its nodes and edges.
 
     Raises:
         ValueError: something that should be a NumPy array is none, such as a tensor, or does not fit the others; the
@@ -41,7 +50,7 @@ class Graph:
         (3, 2, 2)
     """
 
-    node_features: Float32[np.ndarray, "nodes features"]
+    node_features: Shaped[np.ndarray, "nodes features"]
     edges: Int64[np.ndarray, "2 edges"]
     opcodes: Int64[np.ndarray, " nodes"] = None  # type: ignore[assignment]
     config_nodes: Int64[np.ndarray, " configurable"] = None  # type: ignore[assignment]
@@ -50,13 +59,14 @@ class Graph:
     counts: Int64[np.ndarray, " configs"] = None  # type: ignore[assignment]
     spreads: Float64[np.ndarray, " configs"] = None  # type: ignore[assignment]
     name: str = ""
+    node_data: Mapping[str, np.ndarray] = field(default_factory=dict)
+    edge_data: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            given = getattr(self, entry.name)
-            if entry.name != "name" and not (isinstance(given, np.ndarray) or given is entry.default):
+        for name, given in self._arrays():
+            if not isinstance(given, np.ndarray) and given is not None:
                 kind = type(given).__name__
-                raise ValueError(f"{entry.name} is a {kind}; want a NumPy array (of a tensor: .numpy())")
+                raise ValueError(f"{name} is a {kind}; want a NumPy array (of a tensor: .numpy())")
         nodes = len(self.node_features)
         fill = lambda field_name, value: object.__setattr__(self, field_name, value)  # noqa: E731 (frozen)
         if self.opcodes is None:
@@ -100,10 +110,19 @@ class Graph:
         has_shape("node_features", self.node_features.ndim == 2, "(nodes, features)")
         require(nodes > 0, "it has no nodes; a graph needs at least one")
         has_shape("edges", self.edges.ndim == 2 and len(self.edges) == 2, "(2, edges)")
-        dtype = self.node_features.dtype
-        require(dtype == np.float32, f"node_features is {dtype}, want float32 (.astype(np.float32))")
+        problem = trouble_with(self.node_features.dtype)
+        require(not problem, f"node_features is {self.node_features.dtype}, {problem}")
         names_nodes("edges", "name")
         require(_finite(self.node_features), "node_features holds NaN or infinity; clean them before")
+        for what, data, count in (("node", self.node_data, nodes), ("edge", self.edge_data, self.num_edges)):
+            for name, array in data.items():
+                label, shape, problem = f"{what}_data[{name!r}]", array.shape, trouble_with(array.dtype)
+                require(name.isidentifier(), f"{label} is no name for an argument; want letters, digits and _")
+                require(name not in NAMES_TAKEN, f"{label} has the name of another field; give it a different one")
+                require(name not in self.node_data or what == "node", f"{label} is in node_data too; rename one")
+                require(shape[:1] == (count,), f"{label} has shape {shape}, want ({count}, ...), a row for each {what}")
+                require(not problem, f"{label} is {array.dtype}, {problem}")
+                require(_finite(array), f"{label} holds NaN or infinity; clean them before")
         has_shape("opcodes", self.opcodes.shape == (nodes,), f"({nodes},)")
         require(not self.opcodes.size or int(self.opcodes.min()) >= 0, "opcodes holds negative numbers")
         require(configs > 0, "it has no configurations; leave config_features out for a graph without any")
@@ -138,12 +157,20 @@ class Graph:
     def digest(self) -> str:
         """16 hexadecimal digits that differ when any array differs."""
         digest = hashlib.sha256()
-        for entry in fields(self):
-            if entry.name != "name":
-                array = np.ascontiguousarray(getattr(self, entry.name))
-                digest.update(f"{entry.name} {array.dtype.str} {array.shape}".encode())
-                digest.update(array.data.cast("B") if array.size else b"")
+        for name, given in self._arrays():
+            array = np.ascontiguousarray(given)
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(array.data.cast("B") if array.size else b"")
         return digest.hexdigest()[:16]
+
+    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Every array under its name."""
+        for entry in fields(self):
+            if entry.name in DATA:
+                data = getattr(self, entry.name)
+                yield from ((f"{entry.name}[{name!r}]", data[name]) for name in sorted(data))
+            elif entry.name != "name":
+                yield entry.name, getattr(self, entry.name)
 
     def relabelled(self, order: Int64[np.ndarray, " nodes"]) -> Graph:
         """The same graph with node `order[i]` renamed to `i` (`order` is a permutation of all nodes)."""
@@ -152,11 +179,21 @@ class Graph:
         return Graph(
             self.node_features[order], position[self.edges], self.opcodes[order], position[self.config_nodes],
             self.config_features, self.targets, self.counts, self.spreads, self.name,
+            {name: array[order] for name, array in self.node_data.items()}, self.edge_data,
         )  # fmt: skip
+
+
+def trouble_with(dtype: np.dtype) -> str:
+    """Why features cannot be of `dtype`; empty if they can."""
+    if dtype.kind not in NUMBERS:
+        return "want numbers"
+    return "want float32 (.astype(np.float32)) or float64" if dtype.kind == "f" and dtype.itemsize not in (4, 8) else ""
 
 
 def _finite(array: np.ndarray) -> bool:
     """In pieces: a graph may be larger than memory."""
+    if array.dtype.kind != "f":
+        return True
     flat = array.reshape(-1)
     return all(bool(np.isfinite(flat[part]).all()) for part in chunks(len(flat)))
 

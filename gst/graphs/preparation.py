@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import fields
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,12 +25,10 @@ from jaxtyping import Int64
 
 from gst.files.arrays import ArrayWriter, Record
 from gst.graphs.graph import Graph
-from gst.graphs.segments import Cutting, Job, SegmentedGraph
+from gst.graphs.segments import ARRAYS, Cutting, Job
 from partitioners import partition_cached
 
 PATIENCE = 1.0  # seconds of partitioning before processes are worth their start
-SCALARS = ("name", "num_nodes", "edge_cut")
-ARRAYS = tuple(field.name for field in fields(SegmentedGraph) if field.name not in SCALARS)
 
 Parts = Int64[np.ndarray, " nodes"]
 

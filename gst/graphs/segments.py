@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Int64, Shaped
+from jaxtyping import Float64, Int32, Int64, Shaped
 
 from gst.files.arrays import Mapped, PackedArray, as_bytes, shortened
 from gst.files.writing import CHUNK, chunks, empty_array
-from gst.graphs.graph import Graph
+from gst.graphs.graph import DATA, Graph
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
@@ -47,6 +47,7 @@ class SegmentedGraph:
         config_features: as in `Graph`, columns in the order of the segments that own them and, within one, of rows.
             Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.files.arrays`).
         targets, counts, spreads: as in `Graph`.
+        node_data, edge_data: as in `Graph`, by row and by edge of the arrays above.
     """
 
     name: str
@@ -57,7 +58,7 @@ class SegmentedGraph:
     edge_ptr: Int64[np.ndarray, " segments_plus_one"]
     config_ptr: Int64[np.ndarray, " segments_plus_one"]
     node_ids: Int64[np.ndarray, " rows"]
-    node_features: Float32[np.ndarray, "rows features"]
+    node_features: Shaped[np.ndarray, "rows features"]
     opcodes: Int32[np.ndarray, " rows"]
     edges: Int32[np.ndarray, "2 edges"]
     config_rows: Int32[np.ndarray, " uses"]
@@ -66,6 +67,13 @@ class SegmentedGraph:
     targets: Float64[np.ndarray, " configs"]
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
+    node_data: Mapping[str, np.ndarray] = field(default_factory=dict)
+    edge_data: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def to(self, device: object, non_blocking: bool = False) -> SegmentedGraph:
+        """Itself: a graph stays on the host, and a step copies the segments it needs. For whoever moves whole batches,
+        as Lightning does."""
+        return self
 
     @cached_property
     def checksums(self) -> dict[str, str]:
@@ -78,8 +86,9 @@ class SegmentedGraph:
         configurations. The name, node ids and targets do not matter. Of a graph in memory, the first call reads all
         of it."""
         digest = sha256()
-        for name in _SEEN_BY_ENCODERS:
-            array = getattr(self, name)
+        for name, array in self._arrays():
+            if name not in _SEEN_BY_ENCODERS and name in ARRAYS:
+                continue
             stored = array.words if isinstance(array, PackedArray) else array.T if name == "edges" else array
             checksum = self.checksums.get(name) or shortened(sha256(as_bytes(stored)))
             digest.update(f"{name} {array.dtype.str} {array.shape} {checksum} ".encode())
@@ -100,16 +109,31 @@ class SegmentedGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it."""
-        return {name: Mapped.of(value) or value for name, value in self.__dict__.items()}
+        return _each(self.__dict__, lambda value: Mapped.of(value) or value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(
-            {name: value.open() if isinstance(value, Mapped) else value for name, value in state.items()}
-        )
+        self.__dict__.update(_each(state, lambda value: value.open() if isinstance(value, Mapped) else value))
 
     def nbytes(self) -> int:
-        arrays = (getattr(self, field.name) for field in fields(self))
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray | PackedArray))
+        return sum(array.nbytes for _, array in self._arrays())
+
+    def _arrays(self) -> Iterator[tuple[str, np.ndarray | PackedArray]]:
+        """Every array under the name that it has in a store."""
+        yield from ((name, getattr(self, name)) for name in ARRAYS)
+        for prefix in DATA:
+            data = getattr(self, prefix)
+            yield from ((f"{prefix}_{name}", data[name]) for name in sorted(data))
+
+
+SCALARS = ("name", "num_nodes", "edge_cut")
+ARRAYS = tuple(entry.name for entry in fields(SegmentedGraph) if entry.name not in (*SCALARS, *DATA))
+
+
+def _each(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """`state` with each value changed, and those of mappings within it."""
+    return {
+        name: _each(value, change) if isinstance(value, Mapping) else change(value) for name, value in state.items()
+    }
 
 
 _SEEN_BY_ENCODERS = (
@@ -145,7 +169,7 @@ def segment(
     """
     if not isinstance(graph, Graph):
         given = type(graph).__name__
-        raise ValueError(f"a {given} cannot be cut; want a gst.Graph (of PyG data: gst.data.pyg.from_pyg(data))")
+        raise ValueError(f"a {given} cannot be cut; want a gst.Graph (of PyG data: gst.from_pyg(data))")
     cut = Cutting(graph, max_nodes, halo, block_nodes if parts is None else graph.num_nodes)
     if parts is None:
         for edges, num_nodes, num_parts in cut.jobs():
@@ -159,11 +183,21 @@ def segment(
 def collect(cut: Cutting) -> SegmentedGraph:
     """All that is cut, in memory."""
     pieces: dict[str, list[np.ndarray]] = defaultdict(list)
-    for field, piece in cut.pieces():
-        pieces[field].append(piece)
-    arrays: dict[str, np.ndarray] = {field: np.concatenate(pieces.pop(field)) for field in list(pieces)}
+    for name, piece in cut.pieces():
+        pieces[name].append(piece)
+    arrays: dict[str, np.ndarray] = {name: np.concatenate(pieces.pop(name)) for name in list(pieces)}
     arrays["edges"] = np.ascontiguousarray(arrays["edges"].T)
-    return SegmentedGraph(name=cut.graph.name, num_nodes=cut.graph.num_nodes, edge_cut=cut.edge_cut, **arrays)
+    scalars = {"name": cut.graph.name, "num_nodes": cut.graph.num_nodes, "edge_cut": cut.edge_cut}
+    return from_arrays(scalars, arrays)
+
+
+def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> SegmentedGraph:
+    """A graph from its arrays under the names that they have in a store."""
+    data: dict[str, Any] = {
+        prefix: {name.removeprefix(f"{prefix}_"): arrays[name] for name in arrays if name.startswith(f"{prefix}_")}
+        for prefix in DATA
+    }
+    return SegmentedGraph(**scalars, **{name: arrays[name] for name in ARRAYS}, **data)
 
 
 def _check_parts(parts: Assignment, num_nodes: int) -> None:
@@ -201,7 +235,8 @@ class Cutting:
         self.num_blocks = -(-graph.num_nodes // block_nodes)
         self._bounds = np.arange(self.num_blocks + 1) * graph.num_nodes // self.num_blocks
         self.edge_cut = 0.0  # known after the last piece
-        self._incoming = neighbours(graph.edges, 1, graph.num_nodes, block_nodes, scratch, chunk)
+        self._incoming = neighbours(graph.edges, 1, graph.num_nodes, block_nodes, scratch, chunk, bool(graph.edge_data))
+        _refuse_virtual_node(graph, self._incoming, max_nodes)
         self._outgoing: Neighbours | None = None
         if halo:
             self._outgoing = neighbours(graph.edges, 0, graph.num_nodes, block_nodes, scratch, chunk)
@@ -245,8 +280,8 @@ class Cutting:
         features = self.graph.config_features
         for part in chunks(len(features), max(1, CONFIG_BYTES // max(1, features[:1].nbytes))):
             yield "config_features", np.asarray(np.take(features[part], self._order, axis=1))
-        for field in ("targets", "counts", "spreads"):
-            yield field, getattr(self.graph, field)
+        for name in ("targets", "counts", "spreads"):
+            yield name, getattr(self.graph, name)
         links = sum(int((ends[0] != ends[1]).sum()) for ends in self._edges())
         self.edge_cut = float((links - inside) / links) if links else 0.0
 
@@ -276,7 +311,7 @@ class Cutting:
         rows, row_counts = self._with_context(owned, counts) if self.halo else (owned, counts)
         segment_of_row = np.repeat(np.arange(len(counts)), row_counts)
         within = np.arange(len(rows)) - (np.cumsum(row_counts) - row_counts)[segment_of_row]
-        producers, consumers = self._edges_inside(rows, segment_of_row)
+        producers, consumers, edge_ids = self._edges_inside(rows, segment_of_row)
         configurable = np.flatnonzero(self._columns[rows] >= 0)
         arrays = {
             "node_ids": rows,
@@ -286,6 +321,8 @@ class Cutting:
             "config_rows": within[configurable].astype(np.int32),
             "config_columns": np.asarray(self._columns[rows[configurable]]),
         }
+        arrays |= {f"node_data_{name}": np.asarray(array[rows]) for name, array in self.graph.node_data.items()}
+        arrays |= {f"edge_data_{name}": np.asarray(array[edge_ids]) for name, array in self.graph.edge_data.items()}
         lengths = {
             "row_ptr": row_counts,
             "edge_ptr": np.bincount(segment_of_row[consumers], minlength=len(counts)),
@@ -295,13 +332,16 @@ class Cutting:
         uncut = is_owned[producers] & is_owned[consumers] & (producers != consumers)
         return arrays, lengths, int(uncut.sum())
 
-    def _edges_inside(self, rows: np.ndarray, segment_of_row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _edges_inside(self, rows: np.ndarray, segment_of_row: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """An edge stands in every segment that holds both of its ends: look for the producers of each row among the
-        rows of its segment. Returns producers and consumers as positions in `rows`, sorted by consumer."""
+        rows of its segment. Returns producers and consumers as positions in `rows`, sorted by consumer, and the number
+        of each edge in the graph (none of them if it has no data of edges)."""
         consumers = np.repeat(np.arange(len(rows)), self._incoming.degrees(rows))
         first_keys = segment_of_row * self.graph.num_nodes
         producers = _find(first_keys + rows, first_keys[consumers] + self._incoming.of(rows))
-        return producers[producers >= 0], consumers[producers >= 0]
+        inside = producers >= 0
+        edge_ids = self._incoming.edges_of(rows)[inside] if self.graph.edge_data else np.zeros(0, np.int64)
+        return producers[inside], consumers[inside], edge_ids
 
     def _with_context(self, owned: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The nodes of each segment, then those one hop away, then those two hops away, ..."""
@@ -315,6 +355,27 @@ class Cutting:
                 members = np.concatenate([members, frontier])
             rows.append(members)
         return np.concatenate(rows), np.array([len(members) for members in rows])
+
+
+def _refuse_virtual_node(graph: Graph, incoming: Neighbours, max_nodes: int) -> None:
+    """One segment would hold a node that is joined to all others in both directions, and the rest would miss it."""
+    if graph.num_nodes <= max(2, max_nodes):
+        return
+    others = graph.num_nodes - 1
+    if graph.num_edges < 2 * others:
+        return
+    for part in chunks(graph.num_nodes):
+        degrees = np.diff(incoming.starts[part.start : part.stop + 1])
+        for node in (part.start + np.flatnonzero(degrees >= others)).tolist():
+            heard = np.setdiff1d(incoming.of(np.array([node])), [node])
+            heard_by = np.setdiff1d(graph.edges[1, graph.edges[0] == node], [node])
+            if not len(heard) == len(heard_by) == others:
+                continue
+            raise ValueError(
+                f"node {node} of graph {graph.name!r} is joined to all {others} others, as a virtual node is: one "
+                "segment would hold it, and the others would miss it; leave it out (the readout sees all nodes), or "
+                "give the whole graph one segment (max_nodes)"
+            )
 
 
 def _runs(counts: np.ndarray, num_nodes: int) -> Iterator[slice]:
@@ -338,10 +399,12 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """For each node the other ends of its edges, `others[starts[v]:starts[v + 1]]`, in the order the edges stand in."""
+    """For each node the other ends of its edges, `others[starts[v]:starts[v + 1]]`, in the order the edges stand in,
+    and likewise the numbers of these edges, where they were asked for."""
 
     starts: Int64[np.ndarray, " nodes_plus_one"]
     others: Int64[np.ndarray, " edges"]
+    edge_ids: Int64[np.ndarray, " edges"] | None = None
 
     def degrees(self, nodes: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " chosen"]:
         return np.asarray(self.starts[nodes + 1] - self.starts[nodes])
@@ -349,6 +412,11 @@ class Neighbours:
     def of(self, nodes: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " their_edges"]:
         """Those of one node after those of another."""
         return np.asarray(self.others[ranges(self.starts[nodes], self.starts[nodes + 1])])
+
+    def edges_of(self, nodes: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " their_edges"]:
+        """The numbers of their edges, in the same order."""
+        assert self.edge_ids is not None
+        return np.asarray(self.edge_ids[ranges(self.starts[nodes], self.starts[nodes + 1])])
 
     def within(self, low: int, high: int) -> Int64[np.ndarray, "2 inner"]:
         """The edges among the nodes low..high-1, as (other, node), counted from `low`."""
@@ -361,7 +429,7 @@ class Neighbours:
 
 def neighbours(
     edges: Int64[np.ndarray, "2 edges"], side: int, num_nodes: int, block_nodes: int, scratch: Path | None = None,
-    chunk: int = CHUNK,
+    chunk: int = CHUNK, with_ids: bool = False,
 ) -> Neighbours:  # fmt: skip
     """Sort the edges by their ends in row `side`.
 
@@ -377,21 +445,27 @@ def neighbours(
         sizes += np.bincount(edges[side, part] // block_nodes, minlength=len(sizes))
     keys = empty_array(scratch, f"nodes-{side}", (num_edges,), np.int64)
     others = empty_array(scratch, f"others-{side}", (num_edges,), np.int64)
+    edge_ids = empty_array(scratch, f"edges-{side}", (num_edges,), np.int64) if with_ids else None
     ends = np.cumsum(sizes) - sizes
     for part in chunks(num_edges, chunk):
         block = edges[side, part] // block_nodes
         order, counts = np.argsort(block, kind="stable"), np.bincount(block, minlength=len(sizes))
         place = ranges(ends, ends + counts)
         keys[place], others[place] = edges[side, part][order], edges[1 - side, part][order]
+        if edge_ids is not None:
+            edge_ids[place] = part.start + order
         ends += counts
     starts = empty_array(scratch, f"starts-{side}", (num_nodes + 1,), np.int64)
     starts[0] = 0
     for low, first, end in zip(range(0, num_nodes, block_nodes), ends - sizes, ends, strict=True):
         high = min(low + block_nodes, num_nodes)
         nodes = keys[first:end] - low
-        others[first:end] = others[first:end][np.argsort(nodes, kind="stable")]
+        order = np.argsort(nodes, kind="stable")
+        others[first:end] = others[first:end][order]
+        if edge_ids is not None:
+            edge_ids[first:end] = edge_ids[first:end][order]
         starts[low + 1 : high + 1] = first + np.cumsum(np.bincount(nodes, minlength=high - low))
-    return Neighbours(starts, others)
+    return Neighbours(starts, others, edge_ids)
 
 
 def ranges(starts: Int64[np.ndarray, " ranges"], stops: Int64[np.ndarray, " ranges"]) -> Int64[np.ndarray, " numbers"]:

@@ -25,17 +25,18 @@ import numpy as np
 from gst.files.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
 from gst.files.untrusted import plain, read_object, shown
 from gst.files.writing import atomic_write
-from gst.graphs.graph import Graph
-from gst.graphs.preparation import ARRAYS, SCALARS, Preparation
-from gst.graphs.segments import BLOCK_NODES, SegmentedGraph
+from gst.graphs.graph import Graph, trouble_with
+from gst.graphs.preparation import Preparation
+from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
 
 SCHEMA = 3
 DTYPES = {
     "owned_counts": np.int64, "row_ptr": np.int64, "edge_ptr": np.int64, "config_ptr": np.int64, "node_ids": np.int64,
-    "node_features": np.float32, "opcodes": np.int32, "edges": np.int32, "config_rows": np.int32,
+    "opcodes": np.int32, "edges": np.int32, "config_rows": np.int32,
     "config_columns": np.int32, "targets": np.float64, "counts": np.int64, "spreads": np.float64,
 }  # fmt: skip
-"""Of each array of a `SegmentedGraph`, but for `config_features`, which are of int8 or float32."""
+"""Of each array of a `SegmentedGraph`, but for features and data of nodes and edges, and for `config_features`, which
+are of int8 or float32."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
 
@@ -231,10 +232,10 @@ def _read_meta(directory: Path) -> dict[str, Any]:
 
 def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
     values: dict[str, Any] = {key: record[key] for key in SCALARS}
-    arrays = {key: decoded(files[key], record["arrays"][key]) for key in ARRAYS}
-    graph = SegmentedGraph(**values | arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
+    arrays = {key: decoded(files[key], entry) for key, entry in record["arrays"].items()}
+    graph = from_arrays(values, arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
     check_layout(graph)
-    graph.checksums.update({key: record["arrays"][key].get("checksum", "") for key in ARRAYS})
+    graph.checksums.update({key: entry.get("checksum", "") for key, entry in record["arrays"].items()})
     return graph
 
 
@@ -260,8 +261,8 @@ def _compare_checksums(directory: Path, meta: dict[str, Any]) -> None:
         raise ValueError(f"{directory}/meta.json {changed}; {advice}")
     files = map_files(directory, meta["files"])
     for record in meta["graphs"]:
-        for key in ARRAYS:
-            entry, name = record["arrays"][key], shown(record["name"])
+        for key, entry in record["arrays"].items():
+            name = shown(record["name"])
             if shortened(hashlib.sha256(as_bytes(view(files[key], entry)))) != entry.get("checksum"):
                 raise ValueError(f"{directory}/{key}.bin: {key} of graph {name} {changed}; {advice}")
 
@@ -289,6 +290,15 @@ def check_layout(graph: SegmentedGraph) -> None:
         "edges": (2, -1), "config_rows": (uses,), "config_columns": (uses,), "config_features": (configs, -1, -1),
         "targets": (configs,), "counts": (configs,), "spreads": (configs,),
     }  # fmt: skip
+    data = {
+        **{f"node_data_{name}": (array, rows) for name, array in graph.node_data.items()},
+        **{f"edge_data_{name}": (array, graph.edges.shape[-1]) for name, array in graph.edge_data.items()},
+    }
+    for name, (array, length) in data.items():
+        _require(array.shape[:1] == (length,), f"{name} has shape {array.shape}, want ({length}, ...)")
+    for name, array in (("node_features", graph.node_features), *((name, array) for name, (array, _) in data.items())):
+        problem = trouble_with(array.dtype)
+        _require(not problem, f"{name} is {array.dtype}, {problem}")
     for name, shape in shapes.items():
         found = tuple(getattr(graph, name).shape)
         fits = len(found) == len(shape) and all(want in (-1, got) for want, got in zip(shape, found, strict=True))

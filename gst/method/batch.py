@@ -1,16 +1,19 @@
-"""What an encoder gets and returns: segments side by side as one graph, and the states of their nodes."""
+"""What an encoder gets and returns: segments side by side as one graph, with their configurations (`SegmentBatch`) or
+as one copy for each configuration (`ExpandedBatch`), and the states of their nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
+from gst.graphs.graph import DATA, NAMES_TAKEN
 from gst.graphs.segments import SegmentedGraph
 
 
@@ -19,7 +22,8 @@ class SegmentBatch:
     """Input of an encoder: segments side by side as one disconnected graph. No edge joins two segments.
 
     Args:
-        node_features: what is known of a node whatever the configuration.
+        node_features: what is known of a node whatever the configuration, in the dtype of the graphs; floats in that of
+            the model.
         opcodes: kind of each node.
         edge_index: row 0 holds producers, row 1 consumers (the order PyG's `source_to_target` expects), sorted by
             consumer.
@@ -29,11 +33,12 @@ class SegmentBatch:
         config_nodes: the configurable nodes of the batch.
         config_features: what each configuration gives each of them. Segments of different graphs hold the
             configurations of their own graph in the same column.
+        node_data, edge_data: further tensors by name, one row for each node or edge (`Graph.node_data`).
         plans: what encoders worked out from the batch alone, to be used again.
         host: the batch in memory of the host, if this one is on an accelerator: what plans are made from.
     """
 
-    node_features: Float[Tensor, "nodes features"]
+    node_features: Shaped[Tensor, "nodes features"]
     opcodes: Int64[Tensor, " nodes"]
     edge_index: Int64[Tensor, "2 edges"]
     segment_of_node: Int64[Tensor, " nodes"]
@@ -41,6 +46,8 @@ class SegmentBatch:
     node_counts: Int64[Tensor, " segments"]
     config_nodes: Int64[Tensor, " configurable"]
     config_features: Float[Tensor, "configurable configs channels"]
+    node_data: Mapping[str, Tensor] = field(default_factory=dict)
+    edge_data: Mapping[str, Tensor] = field(default_factory=dict)
     plans: dict[Any, Any] = field(default_factory=dict, init=False)
     host: SegmentBatch | None = field(default=None, init=False)
 
@@ -62,7 +69,7 @@ class SegmentBatch:
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
 
-        moved = SegmentBatch(*(move(getattr(self, entry.name)) for entry in fields(self) if entry.init))
+        moved = self._each(move)
         if device.type != "cpu":
             object.__setattr__(moved, "host", self.on_host)
         return moved
@@ -74,26 +81,117 @@ class SegmentBatch:
 
     def pinned(self) -> SegmentBatch:
         """The same batch in memory that an accelerator can fetch from while the host goes on."""
-        return SegmentBatch(*(getattr(self, entry.name).pin_memory() for entry in fields(self) if entry.init))
+        return self._each(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell the allocator that work on `stream` uses these tensors, though another one made them."""
-        for entry in fields(self):
-            if entry.init:
-                getattr(self, entry.name).record_stream(stream)
 
-    def expanded(self) -> tuple[Float[Tensor, "rows width"], Int64[Tensor, "2 edges"]]:
-        """One copy of the batch per configuration, as `(x, edge_index)` for a GNN that knows no configurations.
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
 
-        `x` holds the node features, then the features of the configuration (zeros at nodes that it does not touch).
-        """
-        configs, nodes = self.num_configs, self.num_nodes
-        per_node = self.node_features.new_zeros(configs, nodes, self.config_features.shape[2])
-        per_node[:, self.config_nodes] = self.config_features.transpose(0, 1)
-        x = torch.cat([self.node_features.expand(configs, -1, -1), per_node], dim=-1)
-        shift = torch.arange(configs, device=self.edge_index.device) * nodes
-        edge_index = self.edge_index[:, None, :] + shift[None, :, None]
-        return x.flatten(0, 1), edge_index.flatten(1)
+        self._each(record)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> SegmentBatch:
+        """A batch of what `change` makes of each tensor."""
+        tensors: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        for name, tensor in tensors.items():
+            is_data = name in DATA
+            tensors[name] = {key: change(each) for key, each in tensor.items()} if is_data else change(tensor)
+        return SegmentBatch(**tensors)
+
+    def expanded(self) -> ExpandedBatch:
+        """One copy of the batch for each configuration, for a GNN that knows no configurations."""
+        return ExpandedBatch(self)
+
+    def padded(self, multiple: int) -> SegmentBatch:
+        """The same batch with one more segment, of nodes that no one owns, so that nodes and edges are multiples of
+        `multiple` (of at least one node): `torch.compile` sees few shapes. Edges of that segment join its last node to
+        itself."""
+        nodes, edges = self.num_nodes, self.edge_index.shape[1]
+        more_nodes, more_edges = multiple - nodes % multiple, -edges % multiple
+
+        def pad(tensor: Tensor, count: int, value: int = 0) -> Tensor:
+            return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
+
+        return SegmentBatch(
+            node_features=pad(self.node_features, more_nodes), opcodes=pad(self.opcodes, more_nodes),
+            edge_index=pad(self.edge_index.T, more_edges, nodes + more_nodes - 1).T,
+            segment_of_node=pad(self.segment_of_node, more_nodes, self.num_segments),
+            owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, 1, 1),
+            config_nodes=self.config_nodes, config_features=self.config_features,
+            node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},
+            edge_data={name: pad(tensor, more_edges) for name, tensor in self.edge_data.items()},
+        )  # fmt: skip
+
+
+class ExpandedBatch:
+    """One copy of a batch for each configuration, side by side as one graph, under the names of PyG's `Data`: what an
+    encoder gets that knows no configurations. Besides the attributes below it has one for each name in `node_data` and
+    `edge_data` (`edge_attr`, say).
+
+    Args:
+        segments: the batch; what it has one of for each configuration comes first in all rows.
+    """
+
+    def __init__(self, segments: SegmentBatch) -> None:
+        self.segments = segments
+        self.num_configs = segments.num_configs
+        self.num_nodes = segments.num_nodes * self.num_configs
+        self.num_graphs = self.batch_size = segments.num_segments * self.num_configs
+
+    @cached_property
+    def x(self) -> Shaped[Tensor, "rows width"]:
+        """Node features, then those of the configuration (zeros at nodes that it does not touch)."""
+        segments, nodes = self.segments, self.segments.node_features
+        width = segments.config_features.shape[2]
+        if not width:
+            return self._copies(nodes)
+        if not nodes.is_floating_point():
+            raise ValueError(
+                f"the graphs have node features of {nodes.dtype} and features of configurations, which are floats; "
+                "take the whole SegmentBatch in the encoder (inputs='batch'), or store node features as float32"
+            )
+        per_node = nodes.new_zeros(self.num_configs, segments.num_nodes, width)
+        per_node[:, segments.config_nodes] = segments.config_features.transpose(0, 1)
+        return torch.cat([nodes.expand(self.num_configs, -1, -1), per_node], dim=-1).flatten(0, 1)
+
+    @cached_property
+    def edge_index(self) -> Int64[Tensor, "2 edges"]:
+        """Producers and consumers."""
+        return self._shifted(self.segments.edge_index.T, self.segments.num_nodes).T
+
+    @cached_property
+    def batch(self) -> Int64[Tensor, " rows"]:
+        """The segment of each row, a different number under each configuration: PyG's vector `batch`."""
+        return self._shifted(self.segments.segment_of_node, self.segments.num_segments)
+
+    @cached_property
+    def opcodes(self) -> Int64[Tensor, " rows"]:
+        return self._copies(self.segments.opcodes)
+
+    def __getattr__(self, name: str) -> Tensor:
+        for data in (self.segments.node_data, self.segments.edge_data):
+            if name in data:
+                return self._copies(data[name])
+        raise AttributeError(f"the graphs have no {name!r}; they have {', '.join(self.names())}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def names(self) -> tuple[str, ...]:
+        """The attributes that an encoder may ask for."""
+        return *NAMES_TAKEN, *self.segments.node_data, *self.segments.edge_data
+
+    def _copies(self, tensor: Tensor) -> Tensor:
+        return tensor if self.num_configs == 1 else tensor.repeat(self.num_configs, *[1] * (tensor.dim() - 1))
+
+    def _shifted(self, indices: Tensor, count: int) -> Tensor:
+        """The indices of all copies, each of which has `count` of what they point at."""
+        if self.num_configs == 1:
+            return indices
+        shift = torch.arange(self.num_configs, device=indices.device) * count
+        return (indices + shift.view(-1, *[1] * indices.dim())).flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +223,10 @@ def assemble(
         configs: configurations of each graph; -1 (padding) repeats the graph's first one.
 
     Raises:
-        ValueError: two of the graphs have configurations of different numbers of features.
+        ValueError: two of the graphs have configurations of different numbers of features, or other features of nodes
+            or data of nodes and edges.
     """
+    _check_alike([graphs[g] for g in sorted({g for g, _ in picks})])
     widths = {graph.config_features.shape[2]: graph.name for graph in graphs if graph.config_features.shape[1]}
     if len(widths) > 1:
         (narrow, one), (wide, other) = sorted(widths.items())[:2]
@@ -138,16 +238,24 @@ def assemble(
     chosen = configs.clamp(min=0).numpy()
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows", "config")}
     parts["config"].append(np.zeros((0, chosen.shape[1], width), np.float32))
+    first = graphs[picks[0][0]] if picks else graphs[0]
+    node_data: dict[str, list[np.ndarray]] = {name: [] for name in first.node_data}
+    edge_data: dict[str, list[np.ndarray]] = {name: [] for name in first.edge_data}
     row_counts, owned_counts = [], []
     start = 0
     for g, j in picks:
         graph = graphs[g]
         rows = slice(graph.row_ptr[j], graph.row_ptr[j + 1])
         uses = slice(graph.config_ptr[j], graph.config_ptr[j + 1])
+        inside = slice(graph.edge_ptr[j], graph.edge_ptr[j + 1])
+        for name, pieces in node_data.items():
+            pieces.append(graph.node_data[name][rows])
+        for name, pieces in edge_data.items():
+            pieces.append(graph.edge_data[name][inside])
         columns = graph.config_columns[uses]
         parts["x"].append(graph.node_features[rows])
         parts["op"].append(graph.opcodes[rows])
-        parts["edges"].append(graph.edges[:, graph.edge_ptr[j] : graph.edge_ptr[j + 1]].astype(np.int64) + start)
+        parts["edges"].append(graph.edges[:, inside].astype(np.int64) + start)
         parts["rows"].append(graph.config_rows[uses].astype(np.int64) + start)
         if len(columns):
             features = graph.config_features[chosen[g][None, :], columns[:, None]]
@@ -168,4 +276,30 @@ def assemble(
         node_counts=tensor(owned.astype(np.int64)),
         config_nodes=tensor(np.concatenate(parts["rows"])),
         config_features=tensor(np.concatenate(parts["config"])),
+        node_data={name: tensor(np.concatenate(pieces)) for name, pieces in node_data.items()},
+        edge_data={name: tensor(np.concatenate(pieces)) for name, pieces in edge_data.items()},
     )
+
+
+def _check_alike(graphs: Sequence[SegmentedGraph]) -> None:
+    """Refuse graphs of one step that an encoder could not take together."""
+    kinds = [
+        {
+            name: (array.dtype, array.shape[1:])
+            for name, array in {"x": graph.node_features, **graph.node_data, **graph.edge_data}.items()
+        }
+        for graph in graphs
+    ]
+    for graph, kind in zip(graphs, kinds, strict=True):
+        if kind != kinds[0]:
+            name = next(name for name in {**kinds[0], **kind} if kind.get(name) != kinds[0].get(name))
+            here, there = (_shown(each.get(name)) for each in (kind, kinds[0]))
+            label = "node_features" if name == "x" else repr(name)
+            raise ValueError(
+                f"graph {graph.name!r} has {label} {here}, and {graphs[0].name!r} of the same step has {there}; give "
+                "all graphs the same columns"
+            )
+
+
+def _shown(kind: tuple[np.dtype, tuple[int, ...]] | None) -> str:
+    return "of no kind" if kind is None else f"of {kind[0]} with rows of shape {kind[1]}"

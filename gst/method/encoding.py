@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args, no_type_check
 
 import numpy as np
@@ -14,32 +15,154 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gst.method.batch import NodeStates, SegmentBatch
+from gst.graphs.graph import NAMES_TAKEN
+from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch
 from partitioners.compiled import compiled
 
-Contract = Literal["batch", "edges", "edges and batch"]
+Source = str | Callable[[ExpandedBatch], Any]
+"""What an argument of an encoder is: a field of the batch by name, or whatever a function makes of the batch."""
+
+Inputs = Literal["batch", "data"] | Mapping[str, Source]
+"""`batch`: a `SegmentBatch`, with configurations; `data`: an `ExpandedBatch`, which has the attributes of PyG's `Data`;
+or the source of each argument by its name."""
 
 
-def contract(encoder: Callable[..., Any]) -> Contract:
-    """What `encoder` wants, by its signature: a `SegmentBatch` if it requires one argument, else `(x, edge_index)`,
-    with `batch=`, the segment of each row (PyG's convention), if it has an argument of that name."""
+@dataclass(frozen=True)
+class Call:
+    """How an encoder is called.
+
+    Args:
+        whole: it takes one argument, a `SegmentBatch` or an `ExpandedBatch`; None if it takes fields.
+        positional: fields of an `ExpandedBatch` that it takes by position.
+        named: sources of what it takes by name.
+        optional: fields that it takes by name where the graphs have them.
+    """
+
+    whole: Literal["batch", "data"] | None
+    positional: tuple[str, ...] = ()
+    named: Mapping[str, Source] | None = None
+    optional: tuple[str, ...] = ()
+
+    @property
+    def takes_segments(self) -> bool:
+        """Whether the encoder may know the segment of each row."""
+        return self.whole is not None or "batch" in (*self.positional, *self.optional, *(self.named or {}))
+
+    @torch.compiler.disable
+    def arguments(self, batch: SegmentBatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Of the encoder, by position and by name."""
+        if self.whole is not None:
+            return (batch if self.whole == "batch" else batch.expanded(),), {}
+        copies = batch.expanded()
+        named = {name: _take(source, copies) for name, source in (self.named or {}).items()}
+        named |= {name: getattr(copies, name) for name in self.optional if name in copies}
+        return tuple(_take(name, copies) for name in self.positional), named
+
+    def rows(self, returned: Any, batch: SegmentBatch) -> Any:
+        """What the encoder returned; (nodes or segments, configurations, channels) if that is one row for each node or
+        segment of every copy."""
+        returned = returned[0] if isinstance(returned, tuple | list) else returned
+        if self.whole == "batch":
+            return returned
+        copies = batch.expanded()
+        if isinstance(returned, Mapping):
+            returned = _by_type(returned, copies, self.named or {})
+        if not isinstance(returned, Tensor):
+            raise ValueError(
+                f"the encoder returned a {type(returned).__name__}; want a tensor with a row for each node"
+            )
+        for rows in (batch.num_nodes, batch.num_segments):
+            if len(returned) == rows * batch.num_configs:
+                return returned.view(batch.num_configs, rows, returned.shape[-1]).transpose(0, 1)
+        raise ValueError(
+            f"the encoder returned {len(returned)} rows for {copies.num_nodes} nodes in {copies.num_graphs} segments; "
+            "it has to return one row for each node or one for each segment"
+        )
+
+
+def call_of(encoder: Callable[..., Any], inputs: Inputs | None = None) -> Call:
+    """How `encoder` is called: as `inputs` says, or else by its signature.
+
+    An encoder that requires one argument takes an `ExpandedBatch` if the argument is called `data`, and a
+    `SegmentBatch` otherwise. One that requires more takes `x` and `edge_index` first, unless the names say otherwise,
+    and what follows by name: `batch`, `opcodes`, `edge_attr`, ... Arguments with a default are given if they have the
+    name of a field.
+
+    Raises:
+        ValueError: `inputs` is neither a mapping nor a name, or holds arguments that the encoder does not take.
+    """
+    parameters = _parameters(encoder)
+    if isinstance(inputs, Mapping):
+        known = {parameter.name for parameter in parameters}
+        unknown = [name for name in inputs if name not in known]
+        if unknown and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            raise ValueError(f"inputs names {', '.join(unknown)}, but the encoder takes {', '.join(sorted(known))}")
+        return Call(None, named=inputs)
+    if inputs is not None:
+        if inputs not in ("batch", "data"):
+            raise ValueError(f"inputs is {inputs!r}; want 'batch', 'data', or a mapping from arguments to fields")
+        return Call(inputs)
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [each.name for each in parameters if each.default is each.empty and each.kind in by_position]
+    only_named = [each.name for each in parameters if each.default is each.empty and each.kind is each.KEYWORD_ONLY]
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # PyG's Sequential, which names them elsewhere
+        required = list(getattr(getattr(encoder, "signature", None), "param_dict", {})) or ["x", "edge_index"]
+    if len(required) < 2:
+        return Call("data" if required == ["data"] else "batch")
+    if required[0] in ("g", "graph"):
+        raise ValueError(
+            f"the encoder takes {', '.join(required)}, as with DGL; say what they are: inputs={{'{required[0]}': "
+            f"lambda batch: dgl.graph(tuple(batch.edge_index), num_nodes=batch.num_nodes), '{required[1]}': 'x'}}"
+        )
+    roles = [name for name in ("x", "edge_index") if name not in required]
+    positional = []
+    for place, name in enumerate(required):
+        is_field = name in NAMES_TAKEN or place > 1 or not roles
+        positional.append(name if is_field else roles.pop(0))
+    optional = tuple(each.name for each in parameters if each.default is not each.empty)
+    return Call(None, tuple(positional), {name: name for name in only_named}, optional)
+
+
+def _parameters(encoder: Callable[..., Any]) -> list[inspect.Parameter]:
     encoder = getattr(encoder, "_orig_mod", encoder)  # of torch.compile
     if isinstance(encoder, nn.parallel.DistributedDataParallel):
         encoder = encoder.module
-    call = encoder.forward if isinstance(encoder, nn.Module) else encoder
-    parameters = inspect.signature(call).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # PyG's Sequential, which names its arguments elsewhere
-        named = getattr(getattr(encoder, "signature", None), "param_dict", {})
-        return "edges and batch" if "batch" in named else "edges"
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.default is p.empty and p.kind in positional]
-    if len(required) < 2:
-        return "batch"
-    return "edges and batch" if any(p.name == "batch" for p in parameters) else "edges"
+    return list(inspect.signature(encoder.forward if isinstance(encoder, nn.Module) else encoder).parameters.values())
 
 
+def _take(source: Source, copies: ExpandedBatch) -> Any:
+    if callable(source):
+        return source(copies)
+    if source not in copies:
+        raise ValueError(
+            f"the encoder takes {source!r}, which the graphs do not have; they have {', '.join(copies.names())}: "
+            f"add it to node_data or edge_data of every Graph, or say what it is, inputs={{{source!r}: ...}}"
+        )
+    return getattr(copies, source)
+
+
+def _by_type(returned: Mapping[str, Tensor], copies: ExpandedBatch, named: Mapping[str, Source]) -> Tensor:
+    """Rows of all nodes from those of each type, as an encoder for PyG's `HeteroData` returns them."""
+    types = next((source.node_types for source in named.values() if hasattr(source, "node_types")), None)
+    if types is None:
+        raise ValueError("the encoder returned a dictionary; give inputs=gst.data.pyg.hetero_inputs(data), or a tensor")
+    node_type, rows = copies.node_type, next(iter(returned.values()))
+    together = rows.new_empty(copies.num_nodes, rows.shape[1])
+    for number, name in enumerate(types):
+        chosen = (node_type == number).nonzero().squeeze(1)
+        if name in returned:
+            together = together.index_copy(0, chosen, returned[name])
+        elif len(chosen):
+            raise ValueError(
+                f"the encoder returned nothing for nodes of type {name!r}, which the readout counts; return their "
+                "input for them, or leave them out of the graphs"
+            )
+    return together
+
+
+@torch.compiler.disable(recursive=False)  # else all of a step would be compiled with the encoder
 def embed_segments(
-    encoder: Callable[..., Any], batch: SegmentBatch, kind: Contract, pooling: Pooling
+    encoder: Callable[..., Any], batch: SegmentBatch, call: Call, pooling: Pooling
 ) -> Float[Tensor, "segments configs channels"]:
     """Encode `batch` and pool what comes back: `NodeStates`, or rows of nodes or segments, with configurations or
     without.
@@ -47,7 +170,13 @@ def embed_segments(
     Raises:
         ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there.
     """
-    returned = encoder(batch) if kind == "batch" else _by_edges(encoder, batch, kind)
+    positional, named = call.arguments(batch)
+    return _pooled(encoder(*positional, **named), batch, call, pooling)
+
+
+@torch.compiler.disable
+def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Pooling) -> Tensor:
+    returned = call.rows(returned, batch)
     if isinstance(returned, NodeStates):
         row_of = returned.row_of
         if row_of.device.type == "cpu" and not 0 <= int(row_of.min()) <= int(row_of.max()) < len(returned.rows):
@@ -69,22 +198,6 @@ def _unshared(rows: Float[Tensor, "nodes configs channels"]) -> NodeStates:
     nodes, configs, channels = rows.shape
     every = torch.arange(nodes * configs, device=rows.device).view(nodes, configs)
     return NodeStates(rows.reshape(nodes * configs, channels), every)
-
-
-def _by_edges(encoder: Callable[..., Any], batch: SegmentBatch, kind: Contract) -> Tensor:
-    """One copy of the batch for each configuration; (nodes, configs, channels)."""
-    x, edge_index = batch.expanded()
-    configs = batch.num_configs
-    if kind == "edges and batch":
-        shift = torch.arange(configs, device=x.device)[:, None] * batch.num_segments
-        returned = encoder(x, edge_index, batch=(batch.segment_of_node + shift).flatten())
-    else:
-        returned = encoder(x, edge_index)
-    if len(returned) != len(x):
-        raise ValueError(
-            f"the encoder returned {len(returned)} rows for {len(x)} nodes; it has to return one row for each node"
-        )
-    return returned.view(configs, -1, returned.shape[-1]).transpose(0, 1)
 
 
 _SAME_AS: dict[str, Pooling] = {
@@ -124,7 +237,7 @@ def _why(name: str) -> str:
     return "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
 
 
-def complaints(encoder: object) -> list[str]:
+def complaints(encoder: object, inputs: Inputs | None = None) -> list[str]:
     """A sentence for each way in which segments of one batch would influence each other inside `encoder`. None for a
     callable that is no module: nobody can look into it."""
     if not isinstance(encoder, nn.Module):
@@ -136,7 +249,7 @@ def complaints(encoder: object) -> list[str]:
             f"the encoder holds BatchNorm ({layers}): its statistics come from the few fresh segments of a step and "
             f"couple segments of one batch; LayerNorm of each node (torch.nn.LayerNorm) does neither"
         )
-    layers = _names(encoder, _needs_segments) if contract(encoder) == "edges" else ""
+    layers = "" if call_of(encoder, inputs).takes_segments else _names(encoder, _needs_segments)
     if layers:
         found.append(
             f"the encoder holds layers that look at whole graphs ({layers}), and takes every batch for one graph, "
@@ -146,9 +259,9 @@ def complaints(encoder: object) -> list[str]:
     return found
 
 
-def warn_about(encoder: object, stacklevel: int = 3) -> None:
+def warn_about(encoder: object, inputs: Inputs | None = None, stacklevel: int = 3) -> None:
     """Warn of the `complaints`, in the name of whoever called the caller."""
-    for complaint in complaints(encoder):
+    for complaint in complaints(encoder, inputs):
         warnings.warn(complaint, stacklevel=stacklevel)
 
 

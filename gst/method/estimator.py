@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
@@ -18,8 +15,18 @@ from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import Catalogue, Draw, Estimate, PrefetchedStep, draw_segments, dropout_weights, table_keys
-from gst.method.encoding import GraphPool, Pooling, contract, embed_segments, pooling_name, warn_about
+from gst.method.encoding import GraphPool, Inputs, Pooling, call_of, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
+from gst.method.guards import (
+    after_backward,
+    check_reducer,
+    evaluating,
+    overflows,
+    rank,
+    report,
+    scale_gradient,
+    version,
+)
 from gst.method.references import with_references
 from gst.method.regression import RowRegression, StaleSum, moments
 
@@ -41,10 +48,10 @@ class GraphSegmentTraining(nn.Module):
     | +F      | call `freeze_encoder()`: from then on only the head learns, on embeddings of the frozen encoder |
 
     Args:
-        encoder: takes a `SegmentBatch`, or `(x, edge_index)` like any PyG model (recognised by its two required
-            arguments; it then sees one copy of the batch per configuration, `SegmentBatch.expanded`, and if it has an
-            argument `batch`, the segment of each row). Returns `NodeStates`, embeddings of the nodes
-            `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`.
+        encoder: takes a `SegmentBatch`, or `(x, edge_index)` and more like any PyG model, or PyG's `data` (recognised
+            by the names of its required arguments, `gst.method.encoding.call_of`; the latter two see one copy of the
+            batch per configuration, `SegmentBatch.expanded`). Returns `NodeStates`, embeddings of the nodes
+            `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`; of a tuple the first.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction. One with an attribute `references`
             (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first, and
             says nothing of them.
@@ -65,6 +72,11 @@ class GraphSegmentTraining(nn.Module):
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
+        inputs: how a batch becomes the encoder's arguments, where its signature does not say so: `batch` for the
+            `SegmentBatch`, `data` for something with the attributes of PyG's `Data`, or a mapping from the name of each
+            argument to a field (`x`, `edge_index`, `batch`, `opcodes`, a name in `node_data` or `edge_data`) or to a
+            function of the `ExpandedBatch`.
+        pad_to: pad nodes and edges of what is encoded to multiples of so many, so that `torch.compile` sees few shapes.
         seed: of the draws of segments; with the number of the step it decides them.
     """
 
@@ -81,11 +93,15 @@ class GraphSegmentTraining(nn.Module):
         seed: int = 0,
         refresh: Literal["uniform", "drift"] = "uniform",
         estimate: Estimate = "dropout",
+        inputs: Inputs | None = None,
+        pad_to: int | None = None,
     ) -> None:
         super().__init__()
         pooling = pooling_name(pooling)
         if num_fresh < 1:
             raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
+        if pad_to is not None and pad_to < 1:
+            raise ValueError(f"pad_to is {pad_to}; it counts nodes, from 1; leave it out for no padding")
         if not 0.0 <= keep_probability <= 1.0:
             raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
         if omit_rest and table is not None:
@@ -109,11 +125,13 @@ class GraphSegmentTraining(nn.Module):
         self.seed = seed
         self._slot: int | None = None  # of the table, which several estimators may share
         self._frozen_version: tuple[Any, ...] | None = None
-        self._contract = contract(encoder)
+        self.pad_to = pad_to
+        self._call = call_of(encoder, inputs)
         self._copies: torch.cuda.Stream | None = None
         self.register_load_state_dict_post_hook(_after_loading)
-        warn_about(encoder)
+        warn_about(encoder, inputs)
 
+    @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(
         self,
         graphs: Sequence[SegmentedGraph] | None = None,
@@ -131,6 +149,20 @@ class GraphSegmentTraining(nn.Module):
             assert graphs is not None, "give graphs, or what load() made of them"
             if not self.training:
                 return self.exact(graphs, configs)
+        prefetched = self._begin(graphs, configs, prefetched)
+        if prefetched.batch is None:
+            return self._predict(self._embed_frozen(prefetched))
+        pending = self._request(prefetched)
+        embedded = self._encode_batch(prefetched.batch)  # while rows of other processes travel
+        return self._predict(self._estimate(prefetched.draw, embedded, pending))
+
+    @torch.compiler.disable
+    def _begin(
+        self, graphs: Sequence[SegmentedGraph] | None, configs: Tensor | None, prefetched: PrefetchedStep | None
+    ) -> PrefetchedStep:
+        """A step whose segments are there."""
+        if prefetched is None:
+            assert graphs is not None
             draw = self.draw(graphs, configs)
             assert draw is not None, "only what lies ahead may be undecided"
             prefetched = self.load(draw)
@@ -139,9 +171,7 @@ class GraphSegmentTraining(nn.Module):
             stream = torch.cuda.current_stream(self._like().device)
             stream.wait_event(prefetched.arrived)
             prefetched.batch.record_stream(stream)
-        if prefetched.batch is None:
-            return self._predict(self._embed_frozen(prefetched))
-        return self._predict(self._estimate(prefetched, prefetched.batch))
+        return prefetched
 
     def draw(
         self,
@@ -163,7 +193,7 @@ class GraphSegmentTraining(nn.Module):
         number = self.step + 1 + ahead
         draw = draw_segments(
             catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift, self.estimate,
-            rank=_rank() if peers is None else 0,
+            rank=rank() if peers is None else 0,
         )  # fmt: skip
         return draw if peers is None else draw.part_of(peers)
 
@@ -174,7 +204,7 @@ class GraphSegmentTraining(nn.Module):
         if self.encoder_frozen:
             return PrefetchedStep(draw, None, traffic)
         like = self._like()
-        batch = assemble(draw.catalogue.graphs, draw.catalogue.picks(draw.fresh.nonzero().squeeze(1)), draw.configs)
+        batch = self._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
         if like.device.type != "cuda":
             return PrefetchedStep(draw, batch.to(like.device, like.dtype), traffic)
         self._copies = self._copies or torch.cuda.Stream(like.device)
@@ -182,10 +212,11 @@ class GraphSegmentTraining(nn.Module):
             copied = batch.pinned().to(like.device, like.dtype)
             return PrefetchedStep(draw, copied, traffic, self._copies.record_event())
 
+    @torch.compiler.disable
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predictions from all segments, encoded now, in memory bounded by `max_rows`. Without gradient, encoder
         and head in evaluation mode."""
-        with torch.no_grad(), _evaluating(self.encoder, self.head):
+        with torch.no_grad(), evaluating(self.encoder, self.head):
             return self._predict(self.embed(graphs, self._with_references(graphs, configs)))
 
     def scores(
@@ -203,7 +234,7 @@ class GraphSegmentTraining(nn.Module):
         catalogue, checked = Catalogue.of(graphs), _checked_configs(graphs, configs)
         pool = self._pool(catalogue)
         everything = torch.arange(len(catalogue))
-        with _evaluating(self.encoder):
+        with evaluating(self.encoder):
             self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
         return pool.result()
 
@@ -236,15 +267,15 @@ class GraphSegmentTraining(nn.Module):
             self._slot = self.table.ranges.slot(self)
         elif self.table is not None:
             self.table.clear()
-        self._frozen_version = _version(self.encoder)
+        self._frozen_version = version(self.encoder)
 
     # The estimate --------------------------------------------------------------------------------------------------
 
-    def _estimate(self, prefetched: PrefetchedStep, batch: SegmentBatch) -> Tensor:
-        draw, pending = prefetched.draw, self._request(prefetched)
+    @torch.compiler.disable
+    def _estimate(self, draw: Draw, embedded: Tensor, pending: PendingRows | None) -> Tensor:
+        """The pooled embeddings of the graphs, of which `embedded` are the fresh segments."""
         catalogue, fresh = draw.catalogue, draw.fresh
         keys = self._table_keys(catalogue, draw.configs)
-        embedded = self._encode_batch(batch)  # while rows of other processes travel
         is_known = self._known(keys) if pending is None else pending.is_known()
         chosen = fresh.nonzero().squeeze(1)
         if self._uses_all_rows:
@@ -252,7 +283,7 @@ class GraphSegmentTraining(nn.Module):
         weights = dropout_weights(fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
         pool = self._pool(catalogue)
         if self.refresh == "drift":
-            embedded = _scale_gradient(embedded, self._gradient_weights(draw, is_known)[chosen])
+            embedded = scale_gradient(embedded, self._gradient_weights(draw, is_known)[chosen])
         self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
         used = (weights.stale > 0).any(1).nonzero().squeeze(1)
         if self.table is None:
@@ -273,7 +304,7 @@ class GraphSegmentTraining(nn.Module):
         weights = (draw.fresh / draw.inclusion)[:, None].expand(is_known.shape)
         if self.table is None and not self.omit_rest:  # rows of now: the value is exact, the gradient that of the fresh
             ones = torch.ones_like(weights)
-            self._add(pool, catalogue, chosen, _scale_gradient(embedded, weights[chosen]), ones[chosen])
+            self._add(pool, catalogue, chosen, scale_gradient(embedded, weights[chosen]), ones[chosen])
             self._add_encoded(pool, catalogue, (~draw.fresh).nonzero().squeeze(1), draw.configs, ones)
             return pool.result()
         self._add(pool, catalogue, chosen, embedded, weights[chosen])
@@ -330,15 +361,16 @@ class GraphSegmentTraining(nn.Module):
             )
         return (keys >= 0) & self.table.is_known(keys.clamp(min=0).flatten()).cpu().view_as(keys)
 
+    @torch.compiler.disable
     def _embed_frozen(self, prefetched: PrefetchedStep) -> Tensor:
         """Exact, so the encoder is in evaluation mode: what it drops out would be dropped for good."""
-        _check_reducer()
+        check_reducer()
         if self._frozen_version == ():
-            self._frozen_version = _version(self.encoder)
-        elif self._frozen_version != _version(self.encoder):
+            self._frozen_version = version(self.encoder)
+        elif self._frozen_version != version(self.encoder):
             self._freeze()  # lazy layers may have taken their widths since
             self._forget_rows()
-        with _evaluating(self.encoder):
+        with evaluating(self.encoder):
             return self._embed_from_table(prefetched)
 
     def _embed_from_table(self, prefetched: PrefetchedStep) -> Tensor:
@@ -424,10 +456,16 @@ class GraphSegmentTraining(nn.Module):
 
     def _assemble(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> SegmentBatch:
         like = self._like()
-        return assemble(catalogue.graphs, catalogue.picks(segments), configs).to(like.device, like.dtype)
+        return self._batch(catalogue, segments, configs).to(like.device, like.dtype)
 
+    def _batch(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> SegmentBatch:
+        batch = assemble(catalogue.graphs, catalogue.picks(segments), configs)
+        return batch.padded(self.pad_to) if self.pad_to else batch
+
+    @torch.compiler.disable(recursive=False)
     def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
-        return embed_segments(self.encoder, batch, self._contract, self.pooling)
+        embedded = embed_segments(self.encoder, batch, self._call, self.pooling)
+        return embedded[:-1] if self.pad_to else embedded
 
     def _with_references(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
         """What is asked for, after what the head compares it with, if it does."""
@@ -435,6 +473,7 @@ class GraphSegmentTraining(nn.Module):
         checked = _checked_configs(graphs, configs)
         return with_references(graphs, checked, references) if references else checked
 
+    @torch.compiler.disable(recursive=False)
     def _predict(self, embedded: Tensor) -> Tensor:
         """The head sees what bf16 would blur: differences between configurations of one graph."""
         with torch.autocast(embedded.device.type, enabled=False):
@@ -458,6 +497,7 @@ class GraphSegmentTraining(nn.Module):
         wanted = torch.ones_like(whole.fresh) if every else ~whole.fresh & whole.kept
         return Traffic.of(draw.peers, keys, whole.catalogue.graph, whole.catalogue.configurable, wanted, whole.fresh)
 
+    @torch.compiler.disable
     def _request(self, prefetched: PrefetchedStep) -> PendingRows | None:
         """Rows of a table that processes share, on their way."""
         if prefetched.traffic is None:
@@ -491,14 +531,14 @@ class GraphSegmentTraining(nn.Module):
         first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
         first = first[distinct >= 0].sort().values
         rows = embedded.detach().flatten(0, 1)[first.to(embedded.device)]
-        report = partial(_report, catalogue, chosen[first // keys.shape[1]], self.step)
-        staged = self.table.stage(flat[first], rows, self.step, report)
+        warn = partial(report, catalogue, chosen[first // keys.shape[1]], self.step)
+        staged = self.table.stage(flat[first], rows, self.step, warn)
         if not embedded.requires_grad:
             return
         embedded.register_hook(lambda gradient: staged.require(gradient.isfinite().all()))
         device = embedded.device.type
-        if isinstance(self.encoder, nn.Module) and _overflows(device):
-            _after_backward(self.encoder, staged.require)
+        if isinstance(self.encoder, nn.Module) and overflows(device):
+            after_backward(self.encoder, staged.require)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {
@@ -529,92 +569,9 @@ def _after_loading(model: GraphSegmentTraining, incompatible: object) -> None:
     """Rows of a frozen encoder are those of the checkpoint, if it was saved frozen; otherwise its rows are stale."""
     if model.encoder_frozen and model._frozen_version == ():
         model._freeze()
-        model._frozen_version = _version(model.encoder)
+        model._frozen_version = version(model.encoder)
     elif model.encoder_frozen:
         model._forget_rows()
-
-
-def _version(module: object) -> tuple[Any, ...]:
-    """Differs once a parameter or buffer was replaced or written to. Those that FSDP moves about do not count."""
-    if not isinstance(module, nn.Module):
-        return (0,)
-    tensors = [*module.parameters(), *module.buffers()]
-    if any(hasattr(tensor, "to_local") or tensor.is_inference() for tensor in tensors):
-        return (0,)
-    return tuple(
-        (id(tensor), tensor.dtype, 0 if nn.parameter.is_lazy(tensor) else tensor._version) for tensor in tensors
-    )
-
-
-@contextmanager
-def _evaluating(*modules: object) -> Iterator[None]:
-    """Modules are in evaluation mode inside, and each of their layers is as it was afterwards."""
-    training = [
-        layer for module in modules if isinstance(module, nn.Module) for layer in module.modules() if layer.training
-    ]
-    for layer in training:
-        layer.training = False
-    try:
-        yield
-    finally:
-        for layer in training:
-            layer.training = True
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _check_reducer() -> None:
-    """Refuse a step inside a DistributedDataParallel that waits for gradients of a frozen encoder."""
-    wrapper = nn.parallel.DistributedDataParallel._get_active_ddp_module()
-    if wrapper is None or wrapper.find_unused_parameters:
-        return
-    learning = sum(
-        parameter.requires_grad and name not in wrapper.parameters_to_ignore
-        for name, parameter in wrapper.module.named_parameters()
-    )
-    if wrapper._get_ddp_logging_data()["num_parameter_tensors"] > learning:
-        raise ValueError(
-            "DistributedDataParallel waits for gradients of the frozen encoder; after freeze_encoder() wrap the model "
-            "anew: model = DistributedDataParallel(model.module)"
-        )
-
-
-def _overflows(device: str) -> bool:
-    """Whether gradients may leave the range of their dtype inside the encoder."""
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-
-
-def _after_backward(encoder: nn.Module, require: Callable[[Tensor], None]) -> None:
-    """Once the gradients of all parameters are there, `require` that they are finite."""
-
-    def check(gradients: Sequence[Tensor | None]) -> None:
-        handle.remove()
-        require(torch.stack([each.isfinite().all() for each in gradients if each is not None]).all())
-
-    parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    handle = torch.autograd.graph.register_multi_grad_hook(parameters, check)
-
-
-def _report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tensor) -> None:
-    """Warn of rows that are not finite, and so not in the table, once for a step."""
-    segments = segment_of_row[places.cpu()].unique()
-    names = [
-        f"segment {number} of graph {catalogue.graphs[graph].name!r}" for graph, number in catalogue.picks(segments)
-    ]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    warnings.warn(
-        f"step {step}: embeddings of {', '.join(names[:3])}{more} are not finite; the table keeps its old rows of "
-        "them: look at the features of these graphs, or lower the learning rate",
-        stacklevel=2,
-    )
-
-
-def _scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
-    """The same values, with their gradients times `weights` (one for each segment and configuration)."""
-    scale = weights.to(embedded)[..., None]
-    return embedded.detach() + (embedded - embedded.detach()) * scale
 
 
 def _checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:

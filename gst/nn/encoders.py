@@ -50,7 +50,8 @@ class InputProjection(nn.Module):
             raise ValueError(
                 f"opcode {largest} found, but the encoder embeds 0..{self.num_opcodes - 1}; raise num_opcodes"
             )
-        return by_rows(self.static, signed_log(batch.node_features)) + self.opcode(batch.opcodes)
+        features = batch.node_features.to(torch.promote_types(batch.node_features.dtype, self.opcode.weight.dtype))
+        return by_rows(self.static, signed_log(features)) + self.opcode(batch.opcodes)
 
     def of_configurations(self, features: Float[Tensor, "given columns"]) -> Float[Tensor, "given channels"]:
         """What a configuration gives a configurable node, row by row."""

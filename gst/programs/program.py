@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from gst.files.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
-from gst.graphs.graph import Graph
+from gst.graphs.graph import DATA, Graph
 from gst.programs.operation import Operation, Reference, form_of, form_of_target, references, target_of_form, value_of
 
 SCHEMA = 1
@@ -260,7 +260,8 @@ def _write(program: Program, directory: Path) -> None:
         "operations": [_record(operation) for operation in program.operations],
     }
     (directory / "program.json").write_text(json.dumps(record))
-    arrays = {f.name: getattr(program.graph, f.name) for f in fields(Graph) if f.name != "name"}
+    stored = [f.name for f in fields(Graph) if f.name not in ("name", *DATA)]  # a captured program has no further data
+    arrays = {name: getattr(program.graph, name) for name in stored}
     arrays |= {"colocation": program.colocation, "parameter_home": program.parameter_home}
     np.savez(directory / "graph.npz", allow_pickle=False, **arrays)
     constants = [each.constant for each in program.operations if each.constant is not None]
@@ -281,7 +282,7 @@ def _record(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _program(record: dict[str, Any], arrays: dict[str, np.ndarray], tensors: dict[str, Any]) -> Program:
+def _program(record: dict[str, Any], arrays: dict[str, Any], tensors: dict[str, Any]) -> Program:
     constants = iter(tensors["constants"])
     operations = tuple(_operation(each, constants) for each in record["operations"])
     colocation, homes = arrays.pop("colocation"), arrays.pop("parameter_home")

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.data.pyg import from_pyg
+from gst.data.pyg import from_pyg, hetero_inputs
+from gst.graphs.segments import segment
+from gst.method.batch import assemble
 
 
 def data(**changes: Any) -> SimpleNamespace:
@@ -39,10 +41,12 @@ def test_a_graph_without_label_has_an_unknown_target() -> None:
     assert np.isnan(from_pyg(data(y=None)).targets).tolist() == [True]
 
 
-def test_integers_and_doubles_become_the_features_that_a_graph_holds() -> None:
-    for dtype in (torch.int64, torch.float64, torch.float16, torch.bool):
+def test_features_keep_their_dtype_and_halves_become_floats() -> None:
+    for dtype, stored in ((torch.int64, np.int64), (torch.float64, np.float64), (torch.bool, np.bool_)):
         graph = from_pyg(data(x=torch.eye(3).to(dtype)))
-        assert graph.node_features.dtype == np.float32 and (graph.node_features == np.eye(3)).all()
+        assert graph.node_features.dtype == stored and (graph.node_features == np.eye(3)).all()
+    for dtype in (torch.float16, torch.bfloat16):
+        assert from_pyg(data(x=torch.eye(3).to(dtype))).node_features.dtype == np.float32
 
 
 def test_names_are_given_or_the_datas_or_made_from_the_content() -> None:
@@ -69,9 +73,30 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
         from_pyg(data(**changes))
 
 
-def test_features_of_edges_are_not_dropped_in_silence() -> None:
-    with pytest.warns(UserWarning, match="edge_attr left behind"):
-        from_pyg(data(edge_attr=torch.ones(2, 1)))
+def test_what_nodes_and_edges_have_besides_is_kept_under_its_name() -> None:
+    more = {"edge_attr": torch.ones(2, 4), "edge_weight": torch.tensor([1, 2]), "pos": torch.zeros(3, 2)}
+    graph = from_pyg(data(**more, train_mask=torch.ones(3, dtype=torch.bool), opcodes=torch.tensor([1, 2, 3])))
+    assert {name: array.dtype for name, array in graph.edge_data.items()} == {
+        "edge_attr": np.float32, "edge_weight": np.int64,
+    }  # fmt: skip
+    assert list(graph.node_data) == ["pos"] and graph.opcodes.tolist() == [1, 2, 3]
+
+
+def test_nodes_and_edges_of_several_types_are_put_together_and_taken_apart() -> None:
+    hetero = pytest.importorskip(
+        "torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]"
+    ).HeteroData()
+    hetero["op"].x, hetero["buffer"].x = torch.randn(3, 4), torch.randn(2, 2)
+    hetero["op", "writes", "buffer"].edge_index = torch.tensor([[0, 2, 1], [1, 0, 1]])
+    hetero["buffer", "read_by", "op"].edge_index = torch.tensor([[1], [2]])
+    cut = segment(from_pyg(hetero))
+    batch = assemble([cut], [(0, 0)], torch.zeros(1, 1, dtype=torch.int64)).expanded()
+    inputs = hetero_inputs(hetero)
+    for kind, x in inputs["x_dict"](batch).items():
+        assert x.equal(hetero[kind].x)
+    for kind, edge_index in inputs["edge_index_dict"](batch).items():
+        expected = hetero[kind].edge_index
+        assert sorted(edge_index.T.tolist()) == sorted(expected.T.tolist())
 
 
 def test_a_real_batch_is_refused() -> None:

@@ -16,7 +16,7 @@ from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import assemble
-from gst.method.encoding import contract, embed_segments
+from gst.method.encoding import call_of, embed_segments
 from gst.nn import GAT, GCN, GIN, SAGE
 
 Pairs = list[tuple[int, int]]
@@ -90,7 +90,7 @@ def scores(encoder: torch.nn.Module, graph: Graph, pooling: Any = "sum") -> torc
     batch = assemble([whole], [(0, 0)], torch.arange(graph.num_configs)[None]).to(torch.device("cpu"), torch.float64)
     with torch.no_grad():
         encoder.double()(batch)  # gives lazy layers their widths
-        pooled = embed_segments(encoder.double(), batch, contract(encoder), pooling)[0]
+        pooled = embed_segments(encoder.double(), batch, call_of(encoder), pooling)[0]
     return pooled @ torch.linspace(-1, 2, pooled.shape[-1], dtype=torch.float64)
 
 

@@ -33,6 +33,7 @@ from gst.devices.describe.rates import Link, OperationRates, Rates, save_rates, 
 from gst.devices.execute.measure import Log
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
+from gst.graphs.segments import ARRAYS
 from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
 from gst.placement.policies.go import GO
@@ -166,7 +167,7 @@ def _write_store(folder: Path) -> Path:
 
 def _store(path: Path) -> object:
     found = open_store(path)
-    return [[np.asarray(getattr(graph, each.name)).sum() for each in fields(graph)[1:]] for graph in found]
+    return [[np.asarray(getattr(graph, name)).sum() for name in ARRAYS] for graph in found]
 
 
 def _seal_store(folder: Path) -> None:

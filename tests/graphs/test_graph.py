@@ -18,7 +18,7 @@ NAN = np.float32("nan")
 
 def test_shape_words_are_checked_while_tests_run() -> None:
     with pytest.raises(jaxtyping.TypeCheckError):
-        Graph(np.zeros((2, 1), np.float64), np.zeros((2, 0), np.int64))
+        Graph(np.zeros((2, 1), np.float32), np.zeros((2, 0), np.int32))
 
 
 def test_what_is_not_given_is_filled_in() -> None:
@@ -34,8 +34,8 @@ def test_labels_of_other_kinds_of_numbers_become_what_is_stored(unchecked: None)
     graph = Graph(**rows, targets=np.array([4]), counts=np.array([2], np.int32), spreads=np.array([1], np.float32))
     assert (graph.targets.dtype, graph.counts.dtype, graph.spreads.dtype) == (np.float64, np.int64, np.float64)
     assert graph.targets.tolist() == [4.0] and graph.counts.tolist() == [2] and graph.spreads.tolist() == [1.0]
-    with pytest.raises(ValueError, match=r"node_features is float64, want float32 \(.astype\(np.float32\)\)"):
-        Graph(**rows | {"node_features": np.zeros((3, 1))})
+    with pytest.raises(ValueError, match=r"node_features is float16, want float32 \(.astype\(np.float32\)\)"):
+        Graph(**rows | {"node_features": np.zeros((3, 1), np.float16)})
     with pytest.raises(ValueError, match="config_features is float64, want int8 or float32"):
         Graph(**rows, config_nodes=np.array([0]), config_features=np.zeros((1, 1, 1)))
     with pytest.raises(ValueError, match="targets is <U1, want numbers"):

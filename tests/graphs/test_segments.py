@@ -138,7 +138,7 @@ def test_no_segment_owns_more_than_it_may(method: str, max_nodes: int) -> None:
     assert cut.owned_counts.max() <= max_nodes and cut.owned_counts.min() >= 1
 
 
-@given(graphs_and_parts(), graphs_and_parts(), st.integers(0, 1), st.randoms())
+@given(graphs_and_parts(data=True), graphs_and_parts(data=True), st.integers(0, 1), st.randoms())
 def test_a_batch_sets_segments_side_by_side(
     one: tuple[Graph, np.ndarray], other: tuple[Graph, np.ndarray], halo: int, random: object
 ) -> None:
@@ -157,6 +157,10 @@ def test_a_batch_sets_segments_side_by_side(
         inside = (batch.segment_of_node[batch.edge_index] == i).all(0)
         edges = graph.edges[:, graph.edge_ptr[j] : graph.edge_ptr[j + 1]]
         assert (batch.edge_index[:, inside] - rows[0]).tolist() == edges.tolist()
+        assert (batch.node_data["place"][rows].numpy() == graph.node_data["place"][held]).all()
+        for name, array in graph.edge_data.items():
+            expected = array[graph.edge_ptr[j] : graph.edge_ptr[j + 1]]
+            assert (batch.edge_data[name][inside].numpy() == expected).all()
         here = batch.segment_of_node[batch.config_nodes] == i
         columns = graph.config_columns[graph.config_ptr[j] : graph.config_ptr[j + 1]]
         for c, config in enumerate(configs[g].clamp(min=0).tolist()):
@@ -167,7 +171,8 @@ def test_a_batch_sets_segments_side_by_side(
 def test_expanded_gives_a_plain_model_one_copy_per_configuration() -> None:
     graph = random_graph(5)
     batch = assemble([segment(graph, 8)], [(0, 1), (0, 0)], torch.tensor([[2, 0, 1]]))
-    x, edge_index = batch.expanded()
+    copies = batch.expanded()
+    x, edge_index = copies.x, copies.edge_index
     for c in range(3):
         copy = x[c * batch.num_nodes : (c + 1) * batch.num_nodes]
         given = torch.zeros(batch.num_nodes, 2).index_copy(0, batch.config_nodes, batch.config_features[:, c])

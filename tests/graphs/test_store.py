@@ -57,7 +57,8 @@ def leftovers(root: Path) -> list[Path]:
 @pytest.mark.parametrize("block_nodes", [1000, 9])
 def test_what_is_read_is_what_was_cut_bit_for_bit(tmp_path: Path, dtype: type, halo: int, block_nodes: int) -> None:
     settings = {"max_nodes": 8, "halo": halo, "seed": 3, "block_nodes": block_nodes}
-    graphs = [replace(graph, config_features=graph.config_features.astype(dtype)) for graph in GRAPHS]
+    more = random_graph(91, data=True), replace(random_graph(92), node_features=np.eye(24, 3, dtype=np.int16))
+    graphs = [replace(graph, config_features=graph.config_features.astype(dtype)) for graph in (*GRAPHS, *more)]
     store = prepare(iter(graphs), tmp_path, **settings)
     verify(store)
     for graph, cut in zip(graphs, open_store(store), strict=True):
@@ -460,6 +461,26 @@ def partitioned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(gst.graphs.preparation, "partition_cached", noted)
     return seen
+
+
+def test_data_of_nodes_and_edges_goes_on_behind_a_graph_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = [random_graph(90), *(random_graph(seed, data=True, num_edges=seed) for seed in range(91, 95))]
+    truth = contents(prepare(graphs, tmp_path / "at once", 7, workers=1))
+    finish, finished = ArrayWriter.finish, []
+
+    def interrupted(writer: ArrayWriter, record: dict) -> None:
+        finish(writer, record)
+        finished.append(record)
+        if len(finished) == 3:
+            writer.write(iter([(name, np.zeros(5)) for name in record["arrays"]]))  # half of the next one
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(ArrayWriter, "finish", interrupted)
+        prepare(graphs, tmp_path / "root", 7, workers=1)
+    assert contents(prepare(graphs, tmp_path / "root", 7, workers=1)) == truth
 
 
 @pytest.mark.parametrize("block_nodes", [1000, 16])

@@ -38,7 +38,7 @@ ALL = 99  # more segments than any graph here has
 
 def features_of(batch: SegmentBatch) -> Tensor:
     """An encoder without parameters: node features next to configuration features."""
-    return batch.expanded()[0].view(batch.num_configs, batch.num_nodes, -1).transpose(0, 1)
+    return batch.expanded().x.view(batch.num_configs, batch.num_nodes, -1).transpose(0, 1)
 
 
 def as_it_is(pooled: Tensor) -> Tensor:

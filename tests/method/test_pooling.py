@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.encoding import (
+    Call,
     GraphPool,
     Pooling,
     SegmentMaxima,
@@ -163,4 +164,4 @@ def test_rows_that_are_not_there_are_refused(unchecked: None) -> None:
     batch = batch_of(torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool), torch.tensor([2]))
     states = NodeStates(torch.ones(2, 1), torch.tensor([[0, 1], [1, 2]]))
     with pytest.raises(ValueError, match="row_of points outside its 2 rows"):
-        embed_segments(lambda batch: states, batch, "batch", "sum")
+        embed_segments(lambda batch: states, batch, Call("batch"), "sum")

@@ -1,0 +1,457 @@
+"""Every usual kind of encoder under GST, in every usual way of training: which combinations run.
+
+A row is an encoder as its author would write it; a column is one setting of a short training (task, precision,
+compilation, table, resuming), the others being the usual ones. A cell runs if three steps change the weights by finite
+gradients and leave a finite loss, and the prediction in evaluation mode is that of the encoder on the whole graph.
+
+    python -m experiments.drop_in.matrix --json experiments/results/drop_in_matrix.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import io
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data, HeteroData
+
+import gst
+from gst.data.pyg import from_pyg, hetero_inputs
+from gst.process.progress import Bars
+
+CHANNELS, FEATURES, EDGE_FEATURES, OPCODES = 8, 4, 3, 5
+STEPS = 3
+
+
+# Encoders as their authors write them -------------------------------------------------------------------------------
+
+
+class Convolutions(nn.Module):
+    """Two of PyG's convolutions, `forward(x, edge_index)`."""
+
+    def __init__(self, make: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = make(FEATURES, CHANNELS), make(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class WithEdges(Convolutions):
+    """`forward(x, edge_index, edge_attr)`."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:  # type: ignore[override]
+        return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+class OfData(Convolutions):
+    """`forward(data)`."""
+
+    def forward(self, data: Any) -> Tensor:  # type: ignore[override]
+        return self.second(self.first(data.x, data.edge_index, data.edge_attr).relu(), data.edge_index, data.edge_attr)
+
+
+class Everything(WithEdges):
+    """`forward(x, edge_index, edge_attr, batch)`, with a GraphNorm that is told which rows belong together."""
+
+    def __init__(self, make: Callable[[int, int], nn.Module]) -> None:
+        super().__init__(make)
+        self.norm = pyg.GraphNorm(CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:  # type: ignore[override]
+        return self.norm(super().forward(x, edge_index, edge_attr), batch)
+
+
+class Weighted(Convolutions):
+    """`forward(x, edge_index, edge_weight=None)`."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        return self.second(self.first(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+class Pair(Convolutions):
+    """Returns a tuple, of which the first entry is meant."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        hidden = super().forward(x, edge_index)
+        return hidden, hidden.square().mean()
+
+
+class Gps(nn.Module):
+    """GPSConv (message passing and attention) over the nodes of each segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FEATURES, CHANNELS)
+        local = pyg.SAGEConv(CHANNELS, CHANNELS)
+        self.layer = pyg.GPSConv(CHANNELS, local, heads=2, norm="LayerNorm", norm_kwargs={"mode": "node"})
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return self.layer(self.enter(x), edge_index, batch)
+
+
+class DenseTransformer(nn.Module):
+    """Full attention between the nodes of each segment, without edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FEATURES, CHANNELS)
+        self.layer = nn.TransformerEncoderLayer(CHANNELS, 2, 2 * CHANNELS, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        from torch_geometric.utils import to_dense_batch
+
+        dense, mask = to_dense_batch(self.enter(x), batch)
+        return self.layer(dense, src_key_padding_mask=~mask)[mask]
+
+
+class OwnOpcodes(Convolutions):
+    """An embedding of opcodes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(pyg.SAGEConv)
+        self.embedding = nn.Embedding(OPCODES, FEATURES)
+
+    def forward(self, x: Tensor, edge_index: Tensor, opcodes: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + self.embedding(opcodes), edge_index)
+
+
+class Integers(Convolutions):
+    """Features that are integers, embedded by the encoder, as in molecules."""
+
+    def __init__(self) -> None:
+        super().__init__(pyg.SAGEConv)
+        self.embedding = nn.Embedding(16, FEATURES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(self.embedding(x).sum(1), edge_index)
+
+
+class Heterogeneous(nn.Module):
+    """`forward(x_dict, edge_index_dict)` with a convolution for each type of edges, or HGTConv."""
+
+    def __init__(self, transformer: bool, metadata: tuple[list[str], list[tuple[str, str, str]]]) -> None:
+        super().__init__()
+        self.enter = nn.ModuleDict({kind: pyg.Linear(-1, CHANNELS) for kind in metadata[0]})
+        if transformer:
+            self.layer = pyg.HGTConv(CHANNELS, CHANNELS, metadata, heads=2)
+        else:
+            self.layer = pyg.HeteroConv({kind: pyg.SAGEConv(CHANNELS, CHANNELS) for kind in metadata[1]})
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> dict[str, Tensor]:
+        x_dict = {kind: self.enter[kind](x) for kind, x in x_dict.items()}
+        return {**x_dict, **self.layer(x_dict, edge_index_dict)}
+
+
+# Graphs to train on -------------------------------------------------------------------------------------------------
+
+
+def graphs(kind: str = "plain", count: int = 4) -> list[Any]:
+    """PyG's `Data` or `HeteroData` as their owner holds them, each of two parts that no edge joins: a segment each."""
+    generator = torch.Generator().manual_seed(0)
+    return [_graph(kind, 12 + number, generator) for number in range(count)]
+
+
+def _graph(kind: str, half: int, generator: torch.Generator) -> Any:
+    ring = torch.stack([torch.arange(half), (torch.arange(half) + 1) % half])
+    chords = torch.randint(half, (2, half), generator=generator)
+    edges = torch.cat([ring, chords, ring + half, chords + half], dim=1)
+    nodes = 2 * half
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    if kind == "hetero":
+        return _typed(half, generator)
+    x = torch.randint(16, (nodes, 2), generator=generator) if kind == "integers" else draw(nodes, FEATURES)
+    data = Data(x=x, edge_index=edges, y=draw(1))
+    data.opcodes = torch.randint(OPCODES, (nodes,), generator=generator)
+    data.edge_attr = draw(edges.shape[1], EDGE_FEATURES)
+    if kind == "weights":
+        data.edge_weight = torch.rand(edges.shape[1], generator=generator)
+    return data
+
+
+def _typed(half: int, generator: torch.Generator) -> HeteroData:
+    """Operations that feed each other and write buffers, in two parts."""
+    data = HeteroData()
+    data["op"].x = torch.randn(2 * half, FEATURES, generator=generator)
+    data["buffer"].x = torch.randn(half, 2, generator=generator)
+    ops = torch.arange(2 * half).view(half, 2)  # two for each buffer, neighbours in a chain within each part
+    inner = torch.cat([ops[: half // 2].flatten(), ops[half // 2 :].flatten()])
+    chain = torch.stack([inner[:-1], inner[1:]])
+    cut = len(ops[: half // 2].flatten()) - 1
+    chain = torch.cat([chain[:, :cut], chain[:, cut + 1 :]], dim=1)
+    data["op", "feeds", "op"].edge_index = chain
+    data["op", "writes", "buffer"].edge_index = torch.stack([ops.flatten(), torch.arange(2 * half) // 2])
+    data["buffer", "read_by", "op"].edge_index = torch.stack([torch.arange(half), ops[:, 0]])
+    data.y = torch.randn(1, generator=generator)
+    return data
+
+
+def cut(data: Any) -> gst.SegmentedGraph:
+    """Segments along the two parts, so that no edge is cut."""
+    graph = from_pyg(data)
+    parts = np.arange(graph.num_nodes)
+    for _ in range(graph.num_nodes):  # the least label spreads over each part
+        before = parts.copy()
+        np.minimum.at(parts, graph.edges[1], parts[graph.edges[0]])
+        np.minimum.at(parts, graph.edges[0], parts[graph.edges[1]])
+        if (before == parts).all():
+            break
+    return gst.segment(graph, parts=np.unique(parts, return_inverse=True)[1])
+
+
+# Rows and columns ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """An encoder.
+
+    Args:
+        make: makes it.
+        kind: of the graphs it is for.
+        inputs: `inputs` of `gst.GraphSegmentTraining`, made from a graph.
+        over_segments: its layers look at whole segments, so that only graphs of one segment have equal predictions.
+        warns: begins the warning that it brings.
+    """
+
+    make: Callable[[], nn.Module]
+    kind: str = "plain"
+    inputs: Callable[[Any], Any] = field(default=lambda data: None)
+    over_segments: bool = False
+    warns: str = ""
+
+
+def _edges_known(layer: Callable[..., nn.Module], **settings: Any) -> Callable[[int, int], nn.Module]:
+    return lambda given, made: layer(given, made, edge_dim=EDGE_FEATURES, **settings)
+
+
+def _gine(given: int, made: int) -> nn.Module:
+    return pyg.GINEConv(nn.Linear(given, made), edge_dim=EDGE_FEATURES)
+
+
+def _nnconv(given: int, made: int) -> nn.Module:
+    return pyg.NNConv(given, made, nn.Linear(EDGE_FEATURES, given * made))
+
+
+ROWS: dict[str, Row] = {
+    "GCNConv": Row(lambda: Convolutions(pyg.GCNConv)),
+    "GCNConv with edge weights": Row(lambda: Weighted(pyg.GCNConv), "weights"),
+    "SAGEConv": Row(lambda: Convolutions(pyg.SAGEConv)),
+    "GATv2Conv with edge features": Row(lambda: WithEdges(_edges_known(pyg.GATv2Conv))),
+    "GINEConv": Row(lambda: WithEdges(_gine)),
+    "TransformerConv": Row(lambda: WithEdges(_edges_known(pyg.TransformerConv))),
+    "NNConv": Row(lambda: WithEdges(_nnconv)),
+    "GPSConv": Row(Gps, over_segments=True),
+    "HeteroConv": Row(lambda: Heterogeneous(False, graphs("hetero", 1)[0].metadata()), "hetero", hetero_inputs),
+    "HGTConv": Row(lambda: Heterogeneous(True, graphs("hetero", 1)[0].metadata()), "hetero", hetero_inputs),
+    "forward(data)": Row(lambda: OfData(_gine)),
+    "forward(x, edge_index, edge_attr, batch)": Row(lambda: Everything(_gine), over_segments=True),
+    "returns a tuple": Row(lambda: Pair(pyg.SAGEConv)),
+    "own opcode embedding": Row(OwnOpcodes),
+    "integer features": Row(Integers, "integers"),
+    "PyG's GraphSAGE": Row(lambda: pyg.GraphSAGE(FEATURES, CHANNELS, 2)),
+    "PyG's Sequential": Row(
+        lambda: pyg.Sequential("x, edge_index", [(pyg.SAGEConv(FEATURES, CHANNELS), "x, edge_index -> x"), nn.ReLU()])
+    ),
+    "BatchNorm": Row(lambda: pyg.GCN(FEATURES, CHANNELS, 2, norm="BatchNorm"), warns="the encoder holds BatchNorm"),
+    "dense transformer": Row(DenseTransformer, over_segments=True),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a row is trained; the fields of one column differ from these."""
+
+    task: str = "regression"
+    precision: str = "fp32"
+    compiled: str = "no"
+    table: str = "memory"
+    estimate: str = "dropout"
+    resumed: bool = False
+
+
+COLUMNS: dict[str, Setting] = {
+    "regression": Setting(),
+    "ranking": Setting(task="ranking"),
+    "classes": Setting(task="classes"),
+    "binary": Setting(task="binary"),
+    "several targets": Setting(task="several targets"),
+    "fp64": Setting(precision="fp64"),
+    "bf16 autocast": Setting(precision="bf16"),
+    "fp16 with scaler": Setting(precision="fp16"),
+    "compile(encoder)": Setting(compiled="encoder"),
+    "compile(model)": Setting(compiled="model"),
+    "no table": Setting(table="none"),
+    "table on disk": Setting(table="disk"),
+    "regression estimate": Setting(estimate="regression"),
+    "resumed": Setting(resumed=True),
+}
+
+OUTPUTS = {"regression": 1, "ranking": 1, "classes": 3, "binary": 1, "several targets": 2}
+
+
+def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss that goes with a task. `labels` are real numbers, one for each graph."""
+    if task == "regression":
+        return nn.functional.mse_loss(outputs[:, 0], labels)
+    if task == "ranking":
+        better, worse = outputs[labels.argsort()][1:, 0], outputs[labels.argsort()][:-1, 0]
+        return nn.functional.softplus(worse - better).mean()
+    if task == "classes":
+        return nn.functional.cross_entropy(outputs, labels.argsort().argsort() % 3)
+    if task == "binary":
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], (labels > 0).to(outputs.dtype))
+    return nn.functional.mse_loss(outputs, torch.stack([labels, -labels], dim=1))
+
+
+class Training:
+    """One cell: a model and its optimizer, trained step by step."""
+
+    def __init__(self, row: Row, setting: Setting, disk: Path, backend: str) -> None:
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        self.row, self.setting, self.data = row, setting, graphs(row.kind)
+        self.cut = [cut(data) for data in self.data]
+        self.labels = torch.tensor([float(graph.targets[0]) for graph in self.cut])
+        double = setting.precision == "fp64"
+        encoder, head = row.make(), nn.Linear(CHANNELS, OUTPUTS[setting.task])
+        table = None
+        if setting.table == "memory":
+            table = gst.EmbeddingTable(1, CHANNELS)
+        elif setting.table == "disk":
+            table = gst.EmbeddingTable(1, CHANNELS, tier="disk", path=disk)
+        self.model = gst.GraphSegmentTraining(
+            torch.compile(encoder, backend=backend) if setting.compiled == "encoder" else encoder, head, table=table,
+            keep_probability=0.5 if table is not None and setting.estimate == "dropout" else 1.0,
+            estimate=setting.estimate if table is not None else "dropout",  # type: ignore[arg-type]
+            inputs=row.inputs(self.data[0]), pad_to=256 if setting.compiled != "no" and not row.over_segments else None,
+        )  # fmt: skip
+        self.model(self.cut)  # widths of lazy layers
+        if double:
+            self.model.double()
+            self.labels = self.labels.double()
+        self.step_model: Any = self.model
+        if setting.compiled == "model":
+            self.step_model = torch.compile(self.model, backend=backend)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=setting.precision == "fp16")
+
+    def step(self) -> float:
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.setting.precision)
+        with torch.autocast("cpu", dtype) if dtype else nullcontext():
+            outputs = self.step_model(self.cut)[:, 0]
+        loss = loss_of(self.setting.task, outputs, self.labels)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.item()
+
+    def state(self) -> bytes:
+        """A checkpoint, as bytes that `torch.load(weights_only=True)` reads."""
+        table = self.model.table
+        file = io.BytesIO()
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "labels": self.labels}
+                   | ({"table": table.state_dict()} if table is not None else {}), file)  # fmt: skip
+        return file.getvalue()
+
+    def load(self, state: bytes) -> None:
+        loaded = torch.load(io.BytesIO(state), weights_only=True)
+        self.model.load_state_dict(loaded["model"])
+        self.optimizer.load_state_dict(loaded["optimizer"])
+
+    def whole(self) -> Tensor:
+        """What the encoder and the head say of whole graphs, called by their owner."""
+        encoder = getattr(self.model.encoder, "_orig_mod", self.model.encoder)
+        dtype = self.labels.dtype
+        return torch.stack(
+            [self.model.head(_embedded(encoder, data, dtype).mean(0, keepdim=True)) for data in self.data]
+        )
+
+
+def _embedded(encoder: nn.Module, data: Any, dtype: torch.dtype) -> Tensor:
+    """Embeddings of the nodes of a whole graph."""
+    data = data.clone().apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    names = [
+        name for name in inspect.signature(encoder.forward).parameters if name in ("data", "batch") or name in data
+    ]
+    if isinstance(data, HeteroData):
+        returned = encoder(data.x_dict, data.edge_index_dict)
+        return torch.cat([returned[kind] for kind in data.node_types])
+    if not names:  # PyG's Sequential
+        return encoder(data.x, data.edge_index)
+    data.batch = torch.zeros(data.num_nodes, dtype=torch.long)
+    returned = encoder(**{name: data if name == "data" else getattr(data, name) for name in names})
+    return returned[0] if isinstance(returned, tuple) else returned
+
+
+def run(name: str, column: str, backend: str = "aot_eager") -> str:
+    """Run a cell; "" if it runs, else why not."""
+    row, setting = ROWS[name], COLUMNS[column]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training = Training(row, setting, Path(folder) / "table", backend)
+        told = [str(each.message) for each in caught if str(each.message).startswith("the encoder")]
+        if bool(told) != bool(row.warns) or not all(each.startswith(row.warns) for each in told):
+            return f"warnings {told}, want {row.warns!r}"
+        before = [parameter.detach().clone() for parameter in training.model.parameters()]
+        losses = [training.step() for _ in range(STEPS)]
+        if not np.isfinite(losses).all():
+            return f"losses {losses}"
+        moved = [not torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True)]
+        if not all(moved) and sum(moved) < len(moved) / 2:
+            return f"only {sum(moved)} of {len(moved)} parameters have moved"
+        if setting.resumed:
+            state = training.state()
+            expected = [training.step() for _ in range(2)]
+            again = Training(row, setting, Path(folder) / "other", backend)
+            again.load(state)
+            found = [again.step() for _ in range(2)]
+            if found != expected:
+                return f"resumed losses {found}, uninterrupted {expected}"
+        training.model.eval()
+        with torch.no_grad():
+            exact, whole = training.model(training.cut), training.whole()
+        tolerance = 1e-10 if setting.precision == "fp64" else 1e-4
+        if not row.over_segments and not torch.allclose(exact, whole, atol=tolerance, rtol=tolerance):
+            return f"exact prediction off by {(exact - whole).abs().max():.2g}"
+    return ""
+
+
+def cells() -> Iterator[tuple[str, str]]:
+    return ((row, column) for row in ROWS for column in COLUMNS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the cells here too")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Mapping[str, str]] = {}
+    with Bars() as bars:
+        for done, row in enumerate(ROWS):
+            bars.show("encoders", done, len(ROWS))
+            results[row] = {column: run(row, column, arguments.backend) for column in COLUMNS}
+        bars.show("encoders", len(ROWS), len(ROWS))
+    for row, outcomes in results.items():
+        failed = {column: outcome for column, outcome in outcomes.items() if outcome}
+        print(f"{row}: {len(outcomes) - len(failed)} of {len(outcomes)}", *(f"\n  {c}: {o}" for c, o in failed.items()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

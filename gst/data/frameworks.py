@@ -1,0 +1,100 @@
+"""Graphs of NetworkX and DGL as `Graph`s, by their attributes: neither library is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gst.graphs.graph import Graph
+
+
+def from_networkx(
+    graph: Any, node_features: str | Sequence[str], node_data: Sequence[str] = (), edge_data: Sequence[str] = (),
+    name: str = "",
+) -> Graph:  # fmt: skip
+    """A NetworkX graph as a `Graph`. Nodes are numbered in its own order; an edge of an undirected graph becomes two.
+
+    Args:
+        node_features: attributes of nodes, numbers or lists of them, that become the columns of `node_features` in
+            float32; `()` for none.
+        node_data, edge_data: attributes of nodes and edges that keep their names and dtypes.
+        name: unique within a dataset; by default made from the content.
+
+    Raises:
+        ValueError: a node or an edge lacks an attribute, or has one of another length than the others.
+
+    Examples:
+        >>> class Path(dict):  # with the methods of networkx.DiGraph
+        ...     is_directed = staticmethod(lambda: True)
+        ...     nodes = staticmethod(lambda data: [("a", {"size": 1}), ("b", {"size": 2})])
+        ...     edges = staticmethod(lambda data: [("a", "b", {"bytes": 8})])
+        >>> graph = from_networkx(Path(), "size", edge_data=["bytes"])
+        >>> graph.node_features.tolist(), graph.edges.tolist(), graph.edge_data["bytes"].tolist()
+        ([[1.0], [2.0]], [[0], [1]], [8])
+    """
+    nodes = list(graph.nodes(data=True))
+    number = {node: position for position, (node, _) in enumerate(nodes)}
+    edges = [(f"edge {source!r} -> {target!r}", number[source], number[target], attributes)
+             for source, target, attributes in graph.edges(data=True)]  # fmt: skip
+    if not graph.is_directed():
+        edges += [
+            (label, target, source, attributes) for label, source, target, attributes in edges if source != target
+        ]
+    of_nodes = [(f"node {node!r}", attributes) for node, attributes in nodes]
+    of_edges = [(label, attributes) for label, _, _, attributes in edges]
+    names = [node_features] if isinstance(node_features, str) else node_features
+    columns = [_column(of_nodes, key).reshape(len(nodes), -1) for key in names]
+    return Graph(
+        np.concatenate([np.zeros((len(nodes), 0)), *columns], axis=1).astype(np.float32),
+        np.array([(source, target) for _, source, target, _ in edges], np.int64).reshape(-1, 2).T,
+        name=name,
+        node_data={key: _column(of_nodes, key) for key in node_data},
+        edge_data={key: _column(of_edges, key) for key in edge_data},
+    )
+
+
+def _column(rows: Sequence[tuple[str, dict[str, Any]]], key: str) -> np.ndarray:
+    lacking = next((label for label, attributes in rows if key not in attributes), None)
+    if lacking is not None:
+        raise ValueError(f"{lacking} has no attribute {key!r}; give it one, or leave {key!r} out")
+    values = [np.asarray(attributes[key]) for _, attributes in rows]
+    other = next((row for row, value in enumerate(values) if value.shape != values[0].shape), None)
+    if other is not None:
+        raise ValueError(f"{key!r} of {rows[other][0]} has shape {values[other].shape}, of others {values[0].shape}")
+    return np.stack(values) if values else np.zeros(0)
+
+
+def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
+    """A DGL graph of one type of nodes and edges as a `Graph`: `ndata[x]` becomes the node features, and the other
+    tensors of `ndata` and `edata` become `node_data` and `edge_data` under their names.
+
+    Raises:
+        ValueError: the graph has no `ndata[x]`, or several types of nodes or edges.
+
+    Examples:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> path = SimpleNamespace(
+        ...     edges=lambda: (torch.tensor([0]), torch.tensor([1])), ndata={"feat": torch.ones(2, 3)}, edata={}
+        ... )
+        >>> from_dgl(path).num_nodes
+        2
+    """
+    if len(getattr(graph, "ntypes", [""])) > 1 or len(getattr(graph, "etypes", [""])) > 1:
+        raise ValueError("the graph has several types of nodes or edges; give dgl.to_homogeneous(graph, ndata=[...])")
+    if x not in graph.ndata:
+        raise ValueError(f"the graph has no ndata[{x!r}]; it has {', '.join(graph.ndata) or 'none'}: name one, x=...")
+    return Graph(
+        _array(graph.ndata[x]),
+        np.stack([_array(ends) for ends in graph.edges()]).astype(np.int64),
+        name=name,
+        node_data={key: _array(value) for key, value in graph.ndata.items() if key != x},
+        edge_data={key: _array(value) for key, value in graph.edata.items()},
+    )
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
