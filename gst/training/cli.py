@@ -136,7 +136,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: an argument or a key of a configuration file is unknown, or its value has the wrong type.
     """
-    if arguments[0] != "fit" and not any(argument.startswith("--ckpt_path") for argument in arguments):
+    if arguments[0] != "fit" and not any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
         raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
     for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if name in ("--config", "-c") or name.startswith("--config="):

@@ -165,11 +165,14 @@ def test_help_shows_examples_and_does_not_load_torch(words: str) -> None:
     assert "gst " in done.stdout and (arguments == ["--help"] or "examples:" in done.stdout)
 
 
-def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "predict"])
+def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(
+    subcommand: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--help"])
+        main([subcommand, "--help"])
     first, *_, last = capsys.readouterr().out.strip().split("\n\n")
-    assert first == "usage: gst fit --config FILE.yaml [--SECTION.NAME VALUE ...]"
+    assert first == f"usage: gst {subcommand} --config FILE.yaml [--SECTION.NAME VALUE ...]"
     assert "--json" in last
 
 
