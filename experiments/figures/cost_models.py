@@ -114,7 +114,21 @@ def circuits(task: str) -> str:
     )  # fmt: skip
 
 
+def hlsyn() -> str:
+    splits = result("hlsyn")["splits"]
+    rows = [
+        [
+            split, name, f"{each['rmse']:.2f}", "-" if each["tau"] is None else f"{each['tau']:.2f}",
+            "-" if each["coverage"] is None else f"{100 * each['coverage']:.0f} %", str(len(each["seeds"])),
+        ]
+        for split, scores in splits.items()
+        for name, each in scores.items()
+    ]  # fmt: skip
+    return table(["split", "", "rmse of log2 cycles", "tau in a program", "in 90 % intervals", "seeds"], rows)
+
+
 TABLES = {
+    "hlsyn": hlsyn,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),

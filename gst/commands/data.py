@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gst.data.source import GraphSource
 
-DATASETS = "synthetic:NODES, elf, malnet FOLDER, tpugraphs, or TpuGraphs npz files and patterns of them"
+DATASETS = "synthetic:NODES, elf, malnet FOLDER, hlsyn PATH, tpugraphs, or TpuGraphs npz files and patterns of them"
 FILES = "a TpuGraphs npz file"
 OPTIONS = {
     "synthetic": (),
     "elf": ("root", "label", "min_bytes", "limit", "min_groups"),
     "malnet": ("part", "splits"),
+    "hlsyn": ("tool", "target"),
     "tpugraphs": ("root", "collection", "part", "eval_indices", "features", "reduction"),
     FILES: ("features", "reduction"),
 }
@@ -34,6 +35,7 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         "gst prepare elf --root /usr --label language\n"
         "gst prepare elf --root /usr/lib --label call_depth --limit 100\n"
         "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type\n"
+        "gst prepare hlsyn data/hlsyn.tar.xz --tool v20 --target DSP\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
         "gst prepare tpugraphs --collection layout/nlp/random --features costs,padding --reduction hops:6\n"
         "gst prepare tpugraphs --root data/tpugraphs",
@@ -66,7 +68,8 @@ def _add_sources(prepare: argparse.ArgumentParser) -> None:
         "dataset",
         nargs="+",
         help="TpuGraphs npz files or patterns; synthetic:NODES; elf, the call graphs of this machine's binaries; "
-        "malnet FOLDER; tpugraphs, its collections below --root, all that are there unless named",
+        "malnet FOLDER; hlsyn PATH, its archive or folder; tpugraphs, its collections below --root, all that are there "
+        "unless named",
     )
     prepare.add_argument(
         "--root", help="elf: folder to search (default: /usr); tpugraphs: its folder (default: ~/data/tpugraphs)"
@@ -89,6 +92,9 @@ def _add_sources(prepare: argparse.ArgumentParser) -> None:
         help="as published: val of malnet, valid of tpugraphs",
     )
     malnet.add_argument("--splits", help="folder of train.txt, val.txt and test.txt, for --part")
+    hlsyn = prepare.add_argument_group("hlsyn")
+    hlsyn.add_argument("--tool", choices=("all", "v18", "v20"), help="version of the tool that labelled (default: all)")
+    hlsyn.add_argument("--target", help="cycles (log2), valid, BRAM, DSP, LUT or FF (default: cycles)")
     tpugraphs = prepare.add_argument_group("tpugraphs")
     tpugraphs.add_argument("--collection", metavar="NAME", help="layout/xla/random, tile/xla, ... (default: all there)")
     tpugraphs.add_argument("--eval-indices", metavar="JSON", help="only the configurations listed, as published")
@@ -186,19 +192,20 @@ def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
 
 
 def dataset(words: Sequence[str], **options: Any) -> GraphSource:
-    """The dataset that the words of a command name: `synthetic:NODES`, `elf`, `malnet FOLDER`, or TpuGraphs files.
+    """The dataset that the words of a command name: `synthetic:NODES`, `elf`, `malnet FOLDER`, `hlsyn PATH`, or
+    TpuGraphs files.
 
     Examples:
         >>> dataset(["synthetic:500"]).num_nodes
         500
 
     Args:
-        options: arguments of `ElfBinaries`, `MalNet` or `TpuGraphs`, see `OPTIONS`.
+        options: arguments of `ElfBinaries`, `MalNet`, `HlSyn` or `TpuGraphs`, see `OPTIONS`.
 
     Raises:
         ValueError: there is no such dataset, it does not take one of the options, or words are missing or left over.
     """
-    from gst.data import ElfBinaries, MalNet, SyntheticPrograms, TpuGraphs
+    from gst.data import ElfBinaries, HlSyn, MalNet, SyntheticPrograms, TpuGraphs
 
     name, rest = words[0], list(words[1:])
     kind = name.partition(":")[0]
@@ -214,6 +221,11 @@ def dataset(words: Sequence[str], **options: Any) -> GraphSource:
             raise ValueError("malnet needs its folder: malnet FOLDER, the one that holds type/family/hash.edgelist")
         _nothing_after(f"malnet {rest[0]}", rest[1:])
         return MalNet(rest[0], **options)
+    if name == "hlsyn":
+        if not rest:
+            raise ValueError("hlsyn needs its archive or folder: hlsyn PATH")
+        _nothing_after(f"hlsyn {rest[0]}", rest[1:])
+        return HlSyn(rest[0], **options)
     for word in words:
         if not (word.endswith(".npz") or set(word) & set("*?[/") or Path(word).exists()):
             raise ValueError(f"there is no dataset {word!r}; there are {DATASETS}")

@@ -1,4 +1,4 @@
-"""Datasets of graphs: TpuGraphs, XLA programs, measured plans, binaries, MalNet, synthetic programs, cost graphs.
+"""Datasets of graphs: TpuGraphs, XLA programs, HLSyn, measured plans, binaries, MalNet, synthetic and cost graphs.
 
 Names are loaded when they are first used, so that a dataset imports no reader but its own.
 """
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gst.data.cost_graphs import CostGraph, read_cost_graph
     from gst.data.elf import ElfBinaries
     from gst.data.hlo import read_hlo
+    from gst.data.hlsyn import HlSyn
     from gst.data.malnet import MalNet
     from gst.data.measured_plans import MeasuredPlans
     from gst.data.source import GraphSource, group_of
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
 _HOMES = {
-    "CostGraph": "cost_graphs", "ElfBinaries": "elf", "GraphSource": "source", "MalNet": "malnet",
+    "CostGraph": "cost_graphs", "ElfBinaries": "elf", "GraphSource": "source", "HlSyn": "hlsyn", "MalNet": "malnet",
     "MeasuredPlans": "measured_plans", "SyntheticPrograms": "synthetic", "TpuGraphs": "tpugraphs",
     "TpuGraphsCollection": "collections", "group_of": "source", "read_cost_graph": "cost_graphs", "read_hlo": "hlo",
     "write_npz": "tpugraphs",
 }  # fmt: skip
 
 __all__ = [
-    "CostGraph", "ElfBinaries", "GraphSource", "MalNet", "MeasuredPlans", "SyntheticPrograms", "TpuGraphs",
+    "CostGraph", "ElfBinaries", "GraphSource", "HlSyn", "MalNet", "MeasuredPlans", "SyntheticPrograms", "TpuGraphs",
     "TpuGraphsCollection", "group_of", "read_cost_graph", "read_hlo", "write_npz",
 ]  # fmt: skip
 

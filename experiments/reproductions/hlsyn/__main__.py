@@ -1,0 +1,104 @@
+"""Cycles of high-level-synthesis designs (HLSyn, Bai et al., NeurIPS 2023): a model, its scores, and its controls.
+
+    python -m experiments.reproductions.hlsyn train --checkpoint runs/hlsyn.pt
+    python -m experiments.reproductions.hlsyn evaluate --data DIR --json scores.json
+    python -m experiments.reproductions.hlsyn compare --json experiments/results/hlsyn.json
+
+`--data` is hlsyn.tar.xz or a folder laid out as it is (`data/designs`, `data/sources`); without it, ../shared/data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gst.files.writing import atomic_write
+
+CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "hlsyn.tar.xz"
+
+
+def _train(options: argparse.Namespace) -> None:
+    from experiments.reproductions.hlsyn.designs import designs_of
+    from experiments.reproductions.hlsyn.model import Settings, save, train
+    from gst.data.hlsyn import read_kernels
+
+    designs = designs_of(read_kernels(options.data))
+    model = train(designs, Settings(members=options.members, epochs=options.epochs), options.seed)
+    options.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    save(model, options.checkpoint)
+    print(f"{len(model.networks)} networks and {len(model.trees.roots)} trees, trained on {len(designs)} designs of "
+          f"{len(designs.names)} programs, in {options.checkpoint}")  # fmt: skip
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from experiments.reproductions.hlsyn.designs import designs_of
+    from experiments.reproductions.hlsyn.model import load, scores
+    from gst.data.hlsyn import read_kernels
+
+    model = load(options.checkpoint)
+    designs = designs_of(read_kernels(options.data))
+    result = scores(designs, *model.predict(designs))
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+    for name, each in (*result["programs"].items(), ("all", result)):
+        tau = "  -  " if each["tau"] is None else f"{each['tau']:5.2f}"
+        print(f"{name:28} rmse {each['rmse']:5.2f}, tau {tau}, coverage {100 * each['coverage']:3.0f} %")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from experiments.reproductions.hlsyn.compare import compare
+    from experiments.reproductions.hlsyn.designs import designs_of
+    from gst.data.hlsyn import read_kernels
+
+    compare(designs_of(read_kernels(options.data)), options.splits.split(","), options.seeds, options.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.reproductions.hlsyn", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
+        part = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        part.set_defaults(run=run)
+        part.add_argument("--data", type=Path, default=SHARED, help="archive or folder; default: %(default)s")
+        return part
+
+    train = command("train", _train, "train on all designs (a minute and a half)")
+    train.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="written; default: %(default)s")
+    train.add_argument("--members", type=int, default=3, help="networks; default: %(default)s")
+    train.add_argument("--epochs", type=int, default=15, help="of each network; default: %(default)s")
+    train.add_argument("--seed", type=int, default=0)
+    evaluate = command("evaluate", _evaluate, "score a model on programs with known cycles")
+    evaluate.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="default: %(default)s")
+    evaluate.add_argument("--json", type=Path, help="write rmse, tau and coverage here, and of each program")
+    compare = command("compare", _compare, "models against their controls (hours; goes on from --json)")
+    compare.add_argument("--seeds", type=int, default=3, help="of splits and trainings; default: %(default)s")
+    compare.add_argument("--splits", default="families,programs,random", help="default: %(default)s")
+    compare.add_argument("--json", type=Path, help="write the tables here")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command."""
+    import torch
+
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        options.run(options)
+    except ValueError as error:
+        print(f"hlsyn: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

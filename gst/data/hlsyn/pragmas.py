@@ -1,0 +1,94 @@
+"""Canonical pragmas of HLSyn designs: settings that the tool treats alike become one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gst.data.hlsyn.loops import Kernel, Loop
+from gst.files.untrusted import shown
+
+MODES = ("", "off", "flatten")
+Point = Mapping[str, int | str]
+
+
+class Setting(NamedTuple):
+    """Effective pragmas of one loop.
+
+    Args:
+        parallel: copies of the body; the trip count if the loop is unrolled fully.
+        tile: iterations of the inner loop of a split; 1 without a split.
+        is_pipelined: pipelined, with every loop inside it unrolled fully.
+        is_unrolled: no loop remains.
+    """
+
+    parallel: int = 1
+    tile: int = 1
+    is_pipelined: bool = False
+    is_unrolled: bool = False
+
+
+def canonical(kernel: Kernel, point: Point) -> dict[str, Setting]:
+    """The effective pragmas of every loop, by loop variable.
+
+    A tile equal to the trip count is no split. `flatten` unrolls every loop inside. A loop whose `''` stands on
+    loops that are all unrolled is flattened; any other `''` does nothing, as `off`. Pragmas of a loop that is unrolled
+    fully, or stands in a flattened one, do nothing else.
+
+    Examples:
+        >>> from gst.data.hlsyn.loops import parse_kernel
+        >>> kernel = parse_kernel('''
+        ... void kernel(double a[8][4]) {
+        ...   #pragma ACCEL PIPELINE auto{__PIPE__L0}
+        ...   for (int i = 0; i < 8; i++) {
+        ...     #pragma ACCEL PARALLEL FACTOR=auto{__PARA__L1}
+        ...     for (int j = 0; j < 4; j++) { a[i][j] = 0; }
+        ...   }
+        ... }''')
+        >>> one = canonical(kernel, {"__PIPE__L0": "", "__PARA__L1": 4})
+        >>> one == canonical(kernel, {"__PIPE__L0": "flatten", "__PARA__L1": 2})
+        True
+
+    Args:
+        point: value of each pragma, `{"__PARA__L0": 4, "__PIPE__L0": "flatten"}`.
+
+    Raises:
+        ValueError: a pragma names no place of the kernel, or its value is impossible.
+    """
+    _check(kernel, point)
+    settings: dict[str, Setting] = {}
+
+    def visit(loop: Loop, is_inside_flattened: bool) -> None:
+        whole = max(int(-(-loop.trip_count // 1)), 1)
+        parallel = int(point.get(f"__PARA__{loop.place}", 1)) if loop.place else 1
+        tile = int(point.get(f"__TILE__{loop.place}", 1)) if loop.place else 1
+        mode = point.get(f"__PIPE__{loop.place}", "off") if loop.place else "off"
+        inner = [each for each in loop.body if isinstance(each, Loop)]
+        if is_inside_flattened or (parallel >= whole and loop.is_exact):
+            settings[loop.variable] = Setting(whole, 1, False, True)
+            for each in inner:
+                visit(each, is_inside_flattened)
+            return
+        for each in inner:
+            visit(each, mode == "flatten")
+        everything = [each for top in inner for each in top.walk()]
+        innermost = all(settings[each.variable].is_unrolled for each in everything)
+        is_pipelined = mode == "flatten" or innermost
+        settings[loop.variable] = Setting(parallel, 1 if tile >= whole else tile, is_pipelined, False)
+
+    for item in kernel.body:
+        if isinstance(item, Loop):
+            visit(item, False)
+    return settings
+
+
+def _check(kernel: Kernel, point: Point) -> None:
+    names = {f"__{kind}__{loop.place}" for loop in kernel.loops() for kind in loop.pragmas}
+    for name, value in point.items():
+        if name not in names:
+            raise ValueError(f"{shown(name)} is no pragma of {kernel.name}; there are {', '.join(sorted(names))}")
+        if name.startswith("__PIPE__"):
+            if value not in MODES:
+                raise ValueError(f"{name} is {shown(value)}; want '', 'off' or 'flatten'")
+        elif type(value) is not int or not 1 <= value <= 10**6:
+            raise ValueError(f"{name} is {shown(value)}; want a whole number from 1 on")

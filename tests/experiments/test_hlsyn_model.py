@@ -1,0 +1,131 @@
+"""HLSyn reproduction: times composed by hand, laws of splits and trees, and the commands end to end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.reproductions.hlsyn.__main__ import CHECKPOINT, main
+from experiments.reproductions.hlsyn.cycles import estimate
+from experiments.reproductions.hlsyn.designs import designs_of
+from experiments.reproductions.hlsyn.model import Settings, load, save, scores, train
+from experiments.reproductions.hlsyn.splits import by_group, few_labels
+from experiments.reproductions.hlsyn.trees import train_trees
+from gst.data.hlsyn import parse_kernel, read_kernels
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+import hlsyn_made
+
+COPY = """
+void f(double a[64], double b[64]) {
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L0}
+  for (int i = 0; i < 64; i++) { b[i] = a[i]; }
+}"""
+NEST = """
+void f(double a[16][64], double b[16][64]) {
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L0}
+  for (int i = 0; i < 16; i++) {
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L1}
+    for (int j = 0; j < 64; j++) { b[i][j] = a[i][j]; }
+  }
+}"""
+SUM = """
+void f(double a[64], double s[1]) {
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L0}
+  for (int i = 0; i < 64; i++) { s[0] += a[i]; }
+}"""
+
+
+def loop_cycles(source: str, tool: str = "v20", **point: int) -> float:
+    """Analytical cycles without the time to load and store arrays."""
+    kernel = parse_kernel(source)
+    loaded = sum(count * kernel.bytes_of[name] for name, count in kernel.arrays.items()) / 64 + 100
+    return estimate(kernel, {f"__PARA__{place}": factor for place, factor in point.items()}, tool).cycles - loaded
+
+
+def test_a_pipelined_loop_takes_its_interval_for_each_iteration_but_one() -> None:
+    depth = loop_cycles(COPY) - 63
+    assert 0 < depth < 20  # an iteration itself
+    assert loop_cycles(COPY, L0=4) == 15 + depth
+
+
+def test_loops_around_multiply() -> None:
+    inner = loop_cycles(COPY)
+    outer = loop_cycles(NEST)
+    assert 16 * inner <= outer <= 16 * (inner + 10)
+    assert loop_cycles(NEST, L0=4) == outer / 4
+
+
+def test_a_sum_waits_for_the_addition_before() -> None:
+    slow, fast = loop_cycles(SUM, "v18"), loop_cycles(SUM, "v20")
+    assert 63 * 14 <= slow <= 64 * 16 + 40 and 63 * 7 <= fast <= 64 * 9 + 40
+
+
+def test_groups_stay_together_and_few_labels_are_few() -> None:
+    groups = [str(number % 7) for number in range(70)]
+    folds = by_group(groups, 3, 0)
+    assert all(len(set(folds[[each == group for each in groups]])) == 1 for group in set(groups))
+    programs, twins = np.repeat([0, 1], 50), np.arange(100) // 2
+    chosen = few_labels(programs, twins, 20, 0)
+    assert [chosen[programs == each].sum() for each in (0, 1)] == [20, 20]
+    assert len(set(twins[chosen])) == 40
+
+
+def test_kept_trees_predict_what_scikit_learn_predicts() -> None:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    rng = np.random.default_rng(0)
+    columns = rng.normal(size=(600, 5)).astype(np.float32)
+    target = columns[:, 0] * 2 + np.sin(3 * columns[:, 1])
+    theirs = HistGradientBoostingRegressor(
+        max_iter=150, learning_rate=0.06, max_leaf_nodes=12, min_samples_leaf=60, l2_regularization=5.0, random_state=0
+    ).fit(columns.astype(np.float64), target, sample_weight=np.ones(600))
+    found = train_trees(columns, target, np.ones(600), 0).predict(columns)
+    np.testing.assert_allclose(found, theirs.predict(columns.astype(np.float64)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return hlsyn_made.write(tmp_path / "made")
+
+
+def test_a_model_is_what_was_saved(data: Path, tmp_path: Path) -> None:
+    designs = designs_of(read_kernels(data))
+    assert len(designs) == 72 and len(set(designs.twins)) < 72
+    model = train(designs, Settings(1, 2, 8), 0, calibrated=False)
+    save(model, tmp_path / "model.pt")
+    again = load(tmp_path / "model.pt")
+    for one, other in zip(model.predict(designs), again.predict(designs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    (tmp_path / "model.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match="no checkpoint of this reproduction"):
+        load(tmp_path / "model.pt")
+
+
+def test_scores_by_hand(data: Path) -> None:
+    designs = designs_of(read_kernels(data))
+    perfect = scores(designs, designs.log_cycles, np.zeros(len(designs)))
+    assert (perfect["rmse"], perfect["tau"], perfect["coverage"]) == (0.0, pytest.approx(1.0), 1.0)
+    off = scores(designs, -designs.log_cycles, np.full(len(designs), 1e-9))
+    assert off["tau"] == pytest.approx(-1.0) and off["coverage"] == 0.0
+
+
+def test_evaluate_scores_programs_with_the_shipped_weights(data: Path, tmp_path: Path) -> None:
+    main(["evaluate", "--data", str(data), "--json", str(tmp_path / "scores.json")])
+    result = json.loads((tmp_path / "scores.json").read_text())
+    assert set(result) == {"rmse", "tau", "coverage", "programs"} and set(result["programs"]) == {
+        "v18/rows",
+        "v20/rows",
+    }
+    assert all(set(each) == {"rmse", "tau", "coverage"} for each in result["programs"].values())
+    assert CHECKPOINT.stat().st_size < 1 << 20
+
+
+def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        main(["evaluate", "--data", str(tmp_path / "nothing")])
+    assert capsys.readouterr().err.startswith("hlsyn: ")
