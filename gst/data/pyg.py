@@ -71,8 +71,7 @@ def _plain(data: Any) -> dict[str, Any]:
 
 def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name that may belong to nodes or edges."""
-    keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
-    for key in keys:
+    for key in data.keys() if callable(getattr(data, "keys", None)) else getattr(data, "__dict__", ()):
         value = getattr(data, key)
         if isinstance(value, Tensor) and value.dim() and key not in NO_DATA and not key.endswith("_mask"):
             yield key, value

@@ -18,7 +18,7 @@ from gst.cost.losses import list_mle
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import SegmentBatch, assemble
-from gst.method.encoding import embed_segments
+from gst.method.encoding import Call, embed_segments
 from gst.nn import SAGE
 
 Features = Float64[np.ndarray, "configs features"]
@@ -71,7 +71,7 @@ class LateFusion(nn.Module):
         z = (features - self.centre) / self.scale
         joined = z
         if self.settings.graph:
-            embedding = self.reduce(embed_segments(self.encoder, batch, "batch", "mean"))
+            embedding = self.reduce(embed_segments(self.encoder, batch, Call("batch"), "mean"))
             joined = torch.cat([z, embedding.expand(-1, z.shape[1], -1)], dim=2)
         return (self.linear(z) + self.mlp(joined)).squeeze(2)
 
