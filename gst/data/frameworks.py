@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from gst.data.pyg import as_array
 from gst.graphs.graph import Graph
 
 
@@ -88,13 +88,9 @@ def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
     if x not in graph.ndata:
         raise ValueError(f"the graph has no ndata[{x!r}]; it has {', '.join(graph.ndata) or 'none'}: name one, x=...")
     return Graph(
-        _array(graph.ndata[x]),
-        np.stack([_array(ends) for ends in graph.edges()]).astype(np.int64),
+        as_array(graph.ndata[x]),
+        np.stack([as_array(ends) for ends in graph.edges()]).astype(np.int64),
         name=name,
-        node_data={key: _array(value) for key, value in graph.ndata.items() if key != x},
-        edge_data={key: _array(value) for key, value in graph.edata.items()},
+        node_data={key: as_array(value) for key, value in graph.ndata.items() if key != x},
+        edge_data={key: as_array(value) for key, value in graph.edata.items()},
     )
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy()

@@ -59,14 +59,15 @@ def _plain(data: Any) -> dict[str, Any]:
     node_data, edge_data = {}, {}
     for key, tensor in _others(data):
         if key.startswith("edge_") and len(tensor) == edge_index.shape[1]:
-            edge_data[key] = _array(tensor)
+            edge_data[key] = as_array(tensor)
         elif len(tensor) == len(x):
-            node_data[key] = _array(tensor)
+            node_data[key] = as_array(tensor)
     arguments = {
-        "node_features": _array(x), "edges": _array(edge_index.long()), "node_data": node_data, "edge_data": edge_data,
+        "node_features": as_array(x), "edges": as_array(edge_index.long()),
+        "node_data": node_data, "edge_data": edge_data,
     }  # fmt: skip
     opcodes = getattr(data, "opcodes", None)
-    return arguments if opcodes is None else arguments | {"opcodes": _array(opcodes.long())}
+    return arguments if opcodes is None else arguments | {"opcodes": as_array(opcodes.long())}
 
 
 def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
@@ -77,7 +78,8 @@ def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
             yield key, value
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def as_array(tensor: Tensor) -> np.ndarray:
+    """In its dtype, but for halves, which become float32."""
     tensor = tensor.detach().cpu()
     halves = (torch.float16, torch.bfloat16)
     return (tensor.float() if tensor.dtype in halves else tensor).numpy()
@@ -114,7 +116,7 @@ def _is_hetero(data: Any) -> bool:
 
 def _typed(data: Any) -> dict[str, Any]:
     features = {
-        kind: _array(_matrix(data[kind], "x", "(nodes, features)", f"of type {kind!r}")) for kind in data.node_types
+        kind: as_array(_matrix(data[kind], "x", "(nodes, features)", f"of type {kind!r}")) for kind in data.node_types
     }
     widest = max(array.shape[1] for array in features.values())
     padded = [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in features.values()]
@@ -122,7 +124,7 @@ def _typed(data: Any) -> dict[str, Any]:
     shifted = []
     for source, _, target in data.edge_types:
         edge_index = _matrix(data[source, _, target], "edge_index", "(2, edges)", "leave out PyG's ToSparseTensor")
-        shifted.append(_array(edge_index.long()) + np.array([[first[source]], [first[target]]]))
+        shifted.append(as_array(edge_index.long()) + np.array([[first[source]], [first[target]]]))
     return {
         "node_features": np.concatenate(padded),
         "edges": np.concatenate(shifted, axis=1) if shifted else np.zeros((2, 0), np.int64),

@@ -25,9 +25,9 @@ def test_a_folder_and_an_archive_say_the_same(tmp_path: Path) -> None:
         archive.add(folder / "data", "data")
     one, other = read_kernels(folder), read_kernels(tmp_path / "made.tar.xz")
     assert [kernel.label for kernel in one] == ["v18/rows", "v20/rows"] == [kernel.label for kernel in other]
-    assert [kernel.designs for kernel in one] == [kernel.designs for kernel in other] or all(
-        repr(a.designs) == repr(b.designs) for a, b in zip(one, other, strict=True)
-    )
+    assert [repr(kernel.designs) for kernel in one] == [
+        repr(kernel.designs) for kernel in other
+    ]  # NaN differs from NaN
 
 
 def test_outcomes_are_kept_apart(tmp_path: Path) -> None:
@@ -172,5 +172,5 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_the_published_dataset() -> None:
     kernels = read_kernels(REAL, ["v20"])
     valid = [design for kernel in kernels for design in kernel.designs if design.is_valid]
-    assert len(kernels) == 25 or len(kernels) > 20
+    assert len(kernels) == 23
     assert all(kernel.graph is not None for kernel in kernels) and min(design.cycles for design in valid) > 0
