@@ -18,7 +18,7 @@ from hypothesis import settings
 METHOD = ["cost", "data", "files", "graphs", "method", "nn", "programs"]
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
-jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+jaxtyping.install_import_hook(CHECKED, "tests.checks.first_calls")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service to start, on a machine that is busy
 # What is compiled and measured for this machine is kept in this checkout: a user's own cache stays out of the tests.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
@@ -28,6 +28,8 @@ settings.register_profile(
     "unhurried", deadline=None, derandomize=True, max_examples=50
 )  # the first example waits for libraries
 settings.load_profile("unhurried")
+
+from tests.checks import check_again, without_checks  # noqa: E402, by the path that was added above
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
@@ -46,6 +48,7 @@ def leaves_its_process_as_it_was() -> Iterator[None]:
     """Which tests share a process, and in which order, differs between runs: none may lean on those before it.
     Lightning, Ray and W&B write to the environment; W&B's service keeps the directory that it was started in."""
     environment, before = dict(os.environ), _process()
+    check_again()
     yield
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()
@@ -85,7 +88,5 @@ def tile_kernels() -> list[Path]:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """So the code's own errors are seen, and long tests take half as long."""
-    from tests.checks import without_checks  # by the path that was added above
-
     with without_checks():
         yield
