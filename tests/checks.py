@@ -16,7 +16,7 @@ _resets: list[Callable[[], None]] = []
 
 
 def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What jaxtyping's import hook calls to check the arguments of a function: beartype, for `CALLS` calls of each test.
+    """The type checker of jaxtyping's import hook: beartype, for the first `CALLS` calls of `function` in each test.
     A function inside another one is not checked: it is made anew, and would be compiled anew, at every call of that."""
     wrapped = sys._getframe(3).f_locals["fn"]  # of jaxtyped: `function` has its signature alone
     if "<locals>" in function.__qualname__:
