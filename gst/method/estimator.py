@@ -475,13 +475,15 @@ class GraphSegmentTraining(nn.Module):
 
     @torch.compiler.disable(recursive=False)
     def _predict(self, embedded: Tensor) -> Tensor:
-        """The head sees what bf16 would blur: differences between configurations of one graph."""
+        """The head sees what bf16 would blur: differences between configurations of one graph. Pooled embeddings
+        are of float32 at least; a head in another dtype, as after `.half()`, gets them in its own."""
+        head = self.head if isinstance(self.head, nn.Module) else None
         with torch.autocast(embedded.device.type, enabled=False):
-            return self.head(embedded)
+            return self.head(embedded.to(_weights_of(head, embedded).dtype))
 
     def _like(self) -> Tensor:
         """Something on the device and in the dtype of the model."""
-        return next((p for p in self.parameters() if not nn.parameter.is_lazy(p)), torch.empty(0))
+        return _weights_of(self, torch.empty(0))
 
     # The table -----------------------------------------------------------------------------------------------------
 
@@ -589,3 +591,9 @@ def _all_configs(graphs: Sequence[SegmentedGraph]) -> Tensor:
     width = max(graph.num_configs for graph in graphs)
     every = torch.arange(width).repeat(len(graphs), 1)
     return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)
+
+
+def _weights_of(module: nn.Module | None, otherwise: Tensor) -> Tensor:
+    """The first parameter of a module that has one with a shape."""
+    parameters = () if module is None else module.parameters()
+    return next((p for p in parameters if not nn.parameter.is_lazy(p)), otherwise)

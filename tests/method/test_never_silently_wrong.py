@@ -314,6 +314,38 @@ def test_weights_have_the_dtype_of_the_model() -> None:
     assert dropped.fresh.dtype == dropped.stale.dtype == torch.float64
 
 
+class TwoLayers(nn.Module):
+    """An encoder in plain torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch.dtype) -> None:
+    """To the precision of its weights: `model.half()` and `model.bfloat16()`, with rows of a table."""
+    graph = segment(random_graph(0, 18), 6)
+
+    def step(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(0)
+        table = EmbeddingTable(1, 8)
+        model = GraphSegmentTraining(TwoLayers(), nn.Linear(8, 1), num_fresh=1, table=table).to(dtype)
+        model([graph])
+        scores = model([graph])
+        scores.sum().backward()
+        gradient = next(model.encoder.parameters()).grad
+        assert gradient is not None and scores.dtype == gradient.dtype == dtype
+        model.eval()
+        return scores.detach().float(), gradient.float(), model.exact([graph]).float()
+
+    for ours, truth in zip(step(dtype), step(torch.float32), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=0.05, atol=0.05 * float(truth.abs().max()))
+
+
 def test_configured_and_configless_graphs_share_a_batch() -> None:
     configured, bare = segment(random_graph(0), 6), segment(plain(1), 6)
     assert configured.config_features.shape[2] != bare.config_features.shape[2]
