@@ -195,7 +195,7 @@ def _deconvolved(
         (_normal(width), np.bincount(places[widths == width], weights[widths == width], size))
         for width in np.unique(widths)
     ]
-    total = sum(histogram for _, histogram in histograms)
+    total = np.sum([histogram for _, histogram in histograms], axis=0)
     density = _convolved(total, _normal(float(np.median(widths)))) + 1e-9 * (total > 0)
     for _ in range(ITERATIONS):
         density = density / density.sum()
