@@ -11,7 +11,7 @@ from typing import Any
 import jaxtyping
 from beartype import beartype
 
-CALLS = 3  # of one function in one test: a training of a thousand steps repeats the shapes of its first
+CALLS = 6  # of one function in one test: a training of a thousand steps repeats the shapes of its first
 _resets: list[Callable[[], None]] = []
 
 
@@ -34,7 +34,7 @@ def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
         if not calls:
             _resets.append(reset)
         calls += 1
-        wrapped.__no_type_check__ = calls >= 2 * CALLS  # jaxtyping asks before and after a call
+        wrapped.__no_type_check__ = calls >= CALLS
         return checked(*arguments, **named)
 
     return counted
