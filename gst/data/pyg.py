@@ -79,7 +79,7 @@ def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
-    """In its dtype, but for halves, which become float32."""
+    """A tensor as an array of numpy in its dtype; halves become float32."""
     tensor = tensor.detach().cpu()
     halves = (torch.float16, torch.bfloat16)
     return (tensor.float() if tensor.dtype in halves else tensor).numpy()

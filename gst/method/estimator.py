@@ -477,9 +477,10 @@ class GraphSegmentTraining(nn.Module):
     def _predict(self, embedded: Tensor) -> Tensor:
         """The head sees what bf16 would blur: differences between configurations of one graph. Pooled embeddings
         are of float32 at least; a head in another dtype, as after `.half()`, gets them in its own."""
-        head = self.head if isinstance(self.head, nn.Module) else None
+        if isinstance(self.head, nn.Module):
+            embedded = embedded.to(_weights_of(self.head, embedded).dtype)
         with torch.autocast(embedded.device.type, enabled=False):
-            return self.head(embedded.to(_weights_of(head, embedded).dtype))
+            return self.head(embedded)
 
     def _like(self) -> Tensor:
         """Something on the device and in the dtype of the model."""
@@ -593,7 +594,7 @@ def _all_configs(graphs: Sequence[SegmentedGraph]) -> Tensor:
     return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)
 
 
-def _weights_of(module: nn.Module | None, otherwise: Tensor) -> Tensor:
-    """The first parameter of a module that has one with a shape."""
-    parameters = () if module is None else module.parameters()
-    return next((p for p in parameters if not nn.parameter.is_lazy(p)), otherwise)
+def _weights_of(module: nn.Module, otherwise: Tensor) -> Tensor:
+    """The first parameter that has a shape and holds floats: quantized weights say nothing of the dtype of inputs."""
+    floats = (p for p in module.parameters() if not nn.parameter.is_lazy(p) and p.is_floating_point())
+    return next(floats, otherwise)

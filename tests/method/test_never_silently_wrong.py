@@ -346,6 +346,22 @@ def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch
         torch.testing.assert_close(ours, truth, rtol=0.05, atol=0.05 * float(truth.abs().max()))
 
 
+def test_a_head_of_whole_numbers_gets_embeddings_as_they_are() -> None:
+    """Quantized weights are no dtype for what goes in."""
+
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(5, dtype=torch.int8), requires_grad=False)
+
+        def forward(self, pooled: Tensor) -> Tensor:
+            return pooled * self.weight
+
+    graph = segment(random_graph(0, 18), 6)
+    quantized, plain_head = (GraphSegmentTraining(features_of, head, "mean", ALL) for head in (Quantized(), as_it_is))
+    assert quantized.exact([graph]).equal(plain_head.exact([graph]))
+
+
 def test_configured_and_configless_graphs_share_a_batch() -> None:
     configured, bare = segment(random_graph(0), 6), segment(plain(1), 6)
     assert configured.config_features.shape[2] != bare.config_features.shape[2]
