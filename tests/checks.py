@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,29 +13,27 @@ import jaxtyping
 from beartype import beartype
 
 CALLS = 6  # of one function in one test: a training of a thousand steps repeats the shapes of its first
-_resets: list[Callable[[], None]] = []
+Function = Callable[..., Any]
+_calls: Counter[tuple[Function, Function]] = Counter()
 
 
-def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The type checker of jaxtyping's import hook: beartype, for the first `CALLS` calls of `function` in each test.
-    A function inside another one is not checked: it is made anew, and would be compiled anew, at every call of that."""
-    wrapped = sys._getframe(3).f_locals["fn"]  # of jaxtyped: `function` has its signature alone
-    if "<locals>" in function.__qualname__:
-        wrapped.__no_type_check__ = True
-        return function
-    checked, calls = beartype(function), 0
+def first_calls(signature: Function) -> Function:
+    """The type checker of jaxtyping's import hook: beartype, for the first `CALLS` calls of a function in each test.
+    A function inside another one is not checked: it is made anew, and would be compiled anew, at every call of that.
 
-    def reset() -> None:
-        nonlocal calls
-        calls, wrapped.__no_type_check__ = 0, False
+    Args:
+        signature: one of two functions by which jaxtyping checks each function, before and after a call.
+    """
+    function = sys._getframe(3).f_locals["fn"]  # of jaxtyped, which passes the signatures alone
+    if "<locals>" in signature.__qualname__:
+        function.__no_type_check__ = True
+        return signature
+    checked = beartype(signature)
 
-    @functools.wraps(function)
+    @functools.wraps(signature)
     def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        if not calls:
-            _resets.append(reset)
-        calls += 1
-        wrapped.__no_type_check__ = calls >= CALLS
+        _calls[function, signature] += 1
+        function.__no_type_check__ = _calls[function, signature] >= CALLS
         return checked(*arguments, **named)
 
     return counted
@@ -42,9 +41,9 @@ def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_again() -> None:
     """The next `CALLS` calls of every function are checked: a new test begins."""
-    for reset in _resets:
-        reset()
-    _resets.clear()
+    for function, _ in _calls:
+        function.__no_type_check__ = False
+    _calls.clear()
 
 
 @contextmanager

@@ -87,6 +87,6 @@ def tile_kernels() -> list[Path]:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """So the code's own errors are seen, and long tests take half as long."""
+    """So the code's own errors are seen, and times are those of production."""
     with without_checks():
         yield
