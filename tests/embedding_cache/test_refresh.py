@@ -215,7 +215,6 @@ def test_always_as_many_are_chosen(scores: list[float], num_chosen: int, seed: i
     assert int(draws[0].sum()) == min(num_chosen, len(scores)) and torch.equal(*draws)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_frequencies_are_probabilities() -> None:
     probabilities = inclusion_probabilities(torch.arange(1.0, 41.0) ** 2, 13)
     generator, draws = torch.Generator().manual_seed(0), 4000
@@ -256,7 +255,6 @@ def spread(criterion: str) -> float:
     return sum(variances[100:]) / len(variances[100:])
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_chosen_by_drift_an_estimate_varies_less_than_by_age_or_without_criterion() -> None:
     uniform, age, drift = (spread(criterion) for criterion in ("uniform", "age", "drift"))
     assert drift < 0.6 * age and drift < 0.6 * uniform

@@ -43,7 +43,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-learning = pytest.mark.usefixtures("unchecked")  # checks of shapes would take longer than the learning
 every_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 local_programs = pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if program.name in REACH], ids=lambda program: program.name
@@ -88,14 +87,12 @@ def test_the_readme_tells_the_number_of_lines(program: Program) -> None:
 # They learn ----------------------------------------------------------------------------------------
 
 
-@learning
 @every_program
 def test_the_model_learns_from_whole_graphs(program: Program) -> None:
     need(program)
     assert learn(program, "") > GOOD
 
 
-@learning
 @every_program
 def test_the_program_learns_under_gst_run_as_it_stands(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     need(program)
@@ -104,7 +101,6 @@ def test_the_program_learns_under_gst_run_as_it_stands(program: Program, capsys:
     assert float(capsys.readouterr().out) > GOOD
 
 
-@learning
 @pytest.mark.parametrize("name", ["dgl_style", "plain_torch"])
 def test_nothing_is_learned_from_shuffled_labels(name: str) -> None:
     """One program for each of the two kinds of graphs: it is their labels that are the control."""

@@ -147,7 +147,6 @@ def test_exact_never_encodes_more_rows_than_it_may(max_rows: int) -> None:
 # Some segments fresh -------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("kind", "pooling", "rest"),
     [
@@ -190,7 +189,6 @@ def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
             assert_equal([table.export_rows()[1].sort(0).values], [known.sort(0).values])
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("pooling", "rest", "keep"),
     [
@@ -263,7 +261,6 @@ def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
     assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
 def test_gradients_of_drift_guided_draws_are_on_average_those_of_uniform_ones(keep: float) -> None:
     graph = segment(random_graph(0, 40), 6)
@@ -388,7 +385,6 @@ def learn(
     return tau
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("rest", ["table", "recomputed"])
 def test_eight_programs_are_learnt_to_perfection(rest: str) -> None:
     torch.manual_seed(0)

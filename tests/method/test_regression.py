@@ -51,7 +51,6 @@ def values_and_gradients(model: GraphSegmentTraining, graphs: list[Any], fresh: 
     return [prediction.detach(), *torch.autograd.grad((prediction * weights).sum(), parameters)]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("arguments", [{}, {"omit_rest": True}, {"table": True}], ids=["encoded", "omitted", "table"])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("estimate", ["difference", "regression"])

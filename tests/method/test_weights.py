@@ -9,7 +9,6 @@ from gst.method.draws import choose_fresh, choose_kept, dropout_weights
 DRAWS = 1500
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("fixed_number", [False, True])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize(("num_segments", "num_fresh"), [(1, 1), (2, 1), (5, 2), (9, 1), (7, 7)])
@@ -61,7 +60,6 @@ def test_a_fixed_number_of_stale_segments_is_kept(keep: float, numbers: set[int]
     assert {int(each.sum()) for each in kept} == numbers and not any((each & fresh).any() for each in kept)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> None:
     """4 standard errors, seed fixed."""

@@ -99,7 +99,6 @@ def test_a_score_depends_on_the_other_configurations_of_the_graph() -> None:
     )
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_it_learns_what_a_configuration_is_beside_the_others() -> None:
     """Each graph shifts all of its embeddings by a vector of its own, and the target is what is left without it."""
     generator = torch.Generator().manual_seed(0)

@@ -191,7 +191,6 @@ def test_names_of_nodes_and_order_of_edges_do_not_matter(case: str) -> None:
     assert_equal(outcome(encoder, ours[name]), outcome(encoder, theirs), 1e-9)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", LOCAL)
 @settings(max_examples=8)
 @given(given_graph=graphs_and_parts())

@@ -71,7 +71,6 @@ def test_constants_and_unusual_arguments_are_saved(tmp_path: Path) -> None:
     assert again.unflatten(eager(again))["number"] == 3
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_the_key_is_that_of_the_content(tiny: Program) -> None:
     key = tiny.key
     assert len(key) == 16 and int(key, 16) >= 0
