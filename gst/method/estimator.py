@@ -476,9 +476,11 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable(recursive=False)
     def _predict(self, embedded: Tensor) -> Tensor:
         """The head sees what bf16 would blur: differences between configurations of one graph. Pooled embeddings
-        are of float32 at least; a head in another dtype, as after `.half()`, gets them in its own."""
+        are of float32 at least; a head in half precision, as after `.half()`, gets them in its own."""
         if isinstance(self.head, nn.Module):
-            embedded = embedded.to(_weights_of(self.head, embedded).dtype)
+            dtype = _weights_of(self.head, embedded).dtype
+            if embedded.dtype == torch.promote_types(dtype, torch.float32):
+                embedded = embedded.to(dtype)
         with torch.autocast(embedded.device.type, enabled=False):
             return self.head(embedded)
 

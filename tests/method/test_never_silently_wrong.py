@@ -346,6 +346,12 @@ def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch
         torch.testing.assert_close(ours, truth, rtol=0.05, atol=0.05 * float(truth.abs().max()))
 
 
+def test_embeddings_in_double_precision_are_not_rounded_for_a_head_in_float32() -> None:
+    model = GraphSegmentTraining(TwoLayers().double(), nn.Linear(8, 1), num_fresh=1)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        model([segment(random_graph(0, 18), 6)])
+
+
 def test_a_head_of_whole_numbers_gets_embeddings_as_they_are() -> None:
     """Quantized weights are no dtype for what goes in."""
 
