@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+E, p = 0": {"table": True, "keep_probability": 0.0},
     "GST+E, difference": {"table": True, "estimate": "difference"},
     "GST+E, regression": {"table": True, "estimate": "regression"},
+    "GST+E, composite": {"table": True, "estimate": "composite"},
 }
 LOSS = {"runtime": "pairwise_hinge", "number": "squared_error", "class": "cross_entropy"}
 RESULTS = Path("experiments/results")

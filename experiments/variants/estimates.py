@@ -35,6 +35,7 @@ ESTIMATES: dict[str, dict[str, Any]] = {
     "p = 0": {"keep_probability": 0.0},
     "difference": {"estimate": "difference"},
     "regression": {"estimate": "regression"},
+    "composite": {"estimate": "composite"},
     "regression, drawn by drift": {"estimate": "regression", "refresh": "drift"},
 }
 

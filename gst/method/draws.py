@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
 from embedding_cache.table import KeyRanges
+from gst.graphs.config_classes import config_classes
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.exchange import Peers, Traffic
@@ -89,8 +90,9 @@ class Catalogue:
 def table_keys(
     catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"], ranges: KeyRanges, slot: int
 ) -> Int64[Tensor, "segments configs"]:
-    """Keys in an embedding table of all (segment, configuration) pairs; -1 for padding. A segment without configurable
-    nodes has one key for all configurations. Keys belong to the content of a graph and its cut, whatever its name.
+    """Keys in an embedding table of all (segment, configuration) pairs; -1 for padding. Configurations that give a
+    segment the same features share its key (`gst.graphs.config_classes`). Keys belong to the content of a graph and its
+    cut, whatever its name.
 
     Args:
         ranges: of the table; the keys of a graph are allocated when it is first met.
@@ -99,20 +101,13 @@ def table_keys(
     Raises:
         ValueError: two graphs have one fingerprint.
     """
-    sizes = torch.where(
-        catalogue.configurable, torch.tensor([g.num_configs for g in catalogue.graphs])[catalogue.graph], 1
-    )
-    ends = sizes.cumsum(0)
-    totals = torch.zeros(len(catalogue.graphs), dtype=torch.long).index_add(0, catalogue.graph, sizes)
-    first = [
-        ranges.first_key(slot, graph.fingerprint, int(total), _sizes_of(graph))
-        for graph, total in zip(catalogue.graphs, totals, strict=True)
-    ]
-    shift = torch.tensor(first) - (totals.cumsum(0) - totals)
-    starts = ends - sizes + shift[catalogue.graph]
-    chosen = configs[catalogue.graph]
-    keys = starts[:, None] + torch.where(catalogue.configurable[:, None], chosen, 0)
-    return torch.where(chosen >= 0, keys, -1)
+    keys = []
+    for graph, chosen in zip(catalogue.graphs, configs, strict=True):
+        classes = config_classes(graph)
+        starts = classes.counts.cumsum() - classes.counts
+        first = ranges.first_key(slot, graph.fingerprint, int(classes.counts.sum()), _sizes_of(graph))
+        keys.append(torch.from_numpy(first + starts[:, None] + classes.of(chosen.clamp(min=0).numpy())))
+    return torch.where(configs[catalogue.graph] >= 0, torch.cat(keys), -1)
 
 
 def _sizes_of(graph: SegmentedGraph) -> str:
@@ -158,7 +153,7 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Estimate = Literal["dropout", "fixed_dropout", "difference", "regression"]
+Estimate = Literal["dropout", "fixed_dropout", "difference", "regression", "composite"]
 
 
 class SegmentWeights(NamedTuple):

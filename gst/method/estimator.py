@@ -28,10 +28,10 @@ from gst.method.guards import (
     version,
 )
 from gst.method.references import with_references
-from gst.method.regression import RowRegression, StaleSum, moments
+from gst.method.regression import RowRegression, StaleSum, composite_weights, moments, residual_products
 
 Known = Bool[Tensor, "segments configs"]
-STATE_VERSION = 2  # of checkpoints: 1 knew graphs by their names
+STATE_VERSION = 3  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
@@ -62,8 +62,10 @@ class GraphSegmentTraining(nn.Module):
             row kept or not independently of the others; `fixed_dropout` keeps the same number of rows in every step;
             `difference` uses all rows and corrects their sum by how far those of the fresh segments are off;
             `regression` does the same with rows that a learned linear map brings up to date. Both are without bias
-            however old the rows are, and their error is smaller (`gst.method.regression`). In all four the gradient
-            of the encoder comes from the fresh segments alone.
+            however old the rows are, and their error is smaller. `composite` applies only that part of the correction
+            of `regression` which segments of a graph have in common; it has a bias where the map is wrong, and the
+            smallest error (`gst.method.regression`). In all five the gradient of the encoder comes from the fresh
+            segments alone; in the last three its expectation is the gradient of the sum over all segments.
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
@@ -110,14 +112,14 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
-        self._uses_all_rows = estimate in ("difference", "regression")
+        self._uses_all_rows = estimate in ("difference", "regression", "composite")
         if self._uses_all_rows and keep_probability < 1:
             raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
         if self._uses_all_rows and pooling == "max":
             raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.estimate = estimate
-        self._regression = RowRegression() if estimate == "regression" else None
+        self._regression = RowRegression() if estimate in ("regression", "composite") else None
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
         self.encoder_frozen = False
@@ -307,14 +309,20 @@ class GraphSegmentTraining(nn.Module):
             self._add(pool, catalogue, chosen, scale_gradient(embedded, weights[chosen]), ones[chosen])
             self._add_encoded(pool, catalogue, (~draw.fresh).nonzero().squeeze(1), draw.configs, ones)
             return pool.result()
-        self._add(pool, catalogue, chosen, embedded, weights[chosen])
         if self.table is None:
+            self._add(pool, catalogue, chosen, embedded, weights[chosen])
             return pool.result()
+        value = weights
+        if self.estimate == "composite":
+            assert self._regression is not None
+            value = composite_weights(catalogue.graph, draw.fresh, weights, is_known, self._regression.common)
+            embedded = scale_gradient(embedded, (weights / value)[chosen])
+        self._add(pool, catalogue, chosen, embedded, value[chosen])
         nodes = catalogue.node_counts.double()
         size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes
         per_node = torch.ones_like(size) if self.pooling == "mean" else size.reciprocal()
-        scale = per_node.to(embedded.detach())[:, None, None]
-        residual = ((1 - weights[:, 0]) * size).to(embedded.detach())
+        size, scale = size.to(embedded.detach()), per_node.to(embedded.detach())[:, None, None]
+        residual = size - size * value[:, 0].to(size)
         stale = StaleSum(catalogue.graph.to(device), residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
         fresh_rows = []
         for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
@@ -323,9 +331,13 @@ class GraphSegmentTraining(nn.Module):
             fresh_rows.append((rows * scale[chunk])[draw.fresh[chunk].to(device)])
         result = pool.result() + stale.result(self._regression)
         if self._regression is not None:
-            known = is_known[chosen].to(device)
-            pairs = moments(torch.cat(fresh_rows)[known], (embedded.detach() * scale[chosen])[known])
-            self._regression.observe(pairs if pending is None else pending.summed(pairs))
+            rows, now, known = torch.cat(fresh_rows), embedded.detach() * scale[chosen], is_known[chosen].to(device)
+            pairs = moments(rows[known], now[known])
+            residuals = (now - self._regression(rows)) * size[chosen][:, None, None]
+            products = residual_products(residuals, known, catalogue.graph[chosen].to(device), len(catalogue.graphs))
+            sums = torch.cat([pairs.flatten(), products])
+            sums = sums if pending is None else pending.summed(sums)
+            self._regression.observe(sums[:-2].view_as(pairs), sums[-2:])
         if pending is None:
             self._stage(catalogue, chosen, keys, embedded)
         else:
@@ -554,8 +566,8 @@ class GraphSegmentTraining(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if state.get("version", 1) != STATE_VERSION and self.table is not None:
             raise ValueError(
-                f"the checkpoint is of version {state.get('version', 1)}, whose table rows belong to names of graphs; "
-                f"this is version {STATE_VERSION}: train again, or load it into a model without a table"
+                f"the checkpoint is of version {state.get('version', 1)}, and rows of a table have other keys in version "
+                f"{STATE_VERSION}: train again, or load it into a model without a table"
             )
         self.step, self.seed, self._slot = state["step"], state["seed"], state.get("slot")
         if self._regression is not None and state.get("regression") is not None:

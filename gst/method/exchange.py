@@ -138,7 +138,7 @@ class PendingRows:
         self._wait()
         self._push(self._pulled.unknown, embedded, segments, step)
 
-    def summed(self, values: Float64[Tensor, "left right"]) -> Float64[Tensor, "left right"]:
+    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
         """The sum of `values` over the processes, without those that are idle."""
         values = values * bool(self._mine.any())
         dist.all_reduce(values, group=self._table.group)

@@ -7,12 +7,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped, UInt64
+from jaxtyping import Int64, UInt64
 from torch import Tensor
 
+from gst.graphs.config_classes import BLOCK_BYTES, as_numbers, feature_hashes, mixed
 from gst.graphs.segments import SegmentedGraph
-
-BLOCK_BYTES = 1 << 26  # of configuration features read at once
 
 _ordered: WeakKeyDictionary[SegmentedGraph, np.ndarray] = WeakKeyDictionary()  # distinct configurations, by fingerprint
 
@@ -39,12 +38,11 @@ def fingerprints(graph: SegmentedGraph) -> UInt64[np.ndarray, " configs"]:
     so that their order does not matter; they are told apart by opcodes and features."""
     nodes, channels = graph.config_features.shape[1:]
     keys, found = _keys_of_columns(graph), np.empty(graph.num_configs, np.uint64)
-    odd = np.random.default_rng(0).integers(1 << 63, size=channels, dtype=np.uint64) * 2 + 1
     block = max(1, BLOCK_BYTES // max(1, 8 * nodes * channels))
     for start in range(0, graph.num_configs, block):
         features = np.asarray(graph.config_features[start : start + block])
-        found[start : start + block] = _mixed(_as_numbers(features) @ odd) @ keys
-    return _mixed(found)
+        found[start : start + block] = feature_hashes(features) @ keys
+    return mixed(found)
 
 
 def _keys_of_columns(graph: SegmentedGraph) -> UInt64[np.ndarray, " configurable"]:
@@ -53,21 +51,7 @@ def _keys_of_columns(graph: SegmentedGraph) -> UInt64[np.ndarray, " configurable
     rows = np.repeat(graph.row_ptr[:-1], sizes) + graph.config_rows
     column_row = np.zeros(graph.config_features.shape[1], np.int64)
     column_row[graph.config_columns] = rows  # context nodes name the same content again
-    features = _as_numbers(np.asarray(graph.node_features)[column_row])
+    features = as_numbers(np.asarray(graph.node_features)[column_row])
     odd = np.random.default_rng(1).integers(1 << 63, size=features.shape[1], dtype=np.uint64) * 2 + 1
     content = features @ odd + np.asarray(graph.opcodes)[column_row].astype(np.uint64)
-    return _mixed(content) | np.uint64(1)
-
-
-def _as_numbers(features: Shaped[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """Bit patterns, so that no two different values are one."""
-    if features.dtype.kind == "f":
-        return (features.astype(np.float32) + np.float32(0)).view(np.uint32).astype(np.uint64)  # -0.0 is 0.0
-    return features.astype(np.int64).astype(np.uint64)
-
-
-def _mixed(x: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """Every bit depends on every other: the finaliser of SplitMix64 (Steele et al. 2014, section 3)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return mixed(content) | np.uint64(1)

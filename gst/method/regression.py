@@ -1,4 +1,5 @@
-"""Estimate of a sum over all segments from stale rows of all and fresh embeddings of a few: difference and regression.
+"""Estimate of a sum over all segments from stale rows of all and fresh embeddings of a few: difference, regression and
+composite estimator.
 
 With h_j the embedding of segment j now, x_j what the table says of it, f(x) = x A + b a map that was fixed before the
 fresh segments were drawn, and q_j the probability with which j was drawn,
@@ -11,6 +12,18 @@ rows and map are constants and d h_j weighs 1{j fresh} / q_j. A linear head keep
 sum to second order, E g(s + e) = g(s) + g''(s) E e^2 / 2. The error depends on the residuals h_j - f(x_j) alone. The
 difference estimator has f(x) = x; the regression estimator learns f, which takes out what the encoder did to all rows
 alike since they were written.
+
+1 / q_j = J / S lets each fresh segment speak for all that are stale, though what it shows may be true of it alone. If
+the residuals of a graph are u + e_j, with u of variance t common to its segments and e_j of variance v their own, the
+best linear prediction of those of the others is kappa times the mean of the fresh ones,
+
+    kappa = S rho / (1 + (S - 1) rho),    rho = t / (t + v),
+
+so that a fresh residual weighs 1 + kappa (1 / q_j - 1) (Battese, Harter and Fuller, An error-components model for
+prediction of county crop areas, JASA 83, 1988: a graph is their county). The composite estimator does this. rho is
+estimated from products of the residuals of two segments of one graph, E r_i r_k = t and E r_i^2 = t + v. kappa = 1 is
+the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else; then the value has a
+bias, which the map keeps small. Its gradient is weighed by 1 / q_j all the same.
 """
 
 from __future__ import annotations
@@ -35,18 +48,77 @@ def moments(
     return torch.where(sums.isfinite().all(), sums, 0.0)
 
 
+def residual_products(
+    residuals: Float[Tensor, "fresh configs channels"],
+    is_known: Bool[Tensor, "fresh configs"],
+    graph: Int64[Tensor, " fresh"],
+    num_graphs: int,
+) -> Float64[Tensor, " two"]:
+    """Mean products of the residuals of two segments of one graph, and of one with itself, summed over graphs and
+    configurations where at least two are known; zeros where a value is not finite. Those of several processes add up.
+
+    Examples:
+        >>> known, graph = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+        >>> residual_products(torch.tensor([[[3.0]], [[2.0]]]), known, graph, 1).tolist()
+        [6.0, 6.5]
+    """
+    residuals = residuals.detach().double() * is_known[..., None]
+    sums = residuals.new_zeros(num_graphs, *residuals.shape[1:]).index_add(0, graph, residuals).square().sum(-1)
+    squares = residuals.new_zeros(sums.shape).index_add(0, graph, residuals.square().sum(-1))
+    count = residuals.new_zeros(sums.shape).index_add(0, graph, is_known.double())
+    several = (count > 1).double()
+    products = ((sums - squares) / (count * (count - 1)).clamp(min=1) * several).sum()
+    both = torch.stack([products, (squares / count.clamp(min=1) * several).sum()])
+    return torch.where(both.isfinite().all(), both, 0.0)
+
+
+def composite_weights(
+    graph: Int64[Tensor, " segments"],
+    fresh: Bool[Tensor, " segments"],
+    weights: Float64[Tensor, "segments configs"],
+    is_known: Bool[Tensor, "segments configs"],
+    common: float,
+) -> Float64[Tensor, "segments configs"]:
+    """1 + kappa (1 / q_j - 1) of fresh segments, 0 of others. A graph without any row has kappa = 1.
+
+    Args:
+        weights: 1 / q_j of fresh segments, 0 of others.
+        common: rho.
+
+    Examples:
+        >>> graph, fresh = torch.zeros(3, dtype=torch.int64), torch.tensor([True, False, False])
+        >>> weights, is_known = torch.tensor([[3.0], [0.0], [0.0]]).double(), torch.ones(3, 1, dtype=torch.bool)
+        >>> composite_weights(graph, fresh, weights, is_known, common=0.5).flatten().tolist()
+        [2.0, 0.0, 0.0]
+    """
+    num_graphs = int(graph[-1]) + 1 if len(graph) else 0
+    number = torch.zeros(num_graphs, dtype=torch.float64).index_add(0, graph, fresh.double())
+    has_rows = torch.zeros(num_graphs, dtype=torch.int64).index_add(0, graph, is_known.any(1).long()) > 0
+    kappa = torch.where(has_rows, number * common / (1 + (number - 1) * common).clamp(min=TINY), 1.0)
+    return fresh[:, None] * (1 + kappa[graph][:, None] * (weights - 1))
+
+
 class RowRegression:
     """Ridge regression of embeddings on the rows they replace, shrunk towards the best multiple of the rows, from
-    `moments` that forget older steps."""
+    `moments` that forget older steps, and what share of the residuals segments of a graph have in common."""
 
     def __init__(self) -> None:
         self._moments: Tensor | None = None
+        self._products = torch.zeros(2, dtype=torch.float64)
         self._map: tuple[Tensor, Tensor] | None = None
 
-    def observe(self, moments: Float64[Tensor, "left right"]) -> None:
-        """Learn from the pairs of a step."""
+    def observe(self, moments: Float64[Tensor, "left right"], products: Float64[Tensor, " two"] | None = None) -> None:
+        """Learn from the pairs of a step, and from its `residual_products`."""
         self._moments = moments if self._moments is None else MEMORY * self._moments.to(moments.device) + moments
         self._map = None
+        if products is not None:
+            self._products = MEMORY * self._products + products.cpu()
+
+    @property
+    def common(self) -> float:
+        """rho, 1/2 before residuals of two segments of one graph were seen."""
+        product, square = self._products.tolist()
+        return min(max(product / square, 0.0), 1.0) if square > 0 else 0.5
 
     def map(self) -> tuple[Float64[Tensor, "channels channels"], Float64[Tensor, " channels"]] | None:
         """A and b of f(x) = x A + b; None before the first step."""
@@ -63,16 +135,23 @@ class RowRegression:
             self._map = a, y - x @ a
         return self._map
 
+    def __call__(self, rows: Float[Tensor, "*rows channels"]) -> Float[Tensor, "*rows channels"]:
+        """f(x) of each row, in its dtype; the row itself before the first step."""
+        learnt = self.map()
+        return rows if learnt is None else rows @ learnt[0].to(rows) + learnt[1].to(rows)
+
     def mean_row(self) -> Float64[Tensor, " channels"]:
         """The mean of the rows of the moments."""
         assert self._moments is not None, "nothing was observed"
         return self._moments[0, 1 : len(self._moments)] / self._moments[0, 0].clamp(min=TINY)
 
     def state_dict(self) -> dict[str, Tensor | None]:
-        return {"moments": None if self._moments is None else self._moments.clone()}
+        return {"moments": None if self._moments is None else self._moments.clone(), "products": self._products.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
         self._moments, self._map = state["moments"], None
+        products = state.get("products")
+        self._products = torch.zeros(2, dtype=torch.float64) if products is None else products.clone()
 
 
 class StaleSum:

@@ -144,7 +144,7 @@ def test_a_collision_is_refused() -> None:
 
 def test_a_checkpoint_whose_rows_are_keyed_by_names_is_refused() -> None:
     model = stale_model(EmbeddingTable(1, 3))
-    with pytest.raises(ValueError, match=r"version 1, whose table rows belong to names"):
+    with pytest.raises(ValueError, match=r"version 1, and rows of a table have other keys"):
         model.set_extra_state({"step": 1, "seed": 0, "encoder_frozen": False, "first_key": {"a": [0, 3]}})
 
 
