@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from embedding_cache.sharded import ShardedTable
+from embedding_cache.sharded import Pushed, ShardedTable
 from gst.graphs.segments import SegmentedGraph
 
 
@@ -129,9 +129,10 @@ class PendingRows:
             return rows.new_zeros(*self._traffic.own[segments].shape, self.channels)
         return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device)]
 
-    def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
-        """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`."""
-        self._push(self._traffic.fresh, embedded, segments, step)
+    def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> Pushed:
+        """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`. They are written
+        after the step, unless a condition of what is returned fails in one of the processes."""
+        return self._push(self._traffic.fresh, embedded, segments, step)
 
     def push_unknown(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
         """Push the rows that the table lacks; `embedded` holds at least those of this process."""
@@ -144,13 +145,13 @@ class PendingRows:
         dist.all_reduce(values, group=self._table.group)
         return values
 
-    def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int) -> None:
+    def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int) -> Pushed:
         entry = self._traffic.own[segments].flatten().numpy()
         row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
         row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
         sent = torch.from_numpy(row[:-1][chosen[self._mine]])
         rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device)]
-        self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step)
+        return self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step)
 
     def _wait(self) -> tuple[Tensor, Tensor]:
         self._arrived = self._arrived or self._pulled.wait()
