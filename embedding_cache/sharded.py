@@ -7,6 +7,7 @@ known to all of them (whoever draws steps from a shared seed can tell), so no li
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
+from embedding_cache.table import EmbeddingTable, KeyRanges, OnHost, check_state
 
 WORD = 8  # bytes; blocks begin at multiples of it, so that they can be read as rows of any dtype
 Entries = Int64[np.ndarray, " entries"]
@@ -79,7 +80,10 @@ class ShardedTable(nn.Module):
         unknown[asked] = ~is_known.numpy()
         return Pulled(self, buffer, work, mine, owner[mine], wanted[mine], unknown)
 
-    def submit(self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int) -> Pushed:
+    def submit(
+        self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int,
+        refused: Callable[[Tensor], None] = lambda places: None,
+    ) -> Pushed:  # fmt: skip
         """Begin to write a row per key, without its gradient; the next `request`, or `wait`, finishes it, unless a
         condition of what is returned has failed in any process by then. Of a key that comes more than once the first
         row is kept.
@@ -88,19 +92,22 @@ class ShardedTable(nn.Module):
             keys: of all processes, or at least those that this process sends or keeps.
             sender: which process has the row of each key.
             rows: those of this process, in the order of its keys.
+            refused: called with the positions of its rows that are not finite, if there are any, which are not written.
         """
         self.wait()
         owner = keys % self.world_size
         mine = _of(sender, self.rank, owner)
         place = np.empty(len(keys), np.int64)
         place[np.flatnonzero(sender == self.rank)] = np.arange(len(mine))
-        ordered = rows.detach()[torch.from_numpy(place[mine]).to(rows.device)].to(self._device, self.shard.dtype)
+        rows = rows.detach().to(self.shard.dtype)
+        ordered = rows[torch.from_numpy(place[mine]).to(rows.device)].to(self._device)
         counts = np.bincount(owner[mine], minlength=self.world_size) * self.row_bytes
         blocks = list(_bytes(ordered).split(counts.tolist()))
         kept = _of(owner, self.rank, sender)
         sizes = np.bincount(sender[kept], minlength=self.world_size) * self.row_bytes
         buffer, work = self._exchange("push", blocks, sizes.tolist())
-        self._written = Pushed(buffer, work, kept, keys[kept] // self.world_size, step)
+        finite = OnHost(rows.isfinite().all(1))
+        self._written = Pushed(buffer, work, kept, keys[kept] // self.world_size, step, finite, refused)
         return self._written
 
     def wait(self) -> None:
@@ -109,6 +116,9 @@ class ShardedTable(nn.Module):
         if pushed is None:
             return
         rows = pushed.rows(self.shard.dtype, self.shard.channels)
+        finite = pushed.finite.value()
+        if not finite.all():
+            pushed.refused((~finite).nonzero().squeeze(1))
         if not self._holds_everywhere(pushed.conditions):
             return
         in_order = np.argsort(pushed.places)
@@ -266,12 +276,17 @@ class Pushed:
 
     Attributes:
         places: of each row among all keys of the push.
+        finite: which of the rows that this process sent are finite.
+        refused: called with the positions of the others.
         conditions: of this process, which all have to hold for any process to write the rows.
     """
 
-    def __init__(self, buffer: Tensor, work: Any, places: Entries, keys: Entries, step: int) -> None:
+    def __init__(
+        self, buffer: Tensor, work: Any, places: Entries, keys: Entries, step: int, finite: OnHost,
+        refused: Callable[[Tensor], None],
+    ) -> None:  # fmt: skip
         self._buffer, self._work = buffer, work
-        self.places, self.keys, self.step = places, keys, step
+        self.places, self.keys, self.step, self.finite, self.refused = places, keys, step, finite, refused
         self.conditions: list[Tensor] = []
 
     def require(self, condition: Bool[Tensor, ""]) -> None:

@@ -289,7 +289,7 @@ class GraphSegmentTraining(nn.Module):
             self._add_encoded(pool, catalogue, used, draw.configs, weights.stale)
         elif pending is not None:
             self._add(pool, catalogue, used, pending.rows(used, self._like()), weights.stale[used])
-            pushed = pending.push_fresh(embedded, chosen, self.step)
+            pushed = pending.push_fresh(embedded, chosen, self.step, partial(report, catalogue))
             require_finite_gradients(embedded, self.encoder, pushed.require)
         else:
             self._add_pulled(pool, catalogue, used, keys, weights.stale)
@@ -329,7 +329,7 @@ class GraphSegmentTraining(nn.Module):
         if pending is None:
             self._stage(catalogue, chosen, keys, embedded)
         else:
-            pushed = pending.push_fresh(embedded, chosen, self.step)
+            pushed = pending.push_fresh(embedded, chosen, self.step, partial(report, catalogue))
             require_finite_gradients(embedded, self.encoder, pushed.require)
         return result
 
@@ -402,7 +402,8 @@ class GraphSegmentTraining(nn.Module):
                 made.append(embedded)
         if pending is not None:
             empty = torch.zeros(0, configs.shape[1], pending.channels, device=self._like().device)
-            pending.push_unknown(torch.cat(made or [empty]), everything[missing], self.step)
+            unknown = everything[missing]
+            pending.push_unknown(torch.cat(made or [empty]), unknown, self.step, partial(report, catalogue))
         return pool.result()
 
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------

@@ -569,9 +569,10 @@ def test_a_step_that_a_scaler_skips_leaves_a_sharded_table_as_it_was(tmp_path: A
         assert (third[2] == 3).any() and (third[2] != 2).all()
 
 
-def settled(rank: int, world_size: int) -> list[list[int]]:
+def settled(rank: int, world_size: int) -> tuple[list[list[int]], list[str]]:
     """In which steps the rows of a sharded table were written, where backward runs in some processes alone, its
-    gradients are not finite in the last one, or the table is read, cleared or loaded before the step ends."""
+    gradients or the rows are not finite in the last one, or the table is read, cleared or loaded before the step ends;
+    and the warnings of the last step."""
     graphs = tuple(segment(plain(seed), 6) for seed in range(world_size))
     last, written = rank == world_size - 1, []
 
@@ -584,6 +585,8 @@ def settled(rank: int, world_size: int) -> list[list[int]]:
             scale = self.scale.clone()
             if model.step == 6 and last:  # a gradient that leaves the range of float16 inside the encoder
                 scale.register_hook(lambda gradient: gradient * torch.inf)
+            if model.step == 8 and last:
+                scale = scale * torch.nan
             return batch.node_features * scale
 
     model = stale_model(ShardedTable(EmbeddingTable(1, 3)), Scaled())
@@ -629,9 +632,16 @@ def settled(rank: int, world_size: int) -> list[list[int]]:
     predicted().sum().backward()  # step 7
     model.table.statistics()
     note()
-    return written
+    predicted().sum().backward()  # step 8
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.table.statistics()
+    note()
+    return written, [str(each.message) for each in caught]
 
 
 def test_processes_agree_on_what_is_written_whichever_of_them_runs_backward(tmp_path: Any) -> None:
-    for written in in_processes(2, settled, tmp_path):
-        assert written == [[1], [1], [3], [], [], [], [7]]
+    (written, silence), (same, warned) = in_processes(2, settled, tmp_path)
+    assert written == same == [[1], [1], [3], [], [], [], [7], [7, 8]]
+    assert not silence and len(warned) == 1
+    assert "step 8: embeddings of segment 0 of graph 'resnet', segment 1" in warned[0]
