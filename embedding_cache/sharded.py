@@ -2,11 +2,12 @@
 
 Key k is kept by process k % world_size, as its key k // world_size. What each process asks for and writes in a step is
 known to all of them (whoever draws steps from a shared seed can tell), so no list of keys is ever sent: a pull is one
-`all_to_all_single` of rows, a push is another one.
+`all_to_all_single` of rows, a push is another one, and an `all_reduce` of one flag decides whether it is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
+from embedding_cache.table import EmbeddingTable, KeyRanges, OnHost, check_state
 
 WORD = 8  # bytes; blocks begin at multiples of it, so that they can be read as rows of any dtype
 Entries = Int64[np.ndarray, " entries"]
@@ -79,34 +80,47 @@ class ShardedTable(nn.Module):
         unknown[asked] = ~is_known.numpy()
         return Pulled(self, buffer, work, mine, owner[mine], wanted[mine], unknown)
 
-    def submit(self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int) -> None:
-        """Begin to write a row per key, without its gradient; the next `request`, or `wait`, finishes it. Of a key that
-        comes more than once the first row is kept.
+    def submit(
+        self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int,
+        refused: Callable[[Tensor], None] = lambda places: None,
+    ) -> Pushed:  # fmt: skip
+        """Begin to write a row per key, without its gradient; the next `request`, or `wait`, finishes it, unless a
+        condition of what is returned has failed in any process by then. Of a key that comes more than once the first
+        row is kept.
 
         Args:
             keys: of all processes, or at least those that this process sends or keeps.
             sender: which process has the row of each key.
             rows: those of this process, in the order of its keys.
+            refused: called with the positions of its rows that are not finite, if there are any, which are not written.
         """
         self.wait()
         owner = keys % self.world_size
         mine = _of(sender, self.rank, owner)
         place = np.empty(len(keys), np.int64)
         place[np.flatnonzero(sender == self.rank)] = np.arange(len(mine))
-        ordered = rows.detach()[torch.from_numpy(place[mine]).to(rows.device)].to(self._device, self.shard.dtype)
+        rows = rows.detach().to(self.shard.dtype)
+        ordered = rows[torch.from_numpy(place[mine]).to(rows.device)].to(self._device)
         counts = np.bincount(owner[mine], minlength=self.world_size) * self.row_bytes
         blocks = list(_bytes(ordered).split(counts.tolist()))
         kept = _of(owner, self.rank, sender)
         sizes = np.bincount(sender[kept], minlength=self.world_size) * self.row_bytes
         buffer, work = self._exchange("push", blocks, sizes.tolist())
-        self._written = Pushed(buffer, work, kept, keys[kept] // self.world_size, step)
+        finite = OnHost(rows.isfinite().all(1))
+        self._written = Pushed(buffer, work, kept, keys[kept] // self.world_size, step, finite, refused)
+        return self._written
 
     def wait(self) -> None:
-        """Finish what was submitted."""
+        """Finish what was submitted: write it if all of its conditions hold in all processes."""
         pushed, self._written = self._written, None
         if pushed is None:
             return
         rows = pushed.rows(self.shard.dtype, self.shard.channels)
+        finite = pushed.finite.value()
+        if not finite.all():
+            pushed.refused((~finite).nonzero().squeeze(1))
+        if not self._holds_everywhere(pushed.conditions):
+            return
         in_order = np.argsort(pushed.places)
         first = in_order[np.sort(np.unique(pushed.keys[in_order], return_index=True)[1])]
         chosen = torch.from_numpy(first)
@@ -118,8 +132,8 @@ class ShardedTable(nn.Module):
         self.num_keys = num_keys
 
     def clear(self) -> None:
-        """Forget every row and set the clock to 0."""
-        self.wait()
+        """Forget every row and set the clock to 0. Not collective."""
+        self._revoke()
         self.shard.clear()
 
     def statistics(self) -> dict[str, float]:
@@ -159,13 +173,26 @@ class ShardedTable(nn.Module):
             ValueError: what `EmbeddingTable` refuses.
         """
         check_state(state, self.shard.channels, self.shard.dtype, self.shard.dataset)
-        self._written = None
+        self._revoke()
         self.ranges.load({"slots": 0, "ranges": {}} | state)
         chosen = (state["keys"] % self.world_size == self.rank).nonzero().squeeze(1)
         part = {name: state[name][chosen] for name in ("keys", "rows", "written")}
         part["keys"] = part["keys"] // self.world_size
         self.num_keys = max(self.num_keys, state["num_keys"])
         self.shard.set_extra_state(state | part | {"num_keys": -(-self.num_keys // self.world_size)})
+
+    def _revoke(self) -> None:
+        """Leave what was submitted unwritten. `wait` still asks all processes, since others may not have revoked it."""
+        if self._written is not None:
+            self._written.require(torch.tensor(False))
+
+    def _holds_everywhere(self, conditions: list[Tensor]) -> bool:
+        """Whether the conditions of all processes hold. A process without any takes part too, so that all of them make
+        the same collective calls whatever gradients they computed."""
+        own = [torch.tensor(True), *conditions]
+        flag = torch.stack([each.to(self._device) for each in own]).all().to(torch.uint8)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.group)
+        return bool(flag)
 
     # How rows travel -------------------------------------------------------------------------------------------------
 
@@ -249,11 +276,22 @@ class Pushed:
 
     Attributes:
         places: of each row among all keys of the push.
+        finite: which of the rows that this process sent are finite.
+        refused: called with the positions of the others.
+        conditions: of this process, which all have to hold for any process to write the rows.
     """
 
-    def __init__(self, buffer: Tensor, work: Any, places: Entries, keys: Entries, step: int) -> None:
+    def __init__(
+        self, buffer: Tensor, work: Any, places: Entries, keys: Entries, step: int, finite: OnHost,
+        refused: Callable[[Tensor], None],
+    ) -> None:  # fmt: skip
         self._buffer, self._work = buffer, work
-        self.places, self.keys, self.step = places, keys, step
+        self.places, self.keys, self.step, self.finite, self.refused = places, keys, step, finite, refused
+        self.conditions: list[Tensor] = []
+
+    def require(self, condition: Bool[Tensor, ""]) -> None:
+        """Write the rows, here and in the other processes, only if `condition` holds."""
+        self.conditions.append(condition)
 
     def rows(self, dtype: torch.dtype, channels: int) -> Tensor:
         """A row for each of `places`, once all have arrived."""

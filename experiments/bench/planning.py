@@ -59,7 +59,7 @@ def _once(model: GraphSegmentTraining, loader: StepLoader, channels: int) -> flo
     pending = traffic.request(table)
     pending.is_known()
     fresh = draw.fresh.nonzero().squeeze(1)
-    pending.push_fresh(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh, 1)
+    pending.push_fresh(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh, 1, lambda *refused: None)
     table.wait()
     return 1e3 * (time.perf_counter() - began)
 

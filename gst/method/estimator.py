@@ -18,12 +18,11 @@ from gst.method.draws import Catalogue, Draw, Estimate, PrefetchedStep, draw_seg
 from gst.method.encoding import GraphPool, Inputs, Pooling, call_of, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
 from gst.method.guards import (
-    after_backward,
     check_reducer,
     evaluating,
-    overflows,
     rank,
     report,
+    require_finite_gradients,
     scale_gradient,
     version,
 )
@@ -292,7 +291,8 @@ class GraphSegmentTraining(nn.Module):
             self._add_encoded(pool, catalogue, used, draw.configs, weights.stale)
         elif pending is not None:
             self._add(pool, catalogue, used, pending.rows(used, self._like()), weights.stale[used])
-            pending.push_fresh(embedded, chosen, self.step)
+            pushed = pending.push_fresh(embedded, chosen, self.step, partial(report, catalogue))
+            require_finite_gradients(embedded, self.encoder, pushed.require)
         else:
             self._add_pulled(pool, catalogue, used, keys, weights.stale)
             self._stage(catalogue, chosen, keys, embedded)
@@ -341,7 +341,8 @@ class GraphSegmentTraining(nn.Module):
         if pending is None:
             self._stage(catalogue, chosen, keys, embedded)
         else:
-            pending.push_fresh(embedded, chosen, self.step)
+            pushed = pending.push_fresh(embedded, chosen, self.step, partial(report, catalogue))
+            require_finite_gradients(embedded, self.encoder, pushed.require)
         return result
 
     def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
@@ -413,7 +414,8 @@ class GraphSegmentTraining(nn.Module):
                 made.append(embedded)
         if pending is not None:
             empty = torch.zeros(0, configs.shape[1], pending.channels, device=self._like().device)
-            pending.push_unknown(torch.cat(made or [empty]), everything[missing], self.step)
+            unknown = everything[missing]
+            pending.push_unknown(torch.cat(made or [empty]), unknown, self.step, partial(report, catalogue))
         return pool.result()
 
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
@@ -550,12 +552,7 @@ class GraphSegmentTraining(nn.Module):
         rows = embedded.detach().flatten(0, 1)[first.to(embedded.device)]
         warn = partial(report, catalogue, chosen[first // keys.shape[1]], self.step)
         staged = self.table.stage(flat[first], rows, self.step, warn)
-        if not embedded.requires_grad:
-            return
-        embedded.register_hook(lambda gradient: staged.require(gradient.isfinite().all()))
-        device = embedded.device.type
-        if isinstance(self.encoder, nn.Module) and overflows(device):
-            after_backward(self.encoder, staged.require)
+        require_finite_gradients(embedded, self.encoder, staged.require)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {

@@ -7,7 +7,9 @@ any number of processes draws the same graphs, configurations, segments and drop
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,8 +17,10 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from embedding_cache.sharded import ShardedTable
+from embedding_cache.sharded import Pushed, ShardedTable
 from gst.graphs.segments import SegmentedGraph
+
+Warn = Callable[[Tensor, int, Tensor], None]  # the segment of each row, the step, and which rows are not finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,14 +133,16 @@ class PendingRows:
             return rows.new_zeros(*self._traffic.own[segments].shape, self.channels)
         return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device)]
 
-    def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
-        """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`."""
-        self._push(self._traffic.fresh, embedded, segments, step)
+    def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int, warn: Warn) -> Pushed:
+        """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`. They are written
+        after the step, unless a condition of what is returned fails in one of the processes; `warn` hears of those
+        that are not finite."""
+        return self._push(self._traffic.fresh, embedded, segments, step, warn)
 
-    def push_unknown(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int) -> None:
+    def push_unknown(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int, warn: Warn) -> None:
         """Push the rows that the table lacks; `embedded` holds at least those of this process."""
         self._wait()
-        self._push(self._pulled.unknown, embedded, segments, step)
+        self._push(self._pulled.unknown, embedded, segments, step, warn)
 
     def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
         """The sum of `values` over the processes, without those that are idle."""
@@ -144,13 +150,16 @@ class PendingRows:
         dist.all_reduce(values, group=self._table.group)
         return values
 
-    def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int) -> None:
+    def _push(
+        self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int, warn: Warn
+    ) -> Pushed:
         entry = self._traffic.own[segments].flatten().numpy()
         row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
         row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
         sent = torch.from_numpy(row[:-1][chosen[self._mine]])
         rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device)]
-        self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step)
+        refused = partial(warn, segments[sent // embedded.shape[1]], step)
+        return self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step, refused)
 
     def _wait(self) -> tuple[Tensor, Tensor]:
         self._arrived = self._arrived or self._pulled.wait()

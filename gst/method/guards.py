@@ -62,13 +62,16 @@ def check_reducer() -> None:
         )
 
 
-def overflows(device: str) -> bool:
-    """Whether gradients may leave the range of their dtype inside the encoder."""
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-
-
-def after_backward(encoder: nn.Module, require: Callable[[Tensor], None]) -> None:
-    """Once the gradients of all parameters are there, `require` that they are finite."""
+def require_finite_gradients(embedded: Tensor, encoder: object, require: Callable[[Tensor], None]) -> None:
+    """In the backward pass, `require` that the gradient of the embeddings is finite; under autocast in float16, whose
+    range gradients may leave inside the encoder, that those of all of its parameters are, too."""
+    if not embedded.requires_grad:
+        return
+    embedded.register_hook(lambda gradient: require(gradient.isfinite().all()))
+    device = embedded.device.type
+    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    if not (half and isinstance(encoder, nn.Module)):
+        return
 
     def check(gradients: Sequence[Tensor | None]) -> None:
         handle.remove()

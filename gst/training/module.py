@@ -135,6 +135,8 @@ class SegmentTrainingModule(L.LightningModule):
 
     def training_step(self, step: Step, index: int) -> Tensor:
         loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
+        # This waits for an accelerator. Reading the loss later would save nothing: the copy of the targets waits for it
+        # too, as do most losses (by masks), and the report and the progress bar read the loss of every step.
         if not bool(loss.isfinite()):
             names = ", ".join(repr(graph.name) for graph in step.graphs)
             raise ValueError(

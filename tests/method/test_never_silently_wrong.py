@@ -30,6 +30,7 @@ from gst.method.batch import SegmentBatch
 from gst.method.draws import dropout_weights
 from gst.method.encoding import SegmentMaxima, SegmentSums
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.exchange import Peers
 from gst.nn.edges import neighbour_attention, neighbour_max
 from gst.nn.sparse import CsrMatrix, product
 
@@ -527,3 +528,120 @@ def test_processes_without_lightning(tmp_path: Any) -> None:
     assert len(one["problems"]) == 3
     assert all("wrap the model anew" in problem for problem in one["problems"][:2])
     assert "peers=" in one["problems"][2]
+
+
+def skipped(rank: int, world_size: int) -> dict[str, Any]:
+    """Rows of this process's shard after each step of a training with `GradScaler`, and whether the step was skipped.
+    In the second step the gradients of the last process overflow; the third has one graph, and leaves that process
+    idle."""
+    graphs = tuple(segment(random_graph(0, 18 + seed), 6) for seed in range(world_size))
+    encoder, head = models("sage", random_graph(0))
+    shard = EmbeddingTable(1, 6)
+    model = GraphSegmentTraining(encoder.float(), head.float(), num_fresh=ALL, table=ShardedTable(shard))
+    model.register(graphs)
+    model.exact(graphs)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-3), torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    answer: dict[str, Any] = {"rows": [], "skipped": []}
+    for step in range(3):
+        chosen = graphs[:1] if step == 2 else graphs
+        configs = torch.zeros(len(chosen), 1, dtype=torch.int64)
+        draw = model.draw(chosen, configs, peers=Peers(rank, world_size, chosen, configs, torch.zeros(configs.shape)))
+        assert draw is not None
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        weight = 1e6 if step == 1 and rank == world_size - 1 else 1e-12
+        loss = wrapped(prefetched=model.load(draw)).square().sum() * weight
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        answer["skipped"].append(all(a.equal(b) for a, b in zip(model.parameters(), before, strict=True)))
+        model.table.wait()
+        answer["rows"].append(rows_of(shard))
+    return answer
+
+
+def test_a_step_that_a_scaler_skips_leaves_a_sharded_table_as_it_was(tmp_path: Any) -> None:
+    for answer in in_processes(2, skipped, tmp_path):
+        first, second, third = answer["rows"]
+        assert answer["skipped"] == [False, True, False] and len(first[0]) > 2
+        assert_same(first, second)
+        assert (third[2] == 3).any() and (third[2] != 2).all()
+
+
+def settled(rank: int, world_size: int) -> tuple[list[list[int]], list[str]]:
+    """In which steps the rows of a sharded table were written, where backward runs in some processes alone, its
+    gradients or the rows are not finite in the last one, or the table is read, cleared or loaded before the step ends;
+    and the warnings of the last step."""
+    graphs = tuple(segment(plain(seed), 6) for seed in range(world_size))
+    last, written = rank == world_size - 1, []
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, batch: SegmentBatch) -> Tensor:
+            scale = self.scale.clone()
+            if model.step == 6 and last:  # a gradient that leaves the range of float16 inside the encoder
+                scale.register_hook(lambda gradient: gradient * torch.inf)
+            if model.step == 8 and last:
+                scale = scale * torch.nan
+            return batch.node_features * scale
+
+    model = stale_model(ShardedTable(EmbeddingTable(1, 3)), Scaled())
+    model.register(graphs)
+
+    def predicted() -> Tensor:
+        configs = torch.zeros(world_size, 1, dtype=torch.int64)
+        peers = Peers(rank, world_size, graphs, configs, torch.zeros(configs.shape))
+        return model(prefetched=model.load(model.draw(graphs, configs, peers=peers)))
+
+    def note() -> None:
+        written.append(sorted(set(model.table.shard.export_rows()[2].tolist())))
+
+    predicted()  # step 1 has no backward pass, in training mode
+    model.table.statistics()
+    note()
+    with torch.set_grad_enabled(not last):  # step 2: in the last process without gradient, in the others not finite
+        prediction = predicted()
+    if not last:
+        (prediction.sum() * torch.inf).backward()
+    model.table.get_extra_state()
+    note()
+    with torch.set_grad_enabled(last):  # step 3: the other way round, and finite
+        prediction = predicted()
+    if last:
+        prediction.sum().backward()
+    model.table.statistics()
+    note()
+    saved = model.table.get_extra_state()
+    predicted().sum().backward()  # step 4
+    model.table.clear()
+    model.table.statistics()
+    note()
+    predicted().sum().backward()  # step 5
+    if last:
+        model.table.load_state_dict({"_extra_state": saved})
+    model.table.statistics()
+    note()
+    with torch.autocast("cpu", torch.float16):
+        predicted().sum().backward()  # step 6
+    model.table.statistics()
+    note()
+    predicted().sum().backward()  # step 7
+    model.table.statistics()
+    note()
+    predicted().sum().backward()  # step 8
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.table.statistics()
+    note()
+    return written, [str(each.message) for each in caught]
+
+
+def test_processes_agree_on_what_is_written_whichever_of_them_runs_backward(tmp_path: Any) -> None:
+    (written, silence), (same, warned) = in_processes(2, settled, tmp_path)
+    assert written == same == [[1], [1], [3], [], [], [], [7], [7, 8]]
+    assert not silence and len(warned) == 1
+    assert "step 8: embeddings of segment 0 of graph 'resnet', segment 1" in warned[0]
