@@ -1,27 +1,31 @@
-"""The variants and whole graphs on the same data: score, time and memory.
+"""The variants and whole graphs on the same data in the same processor time: score, steps and memory.
 
     python -m experiments.variants.compare --tasks alexnet,elf-language --seeds 5
 
-Each training runs in a process of its own. `+R`: fresh segments are drawn by the expected drift of their rows.
-Scores are of what was held out, after the last epoch; times are of training steps alone.
+Each training runs in a process of its own on one core, for `--seconds` of processor time in its training steps, those
+that read segments included; the learning rate falls along a cosine of the time, and +F freezes the encoder for the last
+eighth of it. `+R`: fresh segments are drawn by the expected drift of their rows. Scores are of what was held out, after
+the training, from all segments. A seed decides the split, the weights and all draws. Finished trainings are kept in
+`runs/variants`, so that a comparison resumes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from embedding_cache import EmbeddingTable
 from experiments.variants.data import TASKS, Task, mean_and_deviation
@@ -29,8 +33,10 @@ from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection
 from gst.devices import machine_record
+from gst.files.writing import atomic_write
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.process.progress import bar
 from gst.process.tuning import keep_freed_memory
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -46,14 +52,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+E, difference": {"table": True, "estimate": "difference"},
     "GST+E, regression": {"table": True, "estimate": "regression"},
     "GST+E, composite": {"table": True, "estimate": "composite"},
+    "GST+EF, composite": {"table": True, "estimate": "composite", "finetune": True},
 }
 LOSS = {"runtime": "pairwise_hinge", "number": "squared_error", "class": "cross_entropy"}
-RESULTS = Path("experiments/results")
+FINETUNING = 1 / 8  # of the time
+LEAST_TARGETS = 8  # of a graph that is scored
+RESULTS, RUNS = Path("experiments/results"), Path("runs/variants")
 
 
-def train(task: Task, variant: str, seed: int) -> dict[str, float]:
+def train(task: Task, variant: str, seed: int, seconds: float) -> dict[str, float]:
     """One training, in this process."""
     keep_freed_memory()
+    torch.set_num_threads(1)
     settings = dict(VARIANTS[variant])
     loader, held_out = task.loaders(settings.pop("whole", False), seed)
     finetune = settings.pop("finetune", False)
@@ -68,24 +78,24 @@ def train(task: Task, variant: str, seed: int) -> dict[str, float]:
     model.embed([held_out[0][0]], torch.zeros(1, 1, dtype=torch.long))
     mean, deviation = mean_and_deviation(loader.selections) if task.kind == "number" else (0.0, 1.0)
     optimizer = torch.optim.AdamW(model.parameters(), task.learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs * len(loader))
-    steps = []
-    for epoch in range(task.epochs):
-        if finetune and epoch == task.epochs - max(1, task.epochs // 8):
+    times = [time.process_time()]
+    for step in (step for _ in itertools.count() for step in loader):
+        loss = LOSSES[LOSS[task.kind]](model(step.graphs, step.configs), (step.targets - mean) / deviation)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        times.append(time.process_time())
+        share = (times[-1] - times[1]) / seconds  # the first step compiles kernels
+        if share >= 1:
+            break
+        optimizer.param_groups[0]["lr"] = task.learning_rate * (1 + math.cos(math.pi * share)) / 2
+        if finetune and share >= 1 - FINETUNING and not model.encoder_frozen:
             model.freeze_encoder()
-        for step in loader:
-            started = time.perf_counter()
-            loss = LOSSES[LOSS[task.kind]](model(step.graphs, step.configs), (step.targets - mean) / deviation)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            steps.append(time.perf_counter() - started)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
     return {
         "score": score(model.eval(), held_out, task),
-        "seconds": sum(steps),
-        "step_ms": 1e3 * statistics.median(steps),
+        "steps": len(times) - 1,
+        "step_ms": 1e3 * statistics.median(b - a for a, b in itertools.pairwise(times)),
         "peak_mib": peak,
     }
 
@@ -94,8 +104,10 @@ def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) ->
     if task.kind == "runtime":
         taus = []
         for graph, configs in held_out:
-            scores = model.scores(graph, configs)
-            taus.append(kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()]))
+            configs = configs[torch.from_numpy(~np.isnan(graph.targets[configs.numpy()]))]
+            if len(configs) >= LEAST_TARGETS:
+                scores = model.scores(graph, configs)
+                taus.append(kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()]))
         return float(np.mean(taus))
     predicted: Tensor = torch.cat([model.exact([graph])[:, 0] for graph, _ in held_out])
     targets = np.array([graph.targets[0] for graph, _ in held_out])
@@ -104,50 +116,62 @@ def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) ->
     return kendall_tau(predicted.double().numpy(), targets)
 
 
-def compare(task: str, seeds: int, bar: tqdm) -> Iterator[dict[str, Any]]:
-    """The table after each seed. Variants take turns, so that a busy machine slows all of them down."""
-    runs: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-    for seed in range(seeds):
-        for variant in VARIANTS:
-            bar.set_description(f"{task}, {variant}, seed {seed}")
-            child = [sys.executable, "-m", "experiments.variants.compare", "--run", task, variant, str(seed)]
-            runs[variant].append(json.loads(subprocess.run(child, check=True, capture_output=True).stdout))
-            bar.update()
-        yield {variant: row(each) for variant, each in runs.items()}
+def run(task: str, variant: str, seed: int, seconds: float) -> dict[str, float]:
+    """One training in a process of its own, unless it was finished before."""
+    path = RUNS / f"{task} {variant} {seed} {seconds:g}.json"
+    if not path.exists():
+        child = [sys.executable, "-m", "experiments.variants.compare", "--seconds", str(seconds)]
+        arguments = ["--run", task, variant, str(seed)]
+        done = subprocess.run([*child, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+        with atomic_write(path) as file:
+            file.write(done.stdout)
+    found: dict[str, float] = json.loads(path.read_text())
+    return found
 
 
-def row(runs: list[dict[str, float]]) -> dict[str, Any]:
+def row(runs: list[dict[str, float]], baseline: list[dict[str, float]]) -> dict[str, Any]:
+    """Of one variant; `over_efd` are the differences to GST+EFD, seed by seed."""
     scores = [run["score"] for run in runs]
     return {
         "score_mean": statistics.mean(scores),
         "score_deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0,
         "scores": scores,
-        **{key: statistics.median(run[key] for run in runs) for key in ("seconds", "step_ms", "peak_mib")},
+        "over_efd": [each["score"] - other["score"] for each, other in zip(runs, baseline, strict=True)],
+        **{key: statistics.median(run[key] for run in runs) for key in ("steps", "step_ms", "peak_mib")},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of one training; default: %(default)s")
+    parser.add_argument("--processes", type=int, default=2, help="trainings at once; default: %(default)s")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
         task, variant, seed = options.run
-        print(json.dumps(train(TASKS[task], variant, int(seed))))
+        print(json.dumps(train(TASKS[task], variant, int(seed), options.seconds)))
         return
     tasks = options.tasks.split(",")
-    with tqdm(total=len(tasks) * len(VARIANTS) * options.seeds, dynamic_ncols=True) as bar:
-        for task in tasks:
-            for whole in (True, False):  # prepared here, once
-                TASKS[task].loaders(whole, 0)
-            for seeds, variants in enumerate(compare(task, options.seeds, bar), start=1):
-                result = {
-                    "task": task, "kind": TASKS[task].kind, "seeds": seeds, "variants": variants,
-                    "machine": machine_record(),
-                    "command": f"python -m experiments.variants.compare --tasks {task} --seeds {options.seeds}",
-                }  # fmt: skip
-                (RESULTS / f"variants_{task}.json").write_text(json.dumps(result, indent=1) + "\n")
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for task in tasks:
+        for whole in (True, False):  # prepared here, once
+            TASKS[task].loaders(whole, 0)
+    jobs = [(task, variant, seed) for task in tasks for seed in range(options.seeds) for variant in VARIANTS]
+    with ThreadPoolExecutor(options.processes) as pool:
+        done = pool.map(lambda job: run(*job, options.seconds), jobs)
+        runs = dict(zip(jobs, bar(done, total=len(jobs), desc="trainings"), strict=True))
+    for task in tasks:
+        by_variant = {variant: [runs[task, variant, seed] for seed in range(options.seeds)] for variant in VARIANTS}
+        command = f"python -m experiments.variants.compare --tasks {task} --seeds {options.seeds}"
+        result = {
+            "task": task, "kind": TASKS[task].kind, "seeds": options.seeds, "seconds": options.seconds,
+            "variants": {variant: row(each, by_variant["GST+EFD"]) for variant, each in by_variant.items()},
+            "machine": machine_record(), "command": f"{command} --seconds {options.seconds:g}",
+        }  # fmt: skip
+        with atomic_write(RESULTS / f"variants_{task}.json") as file:
+            file.write(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,70 @@
-"""What the variants are compared on: three datasets, cut into segments, and left whole."""
+"""What the variants are compared on: datasets of six kinds, cut into segments, and left whole."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from experiments.reproductions.circuits.compare import labelled_files
+from experiments.reproductions.circuits.features import circuit_graph
+from experiments.reproductions.circuits.files import SHARED
+from experiments.reproductions.circuits.labels import read_labels
 from gst.data import ElfBinaries, TpuGraphs, group_of
+from gst.data.hlsyn import HlSyn
 from gst.data.loader import Selection, StepLoader, split
+from gst.data.source import GraphSource, fingerprint_of_files
 from gst.data.synthetic import SyntheticPrograms
+from gst.graphs.graph import Graph
 from gst.graphs.store import open_store, prepare
 
 STORES = Path("runs/stores")
 ALEXNET = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
+TILE = "../shared/data/tpugraphs/tile/xla/train/*.npz"
+LABELS = Path("experiments/results/circuits_labels.jsonl.xz")
+HLSYN = "../shared/data/hlsyn.tar.xz"
+
+
+@dataclass(frozen=True)
+class CircuitShrinkage(GraphSource):
+    """And-inverter graphs and output cones of them; the target is the mean over synthesis recipes of log(ANDs that are
+    left / ANDs), from `experiments.reproductions.circuits`. Names begin with the design.
+
+    Args:
+        most_nodes: larger circuits are left out.
+    """
+
+    most_nodes: int = 30_000
+
+    def __iter__(self) -> Iterator[Graph]:
+        ratios: dict[str, list[float]] = {}
+        for (digest, _), counts in read_labels(LABELS).items():
+            if counts is not None:
+                ratios.setdefault(digest, []).append(np.log(max(counts[-1][0], 1) / max(counts[0][0], 1)))
+        for file in labelled_files(SHARED):
+            values = ratios.pop(file.digest, [])  # of files with the same content the first
+            graph = circuit_graph(file.read()) if len(values) > 1 else None
+            if graph is not None and graph.num_nodes <= self.most_nodes:
+                yield replace(graph, name=f"{file.design}/{file.name}", targets=np.array([np.mean(values)]))
+
+    def fingerprint(self) -> str:
+        return fingerprint_of_files([SHARED, LABELS], f"CircuitShrinkage 1 {self.most_nodes}")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A dataset and how long to train on it.
+    """A dataset and how a model of it is trained.
 
     Args:
         kind: what a target is, which decides the loss and the score: a `runtime` to rank by (Kendall's tau on held-out
             configurations), a `number` (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
         encoder: arguments of the encoder.
         num_fresh: segments with gradient per graph and step.
+        held_out: configurations of each graph that are held out, of a `runtime`; of others a quarter of the groups.
+        least_configs: graphs with fewer are left out.
     """
 
     name: str
@@ -36,14 +75,21 @@ class Task:
     num_fresh: int
     graphs_per_step: int
     configs_per_graph: int
-    epochs: int
     learning_rate: float
     lists_per_graph: int | None = None
     classes: int = 1
+    held_out: int = 0
+    least_configs: int = 1
 
     def source(self) -> Any:
         if self.name == "alexnet":
             return TpuGraphs([ALEXNET])
+        if self.name == "tile":
+            return TpuGraphs([TILE])
+        if self.name == "hlsyn":
+            return HlSyn(HLSYN, "v18")
+        if self.name == "circuits":
+            return CircuitShrinkage()
         if self.name == "synthetic":
             return SyntheticPrograms(num_nodes=100_000, num_configs=128)
         label: Any = self.name.removeprefix("elf-")
@@ -53,9 +99,9 @@ class Task:
         """Training steps and what is held out; which it is depends on the seed alone."""
         max_nodes = 1_000_000 if whole else self.max_nodes
         graphs = open_store(prepare(self.source(), STORES, max_nodes))
+        graphs = [graph for graph in graphs if graph.num_configs >= self.least_configs]
         if self.kind == "runtime":
-            held_out = 500 if self.name == "alexnet" else 32
-            training, validation, _ = split(graphs, "configs", held_out, 0, seed)
+            training, validation, _ = split(graphs, "configs", self.held_out, 0, seed)
         else:
             groups = len({group_of(graph.name) for graph in graphs})
             training, validation, _ = split(graphs, "groups", groups // 4, 0, seed)
@@ -71,13 +117,18 @@ def mean_and_deviation(selections: list[Selection]) -> tuple[float, float]:
 TASKS = {
     task.name: task
     for task in (
-        Task("alexnet", "runtime", 64, "sum", {"channels": 64, "num_layers": 3, "config_symbols": 7}, 2, 1, 64, 3, 1e-3,
-             lists_per_graph=100),
+        Task("alexnet", "runtime", 64, "sum", {"channels": 64, "num_layers": 3, "config_symbols": 7}, 2, 1, 64, 1e-3,
+             lists_per_graph=100, held_out=500),
+        Task("tile", "runtime", 8, "sum", {"channels": 64, "num_layers": 3}, 1, 2, 32, 1e-3, lists_per_graph=16,
+             held_out=20, least_configs=60),
+        Task("hlsyn", "runtime", 32, "sum", {"channels": 48, "num_layers": 3, "num_opcodes": 64}, 2, 4, 16, 2e-3,
+             lists_per_graph=8, held_out=64, least_configs=300),
+        Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3),
+        Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
+             1e-2, classes=3),
+        Task("elf-call_depth", "number", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
+             1e-2),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
-             "config_symbols": 7}, 2, 1, 8, 6, 1e-2),
-        Task("elf-language", "class", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             16, 1e-2, classes=3),
-        Task("elf-call_depth", "number", 1_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             16, 1e-2),
+             "config_symbols": 7}, 2, 1, 8, 1e-2, held_out=32),
     )
 }  # fmt: skip

@@ -10,6 +10,7 @@ squares over channels, configurations and steps, in units of the root mean squar
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from gst.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 
-STEPS = 150  # at which errors are taken, in the last three quarters of the training
+TRAINED = 300  # steps of a training
+STEPS = 150  # at which errors are taken, in the last three quarters of them
 ESTIMATES: dict[str, dict[str, Any]] = {
     "GST+E (p = 1)": {},
     "GST+ED (p = 0.5)": {"keep_probability": 0.5},
@@ -57,24 +59,22 @@ def errors(task: Task, seed: int, bar: tqdm) -> dict[str, float]:
     trained.embed(next(iter(loader)).graphs[:1], torch.zeros(1, 1, dtype=torch.long))
     mean, deviation = mean_and_deviation(loader.selections) if task.kind == "number" else (0.0, 1.0)
     optimizer = torch.optim.AdamW(trained.parameters(), task.learning_rate)
-    last = task.epochs * len(loader)
-    compared = set(np.linspace(last // 4, last - 1, STEPS).astype(int).tolist())
+    compared = set(np.linspace(TRAINED // 4, TRAINED - 1, STEPS).astype(int).tolist())
     squared, norm = dict.fromkeys(ESTIMATES, 0.0), 0.0
-    for epoch in range(task.epochs):
-        for number, step in enumerate(loader, start=epoch * len(loader)):
-            with torch.no_grad():
-                estimates = {name: each(step.graphs, step.configs) for name, each in beside.items()}
-                if number in compared:
-                    exact = trained.embed(step.graphs, step.configs)
-                    valid = step.configs >= 0
-                    norm += _square(exact, valid)
-                    for name, estimate in estimates.items():
-                        squared[name] += _square(estimate - exact, valid)
-            loss = LOSSES[LOSS[task.kind]](trained(step.graphs, step.configs), (step.targets - mean) / deviation)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            bar.update(1 / last)
+    for number, step in zip(range(TRAINED), (step for _ in itertools.count() for step in loader), strict=False):
+        with torch.no_grad():
+            estimates = {name: each(step.graphs, step.configs) for name, each in beside.items()}
+            if number in compared:
+                exact = trained.embed(step.graphs, step.configs)
+                valid = step.configs >= 0
+                norm += _square(exact, valid)
+                for name, estimate in estimates.items():
+                    squared[name] += _square(estimate - exact, valid)
+        loss = LOSSES[LOSS[task.kind]](trained(step.graphs, step.configs), (step.targets - mean) / deviation)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        bar.update(1 / TRAINED)
     return {name: (each / norm) ** 0.5 for name, each in squared.items()}
 
 

@@ -1,4 +1,4 @@
-"""Difference and regression estimator: no bias in value and gradient, by enumeration of all draws."""
+"""Difference, regression and composite estimator: bias of value and gradient, by enumeration of all draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 import gst
 from embedding_cache import EmbeddingTable
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.regression import RowRegression, StaleSum, moments
+from gst.method.regression import RowRegression, StaleSum, composite_weights, moments, residual_products
 
 NUM_SEGMENTS = 4
 
@@ -51,22 +51,89 @@ def values_and_gradients(model: GraphSegmentTraining, graphs: list[Any], fresh: 
     return [prediction.detach(), *torch.autograd.grad((prediction * weights).sum(), parameters)]
 
 
+def over_all_draws(model: GraphSegmentTraining, graphs: list[Any]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Value and gradients from all segments, and those of each draw of two."""
+    every = torch.ones(2 * NUM_SEGMENTS, dtype=torch.bool)
+    truth, runs = values_and_gradients(model, graphs, every, 1.0), []
+    for pair in itertools.combinations(range(NUM_SEGMENTS), 2):
+        fresh = torch.isin(torch.arange(2 * NUM_SEGMENTS) % NUM_SEGMENTS, torch.tensor(pair))
+        runs.append(values_and_gradients(model, graphs, fresh, 2 / NUM_SEGMENTS))
+    return truth, runs
+
+
 @pytest.mark.parametrize("arguments", [{}, {"omit_rest": True}, {"table": True}], ids=["encoded", "omitted", "table"])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("estimate", ["difference", "regression"])
 def test_value_and_gradient_are_those_of_all_segments_on_average_over_all_draws(
     estimate: str, pooling: str, arguments: dict[str, Any]
 ) -> None:
-    model, graphs = trained(estimate, pooling, **{"table": False} | arguments)
-    every = torch.ones(2 * NUM_SEGMENTS, dtype=torch.bool)
-    truth = values_and_gradients(model, graphs, every, 1.0)
-    pairs = list(itertools.combinations(range(NUM_SEGMENTS), 2))
-    runs = []
-    for pair in pairs:
-        fresh = torch.isin(torch.arange(2 * NUM_SEGMENTS) % NUM_SEGMENTS, torch.tensor(pair))
-        runs.append(values_and_gradients(model, graphs, fresh, 2 / NUM_SEGMENTS))
+    truth, runs = over_all_draws(*trained(estimate, pooling, **{"table": False} | arguments))
     for expected, each in zip(truth, zip(*runs, strict=True), strict=True):
         torch.testing.assert_close(torch.stack(each).mean(0), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("products", [[0.0, 1.0], [0.3, 1.0], [1.0, 1.0]])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_the_gradient_of_the_composite_estimator_has_no_bias_and_its_value_has_none_where_residuals_are_alike(
+    pooling: str, products: list[float]
+) -> None:
+    model, graphs = trained("composite", pooling, table=True)
+    assert model._regression is not None
+    model._regression._products = torch.tensor(products, dtype=torch.float64)
+    truth, runs = over_all_draws(model, graphs)
+    means = [torch.stack(each).mean(0) for each in zip(*runs, strict=True)]
+    for expected, mean in zip(truth[1:], means[1:], strict=True):
+        torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(means[0], truth[0], rtol=1e-9) == (products[0] == 1)
+
+
+def residuals_of_graphs(common: float, number: int) -> Tensor:
+    """Residuals of 6 segments of each graph, under one configuration and of one channel, of variance 1."""
+    generator = torch.Generator().manual_seed(0)
+    own = torch.randn(number, 6, generator=generator, dtype=torch.float64)
+    return common**0.5 * torch.randn(number, 1, generator=generator).double() + (1 - common) ** 0.5 * own
+
+
+@pytest.mark.parametrize("common", [0.0, 0.2, 0.7, 1.0])
+def test_the_share_that_residuals_have_in_common_is_estimated(common: float) -> None:
+    residuals = residuals_of_graphs(common, 20_000)[:, :2]
+    regression, graph = RowRegression(), torch.arange(20_000).repeat_interleave(2)
+    assert regression.common == 0.5
+    known = torch.ones(40_000, 1, dtype=torch.bool)
+    regression.observe(torch.zeros(2, 3).double(), residual_products(residuals.reshape(-1, 1, 1), known, graph, 20_000))
+    assert regression.common == pytest.approx(common, abs=0.04)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.2, 0.7])
+@pytest.mark.parametrize("num_fresh", [1, 2, 4])
+def test_no_other_weight_of_fresh_residuals_has_a_smaller_error(common: float, num_fresh: int) -> None:
+    residuals = residuals_of_graphs(common, 20_000)
+    graph, fresh = torch.zeros(6, dtype=torch.int64), torch.arange(6) < num_fresh
+    inclusion = (fresh * 6 / num_fresh).double()[:, None]
+    ours = composite_weights(graph, fresh, inclusion, torch.ones(6, 1, dtype=torch.bool), common)[0].item()
+
+    def error(weight: float) -> float:
+        return float((weight * residuals[:, fresh].sum(1) - residuals.sum(1)).square().mean())
+
+    others = torch.linspace(0.5, 6 / num_fresh, 40).tolist()
+    assert error(ours) <= 1.02 * min(map(error, others))
+    assert max(map(error, others)) > 1.2 * error(ours)
+
+
+def test_a_graph_without_rows_is_estimated_from_its_fresh_segments_alone() -> None:
+    graph, fresh = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, True, False])
+    is_known = torch.tensor([[False], [True], [False], [False]])
+    weights = composite_weights(graph, fresh, 2.0 * fresh.double()[:, None], is_known, common=0.0)
+    assert weights.flatten().tolist() == [1, 0, 2, 0]
+
+
+def test_residuals_that_are_unknown_or_not_finite_say_nothing() -> None:
+    residuals, graph = torch.tensor([3.0, 2.0, 5.0]).view(3, 1, 1), torch.zeros(3, dtype=torch.int64)
+    known = torch.tensor([[True], [True], [False]])
+    assert residual_products(residuals, known, graph, 1).tolist() == [6.0, 6.5]
+    assert residual_products(residuals, ~known, graph, 1).tolist() == [0.0, 0.0]
+    residuals[0] = torch.inf
+    assert residual_products(residuals, known, graph, 1).tolist() == [0.0, 0.0]
 
 
 def test_the_estimate_is_exact_as_soon_as_rows_are() -> None:
@@ -116,9 +183,10 @@ def test_a_segment_without_a_row_has_the_mean_of_its_own_or_else_of_its_graph() 
     assert stale.result(None).squeeze(-1).tolist() == [[4, 4], [0, 0]]
 
 
-def test_a_resumed_training_with_a_regression_is_bit_identical() -> None:
-    model, graphs = trained("regression", "mean", table=True)
-    again, _ = trained("regression", "mean", table=True)
+@pytest.mark.parametrize("estimate", ["regression", "composite"])
+def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) -> None:
+    model, graphs = trained(estimate, "mean", table=True)
+    again, _ = trained(estimate, "mean", table=True)
     for _ in range(3):
         model(graphs)
     again.load_state_dict(copy.deepcopy(model.state_dict()))
@@ -128,7 +196,7 @@ def test_a_resumed_training_with_a_regression_is_bit_identical() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"estimate": "differences"}, "use one of dropout, fixed_dropout, difference, regression"),
+        ({"estimate": "differences"}, "use one of dropout, fixed_dropout, difference, regression, composite"),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
     ],

@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST-One": {"num_fresh": 1, "omit_rest": True},
     "GST+E": {"num_fresh": 1, "table": True},
     "GST+ED": {"num_fresh": 1, "table": True, "keep_probability": 0.5},
-    "GST+E, regression": {"num_fresh": 1, "table": True, "estimate": "regression"},
+    "GST+E, composite": {"num_fresh": 2, "table": True, "estimate": "composite"},
     "GST+EFD": {"num_fresh": 1, "table": True, "keep_probability": 0.5, "frozen": True},
 }
 ACCUMULATED = {"num_fresh": 99, "table": True}
