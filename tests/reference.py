@@ -212,7 +212,7 @@ class SlowTraining:
             keep,
         )
         self.rest = rest  # table, recomputed or omitted
-        self.table: dict[tuple[str, int, bytes], Tensor] = {}
+        self.table: dict[tuple[str, int, int], Tensor] = {}
         self.table_dtype = table_dtype
         self.seed, self.step = seed, 0
 
@@ -228,7 +228,7 @@ class SlowTraining:
                     continue
                 weighed = []
                 for j in range(graph.num_segments):
-                    key = self.key(graph, j, config)
+                    key = (graph.name, j, config if len(self.configurable(graph, j)) else 0)
                     if fresh[g][j]:
                         row = self.embed(graph, j, config)
                         written[key] = row.detach().to(self.table_dtype).to(row.dtype)
@@ -249,12 +249,10 @@ class SlowTraining:
     def stand_in(self, graph: SegmentedGraph, j: int, config: int) -> Tensor | None:
         if self.rest == "recomputed":
             return self.embed(graph, j, config).detach()
-        return self.table.get(self.key(graph, j, config))
+        return self.table.get((graph.name, j, config if len(self.configurable(graph, j)) else 0))
 
-    def key(self, graph: SegmentedGraph, j: int, config: int) -> tuple[str, int, bytes]:
-        """What decides the embedding of a segment: all that a configuration says of its nodes."""
-        columns = graph.config_columns[graph.config_ptr[j] : graph.config_ptr[j + 1]]
-        return graph.name, j, graph.config_features[config][columns].tobytes()
+    def configurable(self, graph: SegmentedGraph, j: int) -> np.ndarray:
+        return graph.config_rows[graph.config_ptr[j] : graph.config_ptr[j + 1]]
 
     def weigh(self, known: bool, fresh: bool, kept: bool, num_segments: int, num_fresh: int) -> float:
         if not known:

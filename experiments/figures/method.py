@@ -10,7 +10,9 @@ from experiments.figures.documents import Number, result, table
 
 GST = "experiments/reproductions/gst/README.md"
 BENCHMARKS = "experiments/bench/README.md"
-VARIANT_TASKS = {"alexnet": "AlexNet", "synthetic": "made graph", "elf-call_depth": "depth of call graphs"}
+VARIANT_TASKS = {
+    "alexnet": "AlexNet", "tile": "tiles", "hlsyn": "HLSyn", "circuits": "circuits", "elf-language": "binaries",
+}  # fmt: skip
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 PARTITIONERS = ("auto", "metis", "communities", "ldg", "fennel", "contiguous")
 STEPS = {

@@ -43,11 +43,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "whole graph": {"whole": True},
     "GST": {},
     "GST-One": {"omit_rest": True, "num_fresh": 1},
-    "GST+E": {"table": True},
-    "GST+EF": {"table": True, "finetune": True},
+    "GST+E": {"table": True, "estimate": "dropout"},
+    "GST+EF": {"table": True, "estimate": "dropout", "finetune": True},
     "GST+ED": {"table": True, "keep_probability": 0.5},
     "GST+EFD": {"table": True, "keep_probability": 0.5, "finetune": True},
-    "GST+ER": {"table": True, "refresh": "drift"},
+    "GST+ER": {"table": True, "estimate": "dropout", "refresh": "drift"},
     "GST+E, p = 0": {"table": True, "keep_probability": 0.0},
     "GST+E, difference": {"table": True, "estimate": "difference"},
     "GST+E, regression": {"table": True, "estimate": "regression"},
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of one training; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of one training; default: %(default)s")
     parser.add_argument("--processes", type=int, default=2, help="trainings at once; default: %(default)s")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

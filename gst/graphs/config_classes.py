@@ -34,6 +34,12 @@ class ConfigClasses:
     table: UInt[np.ndarray, "tabled configs"]
     place: Int64[np.ndarray, " segments"]
 
+    @staticmethod
+    def of_configurable(graph: SegmentedGraph) -> ConfigClasses:
+        """Each configuration is a class of its own in segments with configurable nodes, whatever it says of them."""
+        counts = np.where(np.diff(graph.config_ptr) > 0, graph.num_configs, 1)
+        return ConfigClasses(counts, np.zeros((0, graph.num_configs), np.uint8), np.full(graph.num_segments, -1))
+
     def of(self, configs: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, "segments chosen"]:
         """The class of each of `configs` in each segment."""
         classes = np.where(self.counts[:, None] > 1, configs[None, :], 0)

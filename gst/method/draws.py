@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
 from embedding_cache.table import KeyRanges
-from gst.graphs.config_classes import config_classes
+from gst.graphs.config_classes import ConfigClasses, config_classes
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.exchange import Peers, Traffic
@@ -88,13 +88,13 @@ class Catalogue:
 
 
 def table_keys(
-    catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"], ranges: KeyRanges, slot: int
+    catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"], ranges: KeyRanges, slot: int, by_class: bool
 ) -> Int64[Tensor, "segments configs"]:
-    """Keys in an embedding table of all (segment, configuration) pairs; -1 for padding. Configurations that give a
-    segment the same features share its key (`gst.graphs.config_classes`). Keys belong to the content of a graph and its
-    cut, whatever its name.
+    """Keys in an embedding table of all (segment, configuration) pairs; -1 for padding. A segment without configurable
+    nodes has one key for all configurations. Keys belong to the content of a graph and its cut, whatever its name.
 
     Args:
+        by_class: configurations that give a segment the same features share its key (`gst.graphs.config_classes`).
         ranges: of the table; the keys of a graph are allocated when it is first met.
         slot: of the encoder whose rows these are.
 
@@ -102,11 +102,11 @@ def table_keys(
         ValueError: two graphs have one fingerprint.
     """
     keys = []
-    for graph, chosen in zip(catalogue.graphs, configs, strict=True):
-        classes = config_classes(graph)
+    for graph, chosen in zip(catalogue.graphs, configs.clamp(min=0).numpy(), strict=True):
+        classes = config_classes(graph) if by_class else ConfigClasses.of_configurable(graph)
         starts = classes.counts.cumsum() - classes.counts
         first = ranges.first_key(slot, graph.fingerprint, int(classes.counts.sum()), _sizes_of(graph))
-        keys.append(torch.from_numpy(first + starts[:, None] + classes.of(chosen.clamp(min=0).numpy())))
+        keys.append(torch.from_numpy(first + starts[:, None] + classes.of(chosen)))
     return torch.where(configs[catalogue.graph] >= 0, torch.cat(keys), -1)
 
 
@@ -153,7 +153,14 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Estimate = Literal["dropout", "fixed_dropout", "difference", "regression", "composite"]
+Estimate = Literal["auto", "dropout", "fixed_dropout", "difference", "regression", "composite"]
+
+
+def resolved(estimate: Estimate, has_table: bool, keep_probability: float, pooling: str) -> Estimate:
+    """What `auto` stands for: `difference` with a table, unless dropout is asked for or there is no sum to correct."""
+    if estimate != "auto":
+        return estimate
+    return "difference" if has_table and keep_probability == 1 and pooling != "max" else "dropout"
 
 
 class SegmentWeights(NamedTuple):

@@ -14,7 +14,16 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
-from gst.method.draws import Catalogue, Draw, Estimate, PrefetchedStep, draw_segments, dropout_weights, table_keys
+from gst.method.draws import (
+    Catalogue,
+    Draw,
+    Estimate,
+    PrefetchedStep,
+    draw_segments,
+    dropout_weights,
+    resolved,
+    table_keys,
+)
 from gst.method.encoding import GraphPool, Inputs, Pooling, call_of, embed_segments, pooling_name, warn_about
 from gst.method.exchange import Peers, PendingRows, Traffic
 from gst.method.guards import (
@@ -42,8 +51,9 @@ class GraphSegmentTraining(nn.Module):
     |---|---|
     | GST-One | `omit_rest=True, num_fresh=1`: nothing; one segment speaks for its graph |
     | GST     | the defaults: they are encoded too, without gradient |
-    | GST+E   | `table=EmbeddingTable(...)`: their last embedding, however old |
+    | GST+E   | `table=EmbeddingTable(...), estimate="dropout"`: their last embedding, however old |
     | +D      | `keep_probability` < 1: a random share of them is dropped, the fresh ones weigh more |
+    | ours    | `table=EmbeddingTable(...)`: their last embedding; the sum is corrected by the fresh ones |
     | +F      | call `freeze_encoder()`: from then on only the head learns, on embeddings of the frozen encoder |
 
     Args:
@@ -58,13 +68,15 @@ class GraphSegmentTraining(nn.Module):
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
         estimate: how fresh segments and rows of the table make the estimate of a graph. `dropout` is the paper's, each
-            row kept or not independently of the others; `fixed_dropout` keeps the same number of rows in every step;
-            `difference` uses all rows and corrects their sum by how far those of the fresh segments are off;
-            `regression` does the same with rows that a learned linear map brings up to date. Both are without bias
-            however old the rows are, and their error is smaller. `composite` applies only that part of the correction
-            of `regression` which segments of a graph have in common; it has a bias where the map is wrong, and the
-            smallest error (`gst.method.regression`). In all five the gradient of the encoder comes from the fresh
-            segments alone; in the last three its expectation is the gradient of the sum over all segments.
+            row kept or not independently of the others (at `keep_probability` 1 all are: +E); `fixed_dropout` keeps the
+            same number of rows in every step. `difference` uses all rows and corrects their sum by how far those of the
+            fresh segments are off; `regression` does the same with rows that a learned linear map brings up to date.
+            Both are without bias however old the rows are, and their error is smaller. `composite` applies only that
+            part of the correction of `regression` which segments of a graph have in common; it has the
+            smallest error, and a bias where the map is wrong (`gst.method.regression`). In all five the gradient of the encoder
+            comes from the fresh segments alone; in the last three its expectation is the gradient of the sum over all
+            segments. `auto` is `difference` with a table, unless `keep_probability` < 1 or pooling by maximum ask for
+            `dropout`.
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
             whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
@@ -93,7 +105,7 @@ class GraphSegmentTraining(nn.Module):
         max_rows: int = 1 << 18,
         seed: int = 0,
         refresh: Literal["uniform", "drift"] = "uniform",
-        estimate: Estimate = "dropout",
+        estimate: Estimate = "auto",
         inputs: Inputs | None = None,
         pad_to: int | None = None,
     ) -> None:
@@ -111,6 +123,7 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
+        estimate = resolved(estimate, table is not None, keep_probability, pooling)
         self._uses_all_rows = estimate in ("difference", "regression", "composite")
         if self._uses_all_rows and keep_probability < 1:
             raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
@@ -532,7 +545,7 @@ class GraphSegmentTraining(nn.Module):
             return torch.zeros(len(catalogue), configs.shape[1], dtype=torch.int64)
         ranges = self.table.ranges
         self._slot = ranges.slot(self, self._slot)
-        keys = table_keys(catalogue, configs, ranges, self._slot)
+        keys = table_keys(catalogue, configs, ranges, self._slot, self._uses_all_rows)
         if ranges.num_keys > self.table.num_keys:
             self.table.resize(ranges.num_keys)
         return keys
@@ -563,8 +576,8 @@ class GraphSegmentTraining(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if state.get("version", 1) != STATE_VERSION and self.table is not None:
             raise ValueError(
-                f"the checkpoint is of version {state.get('version', 1)}, and rows of a table have other keys in version "
-                f"{STATE_VERSION}: train again, or load it into a model without a table"
+                f"the checkpoint is of version {state.get('version', 1)}, and rows of a table have other keys in "
+                f"version {STATE_VERSION}: train again, or load it into a model without a table"
             )
         self.step, self.seed, self._slot = state["step"], state["seed"], state.get("slot")
         if self._regression is not None and state.get("regression") is not None:

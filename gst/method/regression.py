@@ -22,8 +22,9 @@ best linear prediction of those of the others is kappa times the mean of the fre
 so that a fresh residual weighs 1 + kappa (1 / q_j - 1) (Battese, Harter and Fuller, An error-components model for
 prediction of county crop areas, JASA 83, 1988: a graph is their county). The composite estimator does this. rho is
 estimated from products of the residuals of two segments of one graph, E r_i r_k = t and E r_i^2 = t + v. kappa = 1 is
-the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else; then the value has a
-bias, which the map keeps small. Its gradient is weighed by 1 / q_j all the same.
+the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else. With kappa < 1 the value
+has a bias: errors are smaller, but those of successive steps are of the same rows and do not cancel, so that learning
+may be worse where embeddings move fast. Its gradient is weighed by 1 / q_j all the same.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from torch import Tensor
 
 RIDGE = 0.1  # of the mean variance of a channel
 MEMORY = 0.8  # share that older steps keep in the moments after another step
+PRIOR_PAIRS = 1.0
 FLOOR = 1e-6  # of the mean square of a row: less variance is rounding
 TINY = 1e-30
 
@@ -121,18 +123,21 @@ class RowRegression:
         return min(max(product / square, 0.0), 1.0) if square > 0 else 0.5
 
     def map(self) -> tuple[Float64[Tensor, "channels channels"], Float64[Tensor, " channels"]] | None:
-        """A and b of f(x) = x A + b; None before the first step."""
+        """A and b of f(x) = x A + b; None before the first step, the identity before the first pair."""
         if self._map is None and self._moments is not None:
             mean, channels = self._moments / self._moments[0, 0].clamp(min=TINY), len(self._moments) - 1
             x, y = mean[0, 1 : channels + 1], mean[0, channels + 1 :]
             variances = mean[1:, 1 : channels + 1] - torch.outer(x, x)
             covariances = mean[1:, channels + 1 :] - torch.outer(x, y)
-            floor = FLOOR * mean[1:, 1 : channels + 1].trace() + TINY  # where rows are all alike, say one row alone
-            identity, total = torch.eye(channels).to(mean), variances.trace().clamp(min=0) + floor
-            multiple = (covariances.trace() / total).clamp(0, 1) * identity
+            squares, count = mean[1:, 1 : channels + 1].trace(), self._moments[0, 0].clamp(min=TINY)
+            identity, total = torch.eye(channels).to(mean), variances.trace().clamp(min=0)
+            prior = PRIOR_PAIRS * squares / count + TINY  # a pair that did not move
+            multiple = ((covariances.trace() + prior) / (total + prior)).clamp(0, 1) * identity
+            total = total + FLOOR * squares + TINY  # where rows are all alike, say one row alone
             ridge = RIDGE * total / channels * identity
             a = multiple + torch.linalg.solve_ex(variances + ridge, covariances - variances @ multiple).result
-            self._map = a, y - x @ a
+            has_pairs = self._moments[0, 0] > 0
+            self._map = torch.where(has_pairs, a, identity), torch.where(has_pairs, y - x @ a, 0.0)
         return self._map
 
     def __call__(self, rows: Float[Tensor, "*rows channels"]) -> Float[Tensor, "*rows channels"]:

@@ -18,7 +18,7 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import Estimate
+from gst.method.draws import Estimate, resolved
 from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
 from gst.training.datamodule import SegmentDataModule
@@ -57,7 +57,7 @@ class SegmentTrainingModule(L.LightningModule):
         ] = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
-        estimate: Estimate = "dropout",
+        estimate: Estimate = "auto",
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -67,7 +67,8 @@ class SegmentTrainingModule(L.LightningModule):
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
-            omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,
+            omit_rest=omit_rest, max_rows=max_rows, seed=seed,
+            estimate=resolved(estimate, table, keep_probability, pooling),
         )  # fmt: skip
         self.loss = loss
         self.table_options = {

@@ -31,14 +31,20 @@ def against_whole_graphs() -> list[str]:
 
 
 def variants() -> list[str]:
-    alexnet, made = (recorded(f"variants_{task}")["variants"] for task in ("alexnet", "synthetic"))
-    tables = [each["score_mean"] for name, each in alexnet.items() if name.startswith("GST+")]
-    ed, one = (made[name] for name in ("GST+ED", "GST-One"))
+    tasks = ("alexnet", "tile", "hlsyn", "circuits")
+    found = {task: recorded(f"variants_{task}")["variants"] for task in tasks}
+
+    def mean(task: str, variant: str) -> str:
+        return f"{found[task][variant]['score_mean']:.2f}"
+
+    ours, theirs = ({task: mean(task, name) for task in tasks} for name in ("GST+E, difference", "GST+EFD"))
+    whole, composite = ({task: mean(task, name) for task in tasks} for name in ("whole graph", "GST+E, composite"))
     return [
-        f"variants with a table reach {spread(min(tables), max(tables))}",
-        f"other segments (GST) {alexnet['GST']['score_mean']:.2f}",
-        f"GST+ED {ed['score_mean']:.2f} ± {ed['score_deviation']:.2f}",
-        f"{one['score_mean']:.2f} ± {one['score_deviation']:.2f}",
+        f"tau on AlexNet is {ours['alexnet']} with rows corrected by the fresh segments and {theirs['alexnet']} with",
+        f"on tiles {ours['tile']} and {theirs['tile']}, on HLSyn {ours['hlsyn']} and {theirs['hlsyn']}",
+        f"on circuits {ours['circuits']} and {theirs['circuits']}",
+        f"gains on AlexNet ({composite['alexnet']}) and nothing on HLSyn ({composite['hlsyn']})",
+        f"tau {whole['alexnet']} on AlexNet, {whole['tile']} on tiles, {whole['hlsyn']} on HLSyn",
     ]
 
 

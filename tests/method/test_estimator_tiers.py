@@ -97,7 +97,7 @@ def test_training_is_its_slow_twin_in_every_tier_and_dtype_by_every_backend(
     )
     with tempfile.TemporaryDirectory() as directory:
         table = EmbeddingTable(1, 6, dtype, tier=tier, path=directory if tier == "disk" else None)
-        model = GraphSegmentTraining(encoder, head, pooling, num_fresh, keep, table, seed=seed)
+        model = GraphSegmentTraining(encoder, head, pooling, num_fresh, keep, table, seed=seed, estimate="dropout")
         for which, rows in work:
             graphs, configs = [GRAPHS[i] for i in which], torch.tensor(rows)
             real = configs >= 0

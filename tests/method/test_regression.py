@@ -120,6 +120,33 @@ def test_no_other_weight_of_fresh_residuals_has_a_smaller_error(common: float, n
     assert max(map(error, others)) > 1.2 * error(ours)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "estimate", "rows"),
+    [
+        ({}, "difference", 3),
+        ({"estimate": "composite"}, "composite", 3),
+        ({"keep_probability": 0.5}, "dropout", 4),
+        ({"pooling": "max"}, "dropout", 4),
+        ({"table": None}, "dropout", 0),
+    ],
+)
+def test_configurations_that_are_alike_on_a_segment_share_a_row_unless_rows_are_dropped(
+    arguments: dict[str, Any], estimate: str, rows: int
+) -> None:
+    """Two segments of two nodes under two configurations that differ on the second alone."""
+    features = torch.tensor([[[1], [2]], [[1], [3]]], dtype=torch.int8).numpy()
+    edges = torch.tensor([[0, 2], [1, 3]]).numpy()
+    nodes = torch.arange(8.0).view(4, 2).numpy()
+    graph = gst.Graph(nodes, edges, config_nodes=torch.tensor([0, 2]).numpy(), config_features=features)
+    table = EmbeddingTable(1, 3)
+    settings: dict[str, Any] = {"table": table, "num_fresh": 2} | arguments
+    model = GraphSegmentTraining(
+        lambda batch: batch.expanded().x.view(2, 4, 3).transpose(0, 1), torch.nn.Linear(3, 1), **settings
+    )
+    model([gst.segment(graph, parts=torch.tensor([0, 0, 1, 1]).numpy())])
+    assert model.estimate == estimate and table.rows_in_use == rows
+
+
 def test_a_graph_without_rows_is_estimated_from_its_fresh_segments_alone() -> None:
     graph, fresh = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, True, False])
     is_known = torch.tensor([[False], [True], [False], [False]])
@@ -196,7 +223,7 @@ def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) ->
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"estimate": "differences"}, "use one of dropout, fixed_dropout, difference, regression, composite"),
+        ({"estimate": "differences"}, "use one of auto, dropout, fixed_dropout, difference, regression, composite"),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
     ],
