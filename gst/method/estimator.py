@@ -72,9 +72,9 @@ class GraphSegmentTraining(nn.Module):
             same number of rows in every step. `difference` uses all rows and corrects their sum by how far those of the
             fresh segments are off; `regression` does the same with rows that a learned linear map brings up to date.
             Both are without bias however old the rows are, and their error is smaller. `composite` applies only that
-            part of the correction of `regression` which segments of a graph have in common; it has the
-            smallest error, and a bias where the map is wrong (`gst.method.regression`). In all five the gradient of the encoder
-            comes from the fresh segments alone; in the last three its expectation is the gradient of the sum over all
+            part of the correction of `regression` which segments of a graph have in common; it has the smallest error,
+            and a bias where the map is wrong (`gst.method.regression`). In all five the gradient of the encoder comes
+            from the fresh segments alone; in the last three its expectation is the gradient of the sum over all
             segments. `auto` is `difference` with a table, unless `keep_probability` < 1 or pooling by maximum ask for
             `dropout`.
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.

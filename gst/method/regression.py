@@ -22,9 +22,9 @@ best linear prediction of those of the others is kappa times the mean of the fre
 so that a fresh residual weighs 1 + kappa (1 / q_j - 1) (Battese, Harter and Fuller, An error-components model for
 prediction of county crop areas, JASA 83, 1988: a graph is their county). The composite estimator does this. rho is
 estimated from products of the residuals of two segments of one graph, E r_i r_k = t and E r_i^2 = t + v. kappa = 1 is
-the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else. With kappa < 1 the value
-has a bias: errors are smaller, but those of successive steps are of the same rows and do not cancel, so that learning
-may be worse where embeddings move fast. Its gradient is weighed by 1 / q_j all the same.
+the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else. With kappa < 1 the
+value has a bias: errors are smaller, but those of successive steps are of the same rows and do not cancel, so that
+learning may be worse where embeddings move fast. Its gradient is weighed by 1 / q_j all the same.
 """
 
 from __future__ import annotations
