@@ -233,7 +233,6 @@ def _measure_finally(
     Raises:
         ValueError: no plan ran.
     """
-    progress("compiling the step", 0, 1)
     skip_reason = "" if settings.compile_step else "left out, as asked"
     if program.num_nodes > LARGEST_WHOLE:
         skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
@@ -251,7 +250,8 @@ def _measure_finally(
                 few, measure_plans(runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what))
             )
 
-        first = measure_in_turns(plans, "measuring the finalists afresh")
+        compiling = "" if skip_reason else "compiling the step, which takes minutes, then "
+        first = measure_in_turns(plans, f"{compiling}measuring the finalists afresh")
         again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
         if not again:
             reasons = sorted({first[name].reason for name in plans})
