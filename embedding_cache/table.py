@@ -57,7 +57,8 @@ class KeyRanges:
         if known != [size, about]:
             raise ValueError(
                 f"{name!r} has {known[0]} table rows ({known[1]}), and now asks for {size} ({about}): two graphs have "
-                "one fingerprint; change a feature of one of them, or give each a table of its own"
+                "one fingerprint, or the rows were saved under another `estimate`; change a feature of one of the "
+                "graphs, or make the table anew"
             )
         self.num_keys = max(self.num_keys, first + size)
         return first

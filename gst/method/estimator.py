@@ -334,8 +334,8 @@ class GraphSegmentTraining(nn.Module):
         nodes = catalogue.node_counts.double()
         size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes
         per_node = torch.ones_like(size) if self.pooling == "mean" else size.reciprocal()
-        size, scale = size.to(embedded.detach()), per_node.to(embedded.detach())[:, None, None]
-        residual = size - size * value[:, 0].to(size)
+        scale = per_node.to(embedded.detach())[:, None, None]
+        residual = ((1 - value[:, 0]) * size).to(embedded.detach())
         stale = StaleSum(catalogue.graph.to(device), residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
         fresh_rows = []
         for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
@@ -346,11 +346,14 @@ class GraphSegmentTraining(nn.Module):
         if self._regression is not None:
             rows, now, known = torch.cat(fresh_rows), embedded.detach() * scale[chosen], is_known[chosen].to(device)
             pairs = moments(rows[known], now[known])
-            residuals = (now - self._regression(rows)) * size[chosen][:, None, None]
-            products = residual_products(residuals, known, catalogue.graph[chosen].to(device), len(catalogue.graphs))
+            products = pairs.new_zeros(0)
+            if self.estimate == "composite":
+                residuals = (now - self._regression(rows)) * size[chosen].to(now)[:, None, None]
+                graph = catalogue.graph[chosen].to(device)
+                products = residual_products(residuals, known, graph, len(catalogue.graphs))
             sums = torch.cat([pairs.flatten(), products])
             sums = sums if pending is None else pending.summed(sums)
-            self._regression.observe(sums[:-2].view_as(pairs), sums[-2:])
+            self._regression.observe(sums[: pairs.numel()].view_as(pairs), sums[pairs.numel() :])
         if pending is None:
             self._stage(catalogue, chosen, keys, embedded)
         else:

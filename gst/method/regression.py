@@ -109,11 +109,11 @@ class RowRegression:
         self._products = torch.zeros(2, dtype=torch.float64)
         self._map: tuple[Tensor, Tensor] | None = None
 
-    def observe(self, moments: Float64[Tensor, "left right"], products: Float64[Tensor, " two"] | None = None) -> None:
-        """Learn from the pairs of a step, and from its `residual_products`."""
+    def observe(self, moments: Float64[Tensor, "left right"], products: Float64[Tensor, " numbers"]) -> None:
+        """Learn from the pairs of a step, and from its `residual_products`, of which there may be none."""
         self._moments = moments if self._moments is None else MEMORY * self._moments.to(moments.device) + moments
         self._map = None
-        if products is not None:
+        if len(products):
             self._products = MEMORY * self._products + products.cpu()
 
     @property

@@ -18,6 +18,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.method.regression import RowRegression, StaleSum, composite_weights, moments, residual_products
 
 NUM_SEGMENTS = 4
+NO_PRODUCTS = torch.zeros(0, dtype=torch.float64)
 
 
 def trained(estimate: str, pooling: str, table: bool, **arguments: Any) -> tuple[GraphSegmentTraining, list[Any]]:
@@ -179,7 +180,7 @@ def test_a_linear_change_of_all_embeddings_is_learnt() -> None:
     assert regression.map() is None
     for _ in range(20):
         rows = torch.randn(500, 3, generator=generator)
-        regression.observe(moments(rows, rows @ a + b))
+        regression.observe(moments(rows, rows @ a + b), NO_PRODUCTS)
     learnt = regression.map()
     assert learnt is not None
     rows = torch.randn(200, 3, generator=generator)
@@ -191,7 +192,7 @@ def test_a_linear_change_of_all_embeddings_is_learnt() -> None:
 def test_rows_that_are_all_alike_teach_where_they_went_and_nothing_else(scale: float) -> None:
     rows, embedded = scale * torch.ones(3, 4), scale * 2 * torch.ones(3, 4)
     regression = RowRegression()
-    regression.observe(moments(rows, embedded))
+    regression.observe(moments(rows, embedded), NO_PRODUCTS)
     learnt = regression.map()
     assert learnt is not None and learnt[0].abs().max() < 1.01
     torch.testing.assert_close((rows.double() @ learnt[0] + learnt[1]).float(), embedded, rtol=1e-5, atol=0)
