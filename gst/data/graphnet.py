@@ -1,0 +1,450 @@
+"""Reader of GraphNet samples: FX source text -> operator graph with the shape of every value. The text is never executed.
+
+`model.py` is parsed, and its calls are applied one by one to tensors of the meta device, which have shapes and no
+content. Only the calls named in `FUNCTIONS` and `METHODS` are applied; any other is an error that names its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import lzma
+import operator
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gst.files.untrusted import plain, shown
+
+MOST_BYTES = 64 << 20  # of one file
+MOST_NODES = 2_000_000  # of one syntax tree
+WANTED = re.compile(r"(?:.*/)?([^/]+)/(model|weight_meta)\.py")
+
+DOTTED = """
+torch: conv1d conv2d conv3d conv_transpose2d cat stack sigmoid tanh relu softmax log_softmax arange addcmul clamp roll rsqrt sqrt
+ sum mean var std matmul bmm baddbmm permute zeros ones full zeros_like ones_like full_like eye mul add sub div transpose flatten
+ square sin cos exp log abs unsqueeze squeeze rms_norm layer_norm einsum where tensor cumsum chunk split unbind reshape
+ outer pow maximum minimum neg meshgrid linspace concat hstack addmm masked_fill erf reciprocal amax max_pool2d
+ avg_pool1d adaptive_avg_pool1d prelu floor repeat_interleave flip tril triu finfo_min logical_not
+torch.nn.functional: batch_norm relu relu6 dropout dropout2d dropout1d layer_norm silu hardswish group_norm hardtanh
+ adaptive_avg_pool2d adaptive_avg_pool1d hardsigmoid leaky_relu max_pool2d max_pool1d avg_pool2d interpolate normalize
+ adaptive_max_pool2d softmax log_softmax linear embedding gelu elu selu mish softplus pad conv2d conv1d conv3d
+ scaled_dot_product_attention instance_norm unfold fold pixel_shuffle pixel_unshuffle glu rms_norm tanh sigmoid
+ prelu celu logsigmoid avg_pool3d max_pool3d conv_transpose2d local_response_norm grid_sample feature_alpha_dropout
+torch._C._nn: linear gelu scaled_dot_product_attention avg_pool2d pad softplus one_hot upsample_bilinear2d
+ upsample_nearest2d upsample_bicubic2d unfold im2col
+torch.functional: split einsum meshgrid norm
+"""
+"""Functions that may be called, by the module that the source names them in."""
+METHODS = frozenset("""
+permute reshape transpose view mean sigmoid unbind contiguous mul_ reshape_as flatten softmax mul unsqueeze type_as
+tensor_split chunk expand expand_as long sum repeat_interleave split exp to repeat pow matmul float tanh masked_fill
+squeeze ne int add add_ sub sub_ div div_ neg abs sqrt rsqrt clamp clamp_ clone detach movedim swapaxes swapdims
+unfold unflatten narrow select index_select gather cumsum amax max min std var square sin cos log log_softmax bmm
+baddbmm relu relu_ gelu half bfloat16 double bool eq lt gt le ge any all argmax norm view_as size dim numel item roll flip
+masked_fill_ copy_ fill_ zero_ addcmul new_zeros new_ones new_full t T mT sigmoid_ tanh_ hardtanh silu triu tril
+""".split())  # fmt: skip
+IGNORED = frozenset({"torch._C._log_api_usage_once", "torch._check", "torch._check_is_size", "torch.set_grad_enabled",
+                     "torch._C._set_grad_enabled"})  # fmt: skip
+BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.MatMult: operator.matmul, ast.Pow: operator.pow,
+    ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+}  # fmt: skip
+OPERATORS = {operator.matmul: "matmul", operator.truediv: "div", operator.floordiv: "floor_divide", operator.and_: "and",
+             operator.or_: "or"}  # fmt: skip
+UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
+                                           ast.Not: operator.not_}  # fmt: skip
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    functions: dict[str, Callable[..., Any]] = {}
+    for line in DOTTED.strip().replace("\n ", " ").splitlines():
+        module, names = line.split(":")
+        room: Any = torch
+        for part in module.split(".")[1:]:
+            room = getattr(room, part)
+        functions.update({f"{module}.{name}": getattr(room, name) for name in names.split() if hasattr(room, name)})
+    functions["torch.sym_sum"] = lambda numbers: sum(numbers)
+    functions.update({"slice": slice, "int": int, "float": float, "max": max, "min": min})
+    return functions
+
+
+FUNCTIONS = _functions()
+"""What a source may call, by the name it is called by."""
+
+
+class Value(NamedTuple):
+    """A tensor that an operation reads or writes.
+
+    Args:
+        name: number of the value; equal for the operation that writes it and those that read it.
+        storage: number of its memory; a view has that of what it views.
+        shape: for one sample.
+        dtype: as in the source.
+        is_parameter: it is a weight, a buffer, or worked out from these alone, so that it does not grow with the batch.
+    """
+
+    name: int
+    storage: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_parameter: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Operation(NamedTuple):
+    """A call of the source.
+
+    Args:
+        kind: last part of the function's name, such as `conv2d`; operators by their functions, such as `add`.
+        reads: tensors among its arguments, in their order.
+        writes: tensors that it returns.
+        constants: its other arguments, `{position or name: value}`.
+        is_view: it moves no data: what it returns shares the memory of what it reads and nothing is written.
+    """
+
+    kind: str
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    constants: dict[int | str, Any]
+    is_view: bool
+
+
+class Weight(NamedTuple):
+    """An input of a program, as `weight_meta.py` describes it.
+
+    Args:
+        shape, dtype: of the tensor.
+        data: its elements where the file holds them; bounded integers have only this.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    data: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class FxSource:
+    """The two source texts of a sample.
+
+    Args:
+        name: of the sample, such as `convnext_atto.d2_in1k`.
+        model, weights: content of `model.py` and `weight_meta.py`.
+    """
+
+    name: str
+    model: str
+    weights: str
+
+
+def read_sources(path: Path | str) -> Iterator[FxSource]:
+    """The samples of an archive (`graphnet*.tar.xz`) or of a folder at any depth, by name. Nothing is unpacked.
+
+    Raises:
+        ValueError: the archive is cut off, or a sample lacks one of its two files; the message names it.
+    """
+    path = Path(path)
+    texts: dict[str, dict[str, str]] = {}
+    for name, part, content in _files(path):
+        try:
+            texts.setdefault(name, {})[part] = content.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: {name}/{part}.py is not UTF-8 text: {error.reason}") from error
+    for name in sorted(texts):
+        if len(texts[name]) < 2:
+            raise ValueError(f"{path}: {name} has no {'weight_meta' if 'model' in texts[name] else 'model'}.py")
+        yield FxSource(PurePosixPath(name).name, texts[name]["model"], texts[name]["weight_meta"])
+
+
+def _files(path: Path) -> Iterator[tuple[str, str, bytes]]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*.py")):
+            if file.name in ("model.py", "weight_meta.py"):
+                if file.stat().st_size > MOST_BYTES:
+                    raise ValueError(f"{file}: {file.stat().st_size} bytes; at most {MOST_BYTES} are read")
+                yield str(file.parent.relative_to(path)), file.stem, file.read_bytes()
+        return
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if WANTED.fullmatch(member.name) and member.isfile():
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    place = PurePosixPath(member.name)
+                    yield str(place.parent), place.stem, content.read(MOST_BYTES)
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
+        raise ValueError(f"{path}: {plain(error)}; want a folder of GraphNet samples or their archive") from error
+
+
+def parse_weights(text: str, where: str) -> dict[str, Weight]:
+    """The inputs that a `weight_meta.py` describes, by name.
+
+    Raises:
+        ValueError: it does not parse, or an entry lacks its name, shape or dtype; the message names the place.
+    """
+    weights = {}
+    for block in _tree(text, f"{where}/weight_meta.py").body:
+        if not isinstance(block, ast.ClassDef):
+            continue
+        fields = {}
+        for line in block.body:
+            if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+                try:
+                    fields[line.targets[0].id] = ast.literal_eval(line.value)
+                except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+                    raise ValueError(f"{where}/weight_meta.py, line {line.lineno}: not a constant") from error
+        shape, data, dtype = fields.get("shape"), fields.get("data"), _dtype(fields.get("dtype"))
+        is_good = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**40 for size in shape)
+        if not is_good or dtype is None or not isinstance(fields.get("name"), str):
+            raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: want a name, a shape and a dtype of torch")
+        if data is not None and not (isinstance(data, list) and all(isinstance(each, int | float) for each in data)):
+            raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: data is {shown(data)}; want numbers")
+        weights[fields["name"]] = Weight(tuple(shape), dtype, None if data is None else tuple(data))
+    return weights
+
+
+def _dtype(name: Any) -> torch.dtype | None:
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _tree(text: str, where: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{where}: {plain(error)}; want Python source") from error
+
+
+def operator_graph(source: FxSource, image_size: int | None = None) -> list[Operation]:
+    """The operations of a sample for one sample of input, in the order of the source, with the shape of every value.
+
+    Args:
+        source: of the sample.
+        image_size: height and width of the images, the input of four dimensions that is no weight; None = the source's.
+
+    Raises:
+        ValueError: a call is none of those that may be applied, or shapes contradict; the message names file and line.
+
+    Examples:
+        >>> weights = '''
+        ... class A:
+        ...     name = "x"
+        ...     shape = [1, 3, 8, 8]
+        ...     dtype = "torch.float32"
+        ...     data = None
+        ... class B:
+        ...     name = "w"
+        ...     shape = [4, 3, 3, 3]
+        ...     dtype = "torch.float32"
+        ...     data = None
+        ... '''
+        >>> model = '''
+        ... class GraphModule:
+        ...     def forward(self, x, w):
+        ...         y = torch.conv2d(x, w, None, (2, 2), (1, 1), (1, 1), 1)
+        ...         return (torch.nn.functional.relu(y),)
+        ... '''
+        >>> for operation in operator_graph(FxSource("small", model, weights)):
+        ...     print(operation.kind, operation.writes[0].shape)
+        conv2d (1, 4, 4, 4)
+        relu (1, 4, 4, 4)
+    """
+    weights = parse_weights(source.weights, source.name)
+    tree = _tree(source.model, f"{source.name}/model.py")
+    for forward in ast.walk(tree):
+        if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
+            break
+    else:
+        raise ValueError(f"{source.name}/model.py: it has no function forward")
+    names = [each.arg for each in forward.args.args if each.arg != "self"]
+    for name in names:
+        if name not in weights:
+            raise ValueError(f"{source.name}/model.py: input {shown(name)} is not in its weight_meta.py")
+    record = _Record(f"{source.name}/model.py", {name: weights[name] for name in names}, image_size)
+    with torch.no_grad():
+        return record.run(forward)
+
+
+class _Record:
+    """Applies the calls of a source to meta tensors and records them."""
+
+    def __init__(self, where: str, weights: Mapping[str, Weight], image_size: int | None) -> None:
+        self.where = where
+        self.operations: list[Operation] = []
+        self.values: dict[int, Value] = {}
+        self.alive: list[Tensor] = []  # identities and storages are told by address: nothing may be freed
+        self.storages: dict[int, int] = {}
+        self.names: dict[str, Any] = {"Ellipsis": Ellipsis}
+        for name, weight in weights.items():
+            self.names[name] = self._input(name, weight, image_size)
+
+    def _input(self, name: str, weight: Weight, image_size: int | None) -> Any:
+        is_weight = "parameters" in name or "buffers" in name or "self_" in name
+        is_image = not is_weight and len(weight.shape) == 4
+        if re.fullmatch(r"s\d+", name):
+            return 1  # the batch, the only size that the sources keep as a symbol
+        if weight.data is not None and not weight.shape and len(weight.data) == 1:
+            return torch.tensor(weight.data[0], dtype=weight.dtype)
+        shape = (1, weight.shape[1], image_size, image_size) if is_image and image_size else weight.shape
+        tensor = torch.empty(shape, dtype=weight.dtype, device="meta")
+        self._value(tensor, not is_image and is_weight)
+        return tensor
+
+    def _value(self, tensor: Tensor, is_parameter: bool) -> Value:
+        value = self.values.get(id(tensor))
+        if value is None:
+            self.alive.append(tensor)
+            address = tensor.untyped_storage()._cdata
+            storage = self.storages.setdefault(address, len(self.storages))
+            value = Value(len(self.alive), storage, tuple(tensor.shape), tensor.dtype, is_parameter)
+            self.values[id(tensor)] = value
+        return value
+
+    def run(self, forward: ast.FunctionDef) -> list[Operation]:
+        for line in forward.body:
+            try:
+                if isinstance(line, ast.Assign):
+                    value = self._evaluate(line.value)
+                    for target in line.targets:
+                        self._assign(target, value)
+                elif isinstance(line, ast.AugAssign) and isinstance(line.target, ast.Name):
+                    value = self._binary(line.op, self._evaluate(line.target), self._evaluate(line.value))
+                    self._assign(line.target, value)
+                elif isinstance(line, ast.Expr):
+                    self._evaluate(line.value)
+                elif isinstance(line, ast.Return):
+                    return self.operations
+                else:
+                    raise ValueError(f"{type(line).__name__} is no statement of an FX source")
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+                    MemoryError) as error:  # fmt: skip
+                raise ValueError(f"{self.where}, line {line.lineno}: {plain(error)}") from error
+        return self.operations
+
+    def _assign(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, ast.Name):
+            self.names[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts = [None] * len(target.elts) if value is None else list(value)
+            if len(parts) != len(target.elts):
+                raise ValueError(f"{len(parts)} values for {len(target.elts)} names")
+            for each, part in zip(target.elts, parts, strict=True):
+                self._assign(each, part)
+        elif isinstance(target, ast.Subscript):
+            self._record("setitem", operator.setitem, (self._evaluate(target.value), self._index(target), value), {})
+        else:
+            raise ValueError(f"{ast.unparse(target)[:60]} is assigned to")
+
+    def _evaluate(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                if name not in self.names:
+                    raise ValueError(f"{name} has no value")
+                return self.names[name]
+            case ast.Tuple(elts=elements):
+                return tuple(self._evaluate(each) for each in elements)
+            case ast.List(elts=elements):
+                return [self._evaluate(each) for each in elements]
+            case ast.UnaryOp(op=sign, operand=operand):
+                function = UNARY[type(sign)]
+                return self._record(function.__name__, function, (self._evaluate(operand),), {})
+            case ast.BinOp(op=sign, left=left, right=right):
+                return self._binary(sign, self._evaluate(left), self._evaluate(right))
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                return self._binary(sign, self._evaluate(left), self._evaluate(right))
+            case ast.Subscript():
+                return self._record("getitem", operator.getitem, (self._evaluate(node.value), self._index(node)), {})
+            case ast.Slice(lower=lower, upper=upper, step=step):
+                return slice(*(None if each is None else self._evaluate(each) for each in (lower, upper, step)))
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Call():
+                return self._call(node)
+        raise ValueError(f"{type(node).__name__} is no expression of an FX source")
+
+    def _index(self, node: ast.Subscript) -> Any:
+        return self._evaluate(node.slice)
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        dtype = _dtype(ast.unparse(node))
+        if dtype is not None:
+            return dtype
+        tensor = self._evaluate(node.value)
+        if isinstance(tensor, Tensor) and node.attr in ("shape", "dtype", "device", "ndim", "T", "mT"):
+            return getattr(tensor, node.attr)
+        raise ValueError(f"{ast.unparse(node)[:60]} is not an attribute that may be read")
+
+    def _binary(self, sign: ast.AST, left: Any, right: Any) -> Any:
+        function = BINARY.get(type(sign))
+        if function is None:
+            raise ValueError(f"operator {type(sign).__name__} may not be applied")
+        if not isinstance(left, Tensor) and not isinstance(right, Tensor):
+            if not isinstance(left, int | float) or not isinstance(right, int | float):
+                raise ValueError(f"{type(left).__name__} {type(sign).__name__} {type(right).__name__}")
+            if isinstance(sign, ast.Pow) and (abs(left) > 2**40 or abs(right) > 8):
+                raise ValueError(f"{left} ** {right} is too large")
+        return self._record(OPERATORS.get(function, function.__name__), function, (left, right), {})
+
+    def _call(self, node: ast.Call) -> Any:
+        if any(isinstance(each, ast.Starred) for each in node.args) or any(each.arg is None for each in node.keywords):
+            raise ValueError("a call with * or **")
+        name = ast.unparse(node.func)
+        if name in IGNORED:
+            return None
+        if name == "device":
+            return torch.device("meta")
+        named: dict[str, Any] = {str(each.arg): self._evaluate(each.value) for each in node.keywords}
+        if name in FUNCTIONS:
+            if "device" in named:
+                named["device"] = torch.device("meta")
+            arguments = tuple(self._evaluate(each) for each in node.args)
+            return self._record(name.rpartition(".")[2], FUNCTIONS[name], arguments, named)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+            tensor = self._evaluate(node.func.value)
+            if isinstance(tensor, Tensor):
+                arguments = tuple(self._evaluate(each) for each in node.args)
+                return self._record(node.func.attr, getattr(Tensor, node.func.attr), (tensor, *arguments), named)
+        raise ValueError(f"{name[:80]} is not a function that may be called")
+
+    def _record(self, kind: str, function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        everything = {**dict(enumerate(positional)), **named}
+        reads = [each for part in everything.values() for each in _tensors(part)]
+        versions = [each._version for each in reads]
+        result = function(*positional, **named)
+        writes = _tensors(result) or ([positional[0]] if kind == "setitem" else [])
+        if not any(each.is_meta for each in (*reads, *writes)):
+            return result
+        is_parameter = all(each.is_parameter for each in map(self.values.get, map(id, reads)) if each)
+        inputs = tuple(self._value(each, True) for each in reads if each.is_meta)
+        is_changed = any(each._version != before for each, before in zip(reads, versions, strict=True))
+        if is_changed:  # an operation in place writes a new value in the old memory
+            for each in writes:
+                self.values.pop(id(each), None)
+        outputs = tuple(self._value(each, is_parameter) for each in writes if each.is_meta)
+        memories = {each.storage for each in inputs}
+        is_view = not is_changed and bool(outputs) and all(each.storage in memories for each in outputs)
+        constants = {place: part for place, part in everything.items() if not _tensors(part)}
+        self.operations.append(Operation(kind, inputs, outputs, constants, is_view))
+        return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [each for part in value for each in _tensors(part)] if isinstance(value, tuple | list) else []
