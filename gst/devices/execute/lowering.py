@@ -87,17 +87,17 @@ def stream_program(
         >>> devices = [Device(f"gpu:{number}", "cpu", (), 1, f"gpu:{number}", "example") for number in range(2)]
         >>> plan = Plan(("gpu:0", "gpu:1"), np.array([0, 0, 0, 1]))
         >>> print(stream_program(program, plan, devices).text(lambda node: program.operations[node].name))
-        gpu:0 starts with inputs_0
-        lane gpu:0 of gpu:0, 4 steps
+        gpu:0 starts with arg0_1
+        lane gpu:0 in gpu:0, 4 steps
           run relu
           run sigmoid
-          free relu
           record event 0
-        lane gpu:1 of gpu:1, 3 steps
+          free relu
+        lane gpu:1 in gpu:1, 3 steps
           wait event 1
           run tanh
           free sigmoid
-        lane copies of gpu:0 of gpu:0, 4 steps
+        lane copies of gpu:0 in gpu:0, 4 steps
           wait event 0
           copy sigmoid to gpu:1
           record event 1
@@ -122,9 +122,7 @@ def stream_program(
     np.add.at(transient, group[computed], (own - made_bytes)[computed])
     inner = np.setdiff1d(computed, _crossing(program.graph.edges, group, results))
     np.add.at(transient, group[inner], made_bytes[inner])
-    work = Work(
-        program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated
-    )
+    work = Work(program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated)
     return lowered(work, memories, [device.name for device in devices], memory_of_device)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class Rows(NamedTuple):
     def lists(self) -> list[list[int]]:
         """The lists as Python's."""
         bounds, items = self.bounds.tolist(), self.items.tolist()
-        return [items[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [items[begin:end] for begin, end in pairwise(bounds)]
 
 
 def rows(keys: Ints, items: Ints, count: int) -> Rows:
@@ -112,7 +113,7 @@ class StreamProgram:
         """One step in words; `name` gives the name of a node.
 
         Examples:
-            >>> example().step_words(2, lambda node: "wxy"[node])
+            >>> example().step_words(3, lambda node: "wxy"[node])
             'copy x to gpu'
         """
         kind, argument = int(self.kind[step]), int(self.argument[step])
@@ -133,14 +134,15 @@ class StreamProgram:
         Examples:
             >>> print(example().text(lambda node: "wxy"[node]))
             host starts with w
-            lane cpu:0 of host, 2 steps
+            lane cpu:0 in host, 2 steps
               run x
               record event 0
-            lane copies of host, 3 steps
+            lane copies of host in host, 4 steps
               wait event 0
               copy x to gpu
+              record event 1
               free x
-            lane cuda:0 of gpu, 3 steps
+            lane cuda:0 in gpu, 3 steps
               wait event 1
               run y
               free x
@@ -162,7 +164,7 @@ class StreamProgram:
         for lane, label in enumerate(self.lanes):
             begin, end = int(self.bounds[lane]), int(self.bounds[lane + 1])
             if begin < end:
-                yield f"lane {label} of {self.memories[self.lane_memory[lane]]}, {end - begin:,} steps"
+                yield f"lane {label} in {self.memories[self.lane_memory[lane]]}, {end - begin:,} steps"
                 yield from (f"  {self.step_words(step, name)}" for step in range(begin, min(end, begin + most)))
                 if end - begin > most:
                     yield f"  and {end - begin - most:,} more"
@@ -197,7 +199,7 @@ class StreamProgram:
         return program
 
     def _check(self) -> None:
-        """Every number names something that is there, so that whoever runs a program read from a file may rely on it."""
+        """Every number names something that is there: whoever runs a program of a file relies on it."""
         steps, groups, memories = self.num_steps, len(self.transient_bytes), len(self.memories)
         _within("lane_memory", self.lane_memory, memories, len(self.lanes))
         _bounds("bounds", self.bounds, len(self.lanes), steps)
