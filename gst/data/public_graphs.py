@@ -90,7 +90,7 @@ def read_public_graph(path: Path) -> PublicGraph:
     """Read a published placement problem of any format in the table of this module.
 
     Examples:
-        >>> _ = Path("two.txt").write_text("3\\n0\\n0\\n1\\n400,100\\n200,50\\n")  # DOPPLER's: one input, two operations
+        >>> _ = Path("two.txt").write_text("3\\n0\\n0\\n1\\n400,100\\n200,50\\n")  # one input, two operations
         >>> graph = read_public_graph(Path("two.txt"))
         >>> graph.format, graph.num_nodes, graph.times.tolist(), graph.amounts.tolist()
         ('doppler', 2, [[400.0, 200.0]], [100.0])
@@ -258,7 +258,10 @@ def _piper(path: Path, record: dict[str, Any]) -> PublicGraph:
 
 
 def _msr(path: Path, graph: CostGraph) -> PublicGraph:
-    split, notes = None, ("values go from accelerator to accelerator by the CPU's memory, at twice the published time",)
+    split = None
+    notes: tuple[str, ...] = (
+        "values go from accelerator to accelerator by the CPU's memory, at twice the published time",
+    )
     folders = [path.parent, *(up / name for up in path.absolute().parents[:3] for name in _EXPERTS)]
     if file := next((each for folder in folders if (each := folder / f"{path.stem}_expert.json").is_file()), None):
         try:
@@ -300,14 +303,17 @@ def _wfformat(path: Path, workflow: dict[str, Any]) -> PublicGraph:
             name: _number(path, f"file {shown(name)}", file, "sizeInBytes" if "sizeInBytes" in file else "size")
             for some in named for name, file in some
         }  # fmt: skip
-        written, read = ([{n for n, f in some if f.get("link") == way} for some in named] for way in ("output", "input"))
+        written, read = (
+            [{name for name, file in some if file.get("link") == way} for some in named] for way in ("output", "input")
+        )
         ran = {_text(path, "a task", task, "id", "name"): task for task in tasks}
     ids = [_text(path, "a task", task, "id", "name") for task in tasks]
     position = {str(task[key]): n for n, task in enumerate(tasks) for key in ("name", "id") if task.get(key)}
     position |= {name: number for number, name in enumerate(ids)}
     if len(set(ids)) < len(ids):
         raise ValueError(f"{path}: {len(ids)} tasks have {len(set(ids))} ids, want one each")
-    times, pairs = [], {}
+    times: list[float] = []
+    pairs: dict[tuple[int, int], None] = {}
     for number, (name, task) in enumerate(zip(ids, tasks, strict=True)):
         if name not in ran:
             raise ValueError(f"{path}: task {shown(name)} has no time in 'execution'")

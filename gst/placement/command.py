@@ -6,9 +6,11 @@ import shutil
 import time
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gst.data.cost_graphs import read_cost_graph
+from gst.data.cost_graphs import CostGraph, read_cost_graph
+from gst.data.public_graphs import read_public_graph
 from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
@@ -74,7 +76,7 @@ def _check(options: Namespace, settings: Settings) -> None:
 
 def _place(options: Namespace, settings: Settings, progress: Progress) -> PlacementResult:
     if options.graph is not None:
-        graph = read_cost_graph(options.graph)
+        graph = _cost_graph(options.graph)
         _clear(options)
         return place_graph(graph, options.out, settings, progress)
     assert options.program is not None
@@ -97,6 +99,17 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
             return measured_task(program, isolated, settings.seed)
 
     return place_simulated(cached_task(program, devices, options.out, profiled), options.out, settings, progress)
+
+
+def _cost_graph(path: Path) -> CostGraph:
+    try:
+        return read_cost_graph(path)
+    except ValueError as error:
+        try:
+            other = read_public_graph(path).format
+        except ValueError:
+            raise error from None
+        raise ValueError(f"{path} is of the format {other}, which needs a machine; add --machine gpus:4, say") from None
 
 
 def _place_by_fleet(

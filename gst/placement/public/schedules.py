@@ -128,7 +128,7 @@ def run_first_come(home, arrays, begin, end, before):
             else:
                 queue[last_waiting[device]] = what
             last_waiting[device] = what
-        if kind == READY or kind == RELEASED:
+        if kind in (READY, RELEASED):
             device = home[what]
             if not busy[device] and next_waiting[device] >= 0:
                 node = next_waiting[device]
