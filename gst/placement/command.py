@@ -56,8 +56,10 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
 def _check(options: Namespace, settings: Settings) -> None:
     if (options.program is None) == (options.graph is None):
         raise ValueError("give a program, or a cost graph by --graph FILE (gst place --help)")
-    if options.graph is not None and (options.devices or options.machine or options.memory_limit):
-        raise ValueError("a cost graph brings devices and limits; leave --devices, --machine and --memory-limit away")
+    if options.graph is not None and (options.devices or options.memory_limit):
+        raise ValueError(
+            "a cost graph brings devices and limits; leave --devices and --memory-limit away, or add --machine NAME:N"
+        )
     if options.machine is not None and options.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
     if isinstance(options.workers, str) and (options.graph or options.machine or options.runtime == "simulated"):
