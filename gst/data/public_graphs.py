@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def read_public_graph(path: Path) -> PublicGraph:
     Raises:
         ValueError: the file is missing, of no known format, or not as its format says: a number is missing, negative
             or none, an edge leads nowhere, or the graph has a cycle. Also if an .xls file is read without the package
-            python-calamine.
+            xlrd.
     """
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -375,17 +376,16 @@ def _moirai(path: Path) -> PublicGraph:
 
 
 def _sheet(path: Path) -> list[list[Any]]:
-    """Rows of the first sheet of an Excel file; cells are numbers or text."""
+    """Rows of the first sheet of an Excel file, each as long as it has cells; cells are numbers or text."""
     try:
-        from python_calamine import CalamineWorkbook
+        import xlrd
     except ImportError:
-        raise ValueError(
-            f"{path}: an Excel file is read by python-calamine; pip install 'graph-segment-training[xls]'"
-        ) from None
+        raise ValueError(f"{path}: an .xls file is read by xlrd; pip install 'graph-segment-training[xls]'") from None
     try:
-        sheet = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0)
-        rows: list[list[Any]] = sheet.to_python(skip_empty_area=True)
-    except (*DAMAGE, Exception) as error:  # a class of its own, which stubs do not name
+        with Path(os.devnull).open("w") as nowhere:  # it prints what it doubts
+            sheet = xlrd.open_workbook(str(path), logfile=nowhere, ragged_rows=True).sheet_by_index(0)
+            rows: list[list[Any]] = [sheet.row_values(number) for number in range(sheet.nrows)]
+    except (*DAMAGE, xlrd.XLRDError, xlrd.compdoc.CompDocError) as error:
         raise ValueError(f"{path}: not a readable Excel file ({plain(error)})") from error
     if not rows:
         raise ValueError(f"{path}: the first sheet is empty")

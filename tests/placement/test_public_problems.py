@@ -27,7 +27,7 @@ ALL = ("doppler.txt", "moirai.xls", "pipedream.txt", "piper.json", "msr.json", "
 
 def problem_of(name: str, machine: str = "gpus:2") -> Problem:
     if name.endswith(".xls"):
-        pytest.importorskip("python_calamine")
+        pytest.importorskip("xlrd")
     return public_problem(read_public_graph(FIXTURES / name), machine)
 
 

@@ -7,8 +7,9 @@ from typing import no_type_check
 
 import numpy as np
 
+from gst.devices.simulate.simulator import longest_ways
 from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule, run_first_come, run_in_order
+from gst.placement.public.schedules import Schedule, moved, run_first_come, run_in_order
 from gst.placement.published import uniform
 from gst.process.progress import Progress, no_progress
 from partitioners.compiled import compiled
@@ -16,6 +17,7 @@ from partitioners.compiled import compiled
 HOT_MANY, HOT_FEW, COLD = 0.01, 0.001, 0.01
 """First temperature, as a share of the makespan, where steps are many and few; the last, as a share of the first."""
 MANY = 2_000  # steps for each operation
+MOST_MOVED = 32  # groups in a step
 BATCH_S = 0.1  # seconds between two looks at the clock
 
 
@@ -26,9 +28,10 @@ def anneal(
     """The best plan that annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) finds from a plan that is
     admitted, and how many it looked at.
 
-    Half of the steps begin at an operation of the chain that the makespan waits for. A step gives a colocation group
-    to the device of a neighbour or to any, exchanges two, or moves an operation within the order as far as its
-    producers and consumers allow. The temperature falls geometrically with the time.
+    Half of the steps begin at an operation of the chain that the makespan waits for. A step gives a colocation group,
+    alone or with others on a random walk from it, to the device of a neighbour or to any, exchanges two, or moves an
+    operation within the order as far as its producers and consumers allow. The temperature falls geometrically with
+    the time.
 
     Args:
         seconds: to search; the result depends on the machine's speed.
@@ -46,6 +49,9 @@ def anneal(
     """
     home, order = start.home.copy(), start.order.copy()
     scale, nodes = problem.graph.scale, problem.num_nodes
+    least = problem.arrays.times.min(0)
+    ahead = longest_ways(least, np.zeros(nodes), problem.arrays.indptr, problem.arrays.consumers) - least
+    ahead *= 1 - 1e-9  # of rounding
     state = np.array([2 * seed + 1], np.uint64)
     best_home, best_order, best = home.copy(), order.copy(), start.makespan * scale
     now, total, batch, rate = best, 0, 64, 0.0
@@ -59,8 +65,8 @@ def anneal(
         if done > 0.9 and now > best:  # the last tenth begins at the best
             home, order, now = best_home.copy(), best_order.copy(), best
         now, best = _anneal(
-            home, order, now, batch, hot * COLD**done, problem.graph.first_come, state, problem.arrays, best_home,
-            best_order, best,
+            home, order, now, batch, hot * COLD**done, problem.graph.first_come, ahead, state, problem.arrays,
+            best_home, best_order, best,
         )  # fmt: skip
         total += batch
         spent = time.perf_counter() - begun
@@ -73,139 +79,166 @@ def anneal(
 
 @compiled
 @no_type_check
-def _anneal(home, order, now, steps, temperature, first_come, state, arrays, best_home, best_order, best):
+def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arrays, best_home, best_order, best):
     """Makespan of the plan that it ends with, and the least; `home`, `order` and the best are written.
 
     Args:
         now: makespan of `home` and `order`.
+        ahead: time that is to come at least after each node: a plan that must be refused is not computed to its end.
         state: of the random numbers, one uint64.
     """
     nodes, devices = len(home), arrays.times.shape[0]
-    groups, member_indptr, members = arrays.groups, arrays.member_indptr, arrays.members
     begin, end, before = np.zeros(nodes), np.zeros(nodes), np.full(nodes, -1)
     begin_now, end_now, before_now = np.zeros(nodes), np.zeros(nodes), np.full(nodes, -1)
-    place, used, position = np.empty(nodes, np.int64), np.zeros(devices), np.empty(nodes, np.int64)
-    for node in range(nodes):
-        position[order[node]] = node
+    used, position = np.zeros(devices), np.empty(nodes, np.int64)
+    position[order] = np.arange(nodes)
     for group in range(len(arrays.sizes)):
-        used[home[members[member_indptr[group]]]] += arrays.sizes[group]
+        used[home[arrays.members[arrays.member_indptr[group]]]] += arrays.sizes[group]
     if first_come:
-        run_first_come(home, arrays, begin_now, end_now, before_now)
+        run_first_come(home, arrays, begin_now, end_now, before_now, ahead, np.inf)
     else:
-        run_in_order(home, order, arrays, begin_now, end_now, before_now)
-    chain, length, stale = place, 0, True
+        run_in_order(home, order, arrays, begin_now, end_now, before_now, 0, ahead, np.inf)
+        begin[:], end[:], before[:] = begin_now, end_now, before_now
+    chain, length, stale = np.empty(nodes, np.int64), 0, True
+    moved_groups, sources = np.empty(MOST_MOVED, np.int64), np.empty(MOST_MOVED, np.int64)
     for _ in range(steps):
-        if stale:  # the operations that the makespan waits for, the last first
-            node, length = np.int64(0), 0
-            for other in range(nodes):
-                if end_now[other] > end_now[node]:
-                    node = other
-            while node >= 0:
-                chain[length] = node
-                length += 1
-                start, cause = begin_now[node], np.int64(-1)
-                if before_now[node] >= 0 and end_now[before_now[node]] >= start:
-                    cause = before_now[node]
-                else:
-                    for where in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
-                        producer, edge = arrays.producers[where], arrays.in_edges[where]
-                        arrival = end_now[producer]
-                        if home[producer] != home[node]:
-                            if len(arrays.table):
-                                first, second = arrays.kind[home[producer]], arrays.kind[home[node]]
-                                arrival += arrays.table[edge, first, second]
-                            else:
-                                arrival += arrays.fixed[home[producer], home[node]]
-                                arrival += arrays.amounts[edge] * arrays.per_amount[home[producer], home[node]]
-                        if arrival >= start:
-                            cause = producer
-                            break
-                if start <= 0.0:
-                    break
-                node = cause
-            stale = False
+        if stale:
+            length, stale = _chain(home, begin_now, end_now, before_now, arrays, chain), False
         on_chain = uniform(state) < 0.5
         node = chain[np.int64(uniform(state) * length)] if on_chain else np.int64(uniform(state) * nodes)
-        old, other_group, group = home[node], np.int64(-1), np.int64(-1)
-        target, origin, to = old, np.int64(-1), np.int64(-1)
+        count, origin, to, first = 0, -1, -1, nodes
         draw = uniform(state)
         if devices > 1 and (first_come or draw < 0.7):
-            group = groups[node]
-            before_count = arrays.producer_indptr[node + 1] - arrays.producer_indptr[node]
-            count = before_count + arrays.indptr[node + 1] - arrays.indptr[node]
-            if count and uniform(state) < 0.5:
-                pick = np.int64(uniform(state) * count)
-                if pick < before_count:
-                    target = home[arrays.producers[arrays.producer_indptr[node] + pick]]
-                else:
-                    target = home[arrays.consumers[arrays.indptr[node] + pick - before_count]]
+            old, target = home[node], home[node]
+            if uniform(state) < 0.5:
+                target = home[_neighbour(node, state, arrays)]
             if target == old:
                 target = np.int64(uniform(state) * (devices - 1))
                 target += target >= old
-            if uniform(state) < 0.2:  # exchange
+            kind, other = uniform(state), node
+            count = _give(arrays.groups[node], target, home, used, arrays, moved_groups, sources, count)
+            if kind < 0.15:  # exchange
                 other = np.int64(uniform(state) * nodes)
-                if home[other] == target and groups[other] != group:
-                    other_group = groups[other]
+                if home[other] == target and arrays.groups[other] != arrays.groups[node]:
+                    count = _give(arrays.groups[other], old, home, used, arrays, moved_groups, sources, count)
+            while kind > 0.7 and count < MOST_MOVED:  # those on a random walk go along
+                other = _neighbour(other, state, arrays)
+                if home[other] != target:
+                    count = _give(arrays.groups[other], target, home, used, arrays, moved_groups, sources, count)
+                kind *= 0.9
             able = True
-            size = arrays.sizes[group]
-            back = arrays.sizes[other_group] if other_group >= 0 else 0.0
-            if used[target] + size - back > arrays.limits[target] or used[old] + back - size > arrays.limits[old]:
-                able = False
-            for where in range(member_indptr[group], member_indptr[group + 1]):
-                able = able and arrays.times[target, members[where]] < np.inf
-            if other_group >= 0:
-                for where in range(member_indptr[other_group], member_indptr[other_group + 1]):
-                    able = able and arrays.times[old, members[where]] < np.inf
+            for number in range(count):
+                group = moved_groups[number]
+                for where in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
+                    member = arrays.members[where]
+                    able = able and arrays.times[home[member], member] < np.inf
+                    first = min(first, position[member])
+                able = (
+                    able
+                    and used[home[arrays.members[arrays.member_indptr[group]]]]
+                    <= (arrays.limits[home[arrays.members[arrays.member_indptr[group]]]])
+                )
             if not able:
+                _take_back(home, used, arrays, moved_groups, sources, count)
                 continue
-            for where in range(member_indptr[group], member_indptr[group + 1]):
-                home[members[where]] = target
-            if other_group >= 0:
-                for where in range(member_indptr[other_group], member_indptr[other_group + 1]):
-                    home[members[where]] = old
-        if not first_come and (group < 0 or draw < 0.3):
-            low, high, origin = np.int64(0), nodes - 1, position[node]
+        if not first_come and (count == 0 or draw < 0.3):
+            low, high, origin = 0, nodes - 1, position[node]
             for where in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
                 low = max(low, position[arrays.producers[where]] + 1)
             for where in range(arrays.indptr[node], arrays.indptr[node + 1]):
                 high = min(high, position[arrays.consumers[where]] - 1)
-            ahead = before_now[node]
-            if group < 0 and ahead >= 0 and position[ahead] >= low and uniform(state) < 0.5:
-                to = position[ahead]
+            blocks = before_now[node]
+            if count == 0 and blocks >= 0 and position[blocks] >= low and uniform(state) < 0.5:
+                to = position[blocks]
             else:
                 to = low + np.int64(uniform(state) * (high - low + 1))
-            if to == origin and group < 0:
+            if to == origin and count == 0:
                 continue
             _rotate(order, position, origin, to)
+            first = min(first, min(origin, to))
+        limit = now - temperature * np.log(uniform(state) + 1e-300)
         if first_come:
-            took = run_first_come(home, arrays, begin, end, before)
+            took = run_first_come(home, arrays, begin, end, before, ahead, limit)
         else:
-            took = run_in_order(home, order, arrays, begin, end, before)
-        if took <= now or uniform(state) < np.exp((now - took) / temperature):
+            took = run_in_order(home, order, arrays, begin, end, before, first, ahead, limit)
+        if took <= limit:
             now, stale = took, True
-            begin_now, begin = begin, begin_now
-            end_now, end = end, end_now
-            before_now, before = before, before_now
-            if group >= 0:
-                used[target] += arrays.sizes[group]
-                used[old] -= arrays.sizes[group]
-            if other_group >= 0:
-                used[target] -= arrays.sizes[other_group]
-                used[old] += arrays.sizes[other_group]
+            if first_come:
+                begin_now[:], end_now[:], before_now[:] = begin, end, before
+            else:
+                for node in order[first:]:
+                    begin_now[node], end_now[node], before_now[node] = begin[node], end[node], before[node]
             if took < best:
                 best = took
                 best_home[:] = home
                 best_order[:] = order
             continue
-        if group >= 0:
-            for where in range(member_indptr[group], member_indptr[group + 1]):
-                home[members[where]] = old
-        if other_group >= 0:
-            for where in range(member_indptr[other_group], member_indptr[other_group + 1]):
-                home[members[where]] = target
+        if not first_come:
+            for node in order[first:]:
+                begin[node], end[node], before[node] = begin_now[node], end_now[node], before_now[node]
+        _take_back(home, used, arrays, moved_groups, sources, count)
         if origin >= 0:
             _rotate(order, position, to, origin)
     return now, best
+
+
+@compiled
+@no_type_check
+def _chain(home, begin, end, before, arrays, chain):
+    """Write the operations that the makespan waits for, the last first; how many they are."""
+    node, length = np.argmax(end), 0
+    while node >= 0:
+        chain[length] = node
+        length += 1
+        start, cause = begin[node], -1
+        if start <= 0.0:
+            break
+        if before[node] >= 0 and end[before[node]] >= start:
+            cause = before[node]
+        else:
+            for where in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
+                producer = arrays.producers[where]
+                transfer = moved(arrays.in_edges[where], home[producer], home[node], arrays)
+                if end[producer] + transfer >= start:
+                    cause = producer
+                    break
+        node = cause
+    return length
+
+
+@compiled
+@no_type_check
+def _neighbour(node, state, arrays):
+    """A producer or a consumer of a node, drawn; the node itself if it has none."""
+    first = arrays.producer_indptr[node + 1] - arrays.producer_indptr[node]
+    count = first + arrays.indptr[node + 1] - arrays.indptr[node]
+    if count == 0:
+        return node
+    pick = np.int64(uniform(state) * count)
+    if pick < first:
+        return arrays.producers[arrays.producer_indptr[node] + pick]
+    return arrays.consumers[arrays.indptr[node] + pick - first]
+
+
+@compiled
+@no_type_check
+def _give(group, target, home, used, arrays, moved_groups, sources, count):
+    """Give a group to a device and note whence it came; how many were given so far."""
+    source = home[arrays.members[arrays.member_indptr[group]]]
+    for where in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
+        home[arrays.members[where]] = target
+    used[source] -= arrays.sizes[group]
+    used[target] += arrays.sizes[group]
+    moved_groups[count], sources[count] = group, source
+    return count + 1
+
+
+@compiled
+@no_type_check
+def _take_back(home, used, arrays, moved_groups, sources, count):
+    """Undo so many calls of `_give`, the last first."""
+    for number in range(count - 1, -1, -1):
+        _give(moved_groups[number], sources[number], home, used, arrays, moved_groups, sources, number)
 
 
 @compiled

@@ -28,7 +28,7 @@ def moved(edge, here, there, arrays):
 
 @compiled
 @no_type_check
-def run_in_order(home, order, arrays, begin, end, before):
+def run_in_order(home, order, arrays, begin, end, before, first, ahead, limit):
     """Makespan if each device runs its nodes in the order given, each as soon as its values are there.
 
     Args:
@@ -36,6 +36,9 @@ def run_in_order(home, order, arrays, begin, end, before):
         order: of all nodes; every producer comes before its consumers.
         begin, end: of each node, written.
         before: the node that ran before each on its device, or -1, written.
+        first: place in the order from which on is computed; `begin` and `end` of those before are as they are.
+        ahead: time that is to come at least after each node.
+        limit: infinity is returned as soon as the makespan would pass this.
     """
     producer_indptr, producers, in_edges, times = (
         arrays.producer_indptr, arrays.producers, arrays.in_edges, arrays.times,
@@ -43,7 +46,10 @@ def run_in_order(home, order, arrays, begin, end, before):
     devices = times.shape[0]
     free, last = np.zeros(devices), np.full(devices, -1)
     latest = 0.0
-    for node in order:
+    for node in order[:first]:
+        free[home[node]], last[home[node]] = end[node], node
+        latest = max(latest, end[node])
+    for node in order[first:]:
         device = home[node]
         start = free[device]
         for position in range(producer_indptr[node], producer_indptr[node + 1]):
@@ -53,6 +59,8 @@ def run_in_order(home, order, arrays, begin, end, before):
                 arrival += moved(in_edges[position], home[producer], device, arrays)
             start = max(start, arrival)
         begin[node], end[node] = start, start + times[device, node]
+        if end[node] + ahead[node] > limit:
+            return np.inf
         before[node] = last[device]
         free[device], last[device] = end[node], node
         latest = max(latest, end[node])
@@ -66,13 +74,13 @@ them: an operation asks for its device, gets it, ends, and frees it; its value l
 
 @compiled
 @no_type_check
-def run_first_come(home, arrays, begin, end, before):
+def run_first_come(home, arrays, begin, end, before, ahead, limit):
     """Makespan if each device serves its nodes in the order in which they become ready, as DOPPLER's simulator does;
     what happens at one moment happens in the order of that simulator.
 
     Args:
         home: device of each node.
-        begin, end, before: of each node, written; see `run_in_order`.
+        begin, end, before, ahead, limit: see `run_in_order`.
     """
     nodes, devices, edges = len(home), arrays.times.shape[0], len(arrays.amounts)
     indptr, consumers, out_edges = arrays.indptr, arrays.consumers, arrays.out_edges
@@ -141,6 +149,8 @@ def run_first_come(home, arrays, begin, end, before):
             begin[what], before[what] = now, last[device]
             last[device] = what
             delay, later = arrays.times[device, what], what
+            if now + delay + ahead[what] > limit:
+                return np.inf
         elif kind == ENDED:
             end[what] = now
             busy[home[what]] = False
@@ -302,10 +312,10 @@ def run(
     end: Float64[np.ndarray, " nodes"],
 ) -> float:
     """Makespan in the file's own numbers; begin and end of each node are written."""
-    before = np.empty(problem.num_nodes, np.int64)
+    before, ahead = np.empty(problem.num_nodes, np.int64), np.zeros(problem.num_nodes)
     if problem.graph.first_come:
-        return float(run_first_come(home, problem.arrays, begin, end, before))
-    return float(run_in_order(home, order, problem.arrays, begin, end, before))
+        return float(run_first_come(home, problem.arrays, begin, end, before, ahead, np.inf))
+    return float(run_in_order(home, order, problem.arrays, begin, end, before, 0, ahead, np.inf))
 
 
 def refused(problem: Problem, home: Int64[np.ndarray, " nodes"]) -> str:
