@@ -212,7 +212,7 @@ def _field(path: Path, number: int, fields: Mapping[str, str], key: str) -> floa
     if key not in fields:
         raise ValueError(f"{path}: line {number}: {key} is missing")
     parts = [part for part in re.split(r"[;,\s]+", fields[key].strip("[]")) if part]
-    return sum(_value(path, f"line {number}: {key}", part) for part in parts)
+    return sum((_value(path, f"line {number}: {key}", part) for part in parts), 0.0)
 
 
 def _piper(path: Path, record: dict[str, Any]) -> PublicGraph:
@@ -325,7 +325,7 @@ def _wfformat(path: Path, workflow: dict[str, Any]) -> PublicGraph:
                 if other not in position:
                     raise ValueError(f"{path}: task {shown(name)}: there is no task {shown(other)} of its {way}")
                 pairs[(number, position[other]) if way == "children" else (position[other], number)] = None
-    amounts = [sum(sizes.get(file, 0.0) for file in written[a] & read[b]) for a, b in pairs]
+    amounts = [float(sum(sizes.get(file, 0.0) for file in written[a] & read[b])) for a, b in pairs]
     return _graph(
         path, "wfformat", ids, list(pairs), amounts, ("device",), np.array([times]), unit="s",
         notes=(

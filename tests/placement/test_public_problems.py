@@ -121,6 +121,36 @@ def first_come_slowly(problem: Problem, home: np.ndarray) -> float:
     return now
 
 
+def heft_slowly(problem: Problem) -> float:
+    """HEFT as Topcuoglu, Hariri and Wu write it (2002, figures 2 and 3), with dictionaries."""
+    times, pairs, devices = problem.arrays.times, problem.graph.edges.T.tolist(), range(len(problem.devices))
+    rank: dict[int, float] = {}
+    for node in reversed(range(problem.num_nodes)):
+        ways = [problem.mean_transfers[edge] + rank[b] for edge, (a, b) in enumerate(pairs) if a == node]
+        rank[node] = float(times[:, node].mean() + max(ways, default=0.0))
+    busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
+    end: dict[int, float] = {}
+    home: dict[int, int] = {}
+    for node in sorted(rank, key=lambda each: (-rank[each], each)):
+        options = []
+        for device in devices:
+            ready = max(
+                [
+                    end[a] + moved(edge, home[a], device, problem.arrays)
+                    for edge, (a, b) in enumerate(pairs)
+                    if b == node
+                ],
+                default=0.0,
+            )
+            took = float(times[device, node])
+            starts = [start for start in [ready, *(e for _, e in busy[device])] if start >= ready]
+            free = [s for s in starts if all(s + took <= begin or s >= finish for begin, finish in busy[device])]
+            options.append((min(free) + took, device))
+        end[node], home[node] = min(options)
+        busy[home[node]].append((end[node] - float(times[home[node], node]), end[node]))
+    return max(end.values())
+
+
 def least_of_all(problem: Problem) -> float:
     """The least makespan of all placements and all orders."""
     nodes, best = problem.num_nodes, np.inf
@@ -146,6 +176,18 @@ def test_devices_run_their_operations_in_the_order_of_the_plan(seed: int) -> Non
     plan = Schedule(problem, home)
     if not plan.reason:
         assert plan.makespan == in_order_slowly(problem, home, plan.order)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_heft_is_that_of_its_paper(seed: int) -> None:
+    graph = random_graph(seed, 25)
+    generator = np.random.default_rng(seed)
+    graph = replace(graph, times=generator.uniform(1, 9, (2, 25)), kinds=("a", "b"), groups=np.arange(25),
+                    amounts=generator.uniform(0, 6, graph.edges.shape[1]), limits=np.full(2, np.inf), counts=(0, 0),
+                    pair_times=np.zeros((0, 2, 2)))  # fmt: skip
+    problem = public_problem(graph, "gpus:4")
+    assert baselines(problem)["heft"].makespan <= heft_slowly(problem) * (1 + 1e-12), "the same, or pushed together"
+    assert baselines(problem)["heft"].makespan == pytest.approx(heft_slowly(problem))
 
 
 @pytest.mark.parametrize("seed", range(40))

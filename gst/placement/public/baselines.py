@@ -15,7 +15,7 @@ from partitioners import partition
 
 WHOLE = 10**8  # sum of the integer weights that METIS is given
 DRAWS = 50  # of ties of DOPPLER's critical-path heuristic: its num_episode
-MANY = 20_000  # operations, above which subsets of devices are not tried
+MANY = 20_000  # operations, above which subsets of devices and further draws are not tried
 
 
 def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
@@ -52,7 +52,7 @@ def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
         plans["cpop"] = _cpop(problem, rank)
         plans["peft"] = _peft(problem)
         if devices > 2 and nodes <= MANY:
-            plans["heft:few"] = _best(_listed(problem, by_rank, _first(problem, k)) for k in range(1, devices))
+            plans["heft:few"] = _best(_listed(problem, by_rank, _first(problem, k)) for k in _counts(devices - 1))
         if problem.graph.first_come:
             plans["critical_path"] = _best(_critical_path(problem, seed))
         else:
@@ -135,6 +135,11 @@ def _best(plans: Iterator[Schedule | None]) -> Schedule | None:
     return min(admitted, key=lambda plan: plan.makespan, default=None)
 
 
+def _counts(most: int) -> list[int]:
+    """Numbers of devices to be tried: all up to 8, then those that are twice as many, and all."""
+    return [count for count in range(1, most + 1) if count <= 8 or count & (count - 1) == 0 or count == most]
+
+
 def _first(problem: Problem, count: int) -> Bool[np.ndarray, " devices"]:
     """The devices that run everything quickest, so many of them."""
     times = problem.arrays.times
@@ -198,16 +203,15 @@ def _critical_path(problem: Problem, seed: int) -> Iterator[Schedule]:
     leaves = np.zeros(nodes)
     np.maximum.at(leaves, np.repeat(np.arange(nodes), np.diff(arrays.indptr)), arrays.amounts[arrays.out_edges])
     level = longest_ways(times, leaves, arrays.indptr, arrays.consumers)
-    for draw in range(DRAWS):
+    for draw in range(DRAWS if nodes <= MANY else 1):
         generator = np.random.default_rng([seed, draw])
         waiting = np.diff(arrays.producer_indptr)
-        ready = np.flatnonzero(waiting == 0).tolist()
+        lots = generator.random(nodes)  # among equals the least is drawn
+        ready = [(-level[node], lots[node], node) for node in np.flatnonzero(waiting == 0).tolist()]
+        heapq.heapify(ready)
         home, end, busy = np.full(nodes, -1), np.zeros(nodes), np.zeros(devices)
         while ready:
-            longest = max(level[node] for node in ready)
-            ties = [node for node in ready if level[node] == longest]
-            node = ties[int(generator.integers(len(ties)))]
-            ready.remove(node)
+            node = heapq.heappop(ready)[2]
             start = busy.copy()
             for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
                 producer, edge = arrays.producers[position], arrays.in_edges[position]
@@ -220,7 +224,7 @@ def _critical_path(problem: Problem, seed: int) -> Iterator[Schedule]:
             for consumer in arrays.consumers[arrays.indptr[node] : arrays.indptr[node + 1]].tolist():
                 waiting[consumer] -= 1
                 if not waiting[consumer]:
-                    ready.append(consumer)
+                    heapq.heappush(ready, (-level[consumer], lots[consumer], consumer))
         yield Schedule(problem, home)
 
 
@@ -231,7 +235,7 @@ def _metis(problem: Problem, seed: int) -> Iterator[Int64[np.ndarray, " nodes"]]
     crossing = ends[0] != ends[1]
     weights = [np.bincount(arrays.groups, problem.mean_times, count), problem.mean_transfers[crossing]]
     whole = [np.maximum(1, np.rint(WHOLE * each / max(each.sum(), 1e-300))).astype(np.int64) for each in weights]
-    for parts in range(2, min(len(problem.devices), count) + 1):
+    for parts in _counts(min(len(problem.devices), count))[1:]:
         part = partition(ends[:, crossing], count, parts, "metis", seed, node_weights=whole[0], edge_weights=whole[1])
         chosen = np.flatnonzero(_first(problem, parts))
         yield _of_groups(problem, chosen[part][arrays.groups])

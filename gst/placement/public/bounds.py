@@ -13,7 +13,7 @@ from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule, moved
 from partitioners.compiled import compiled
 
-MOST_PROVED = 120  # operations that CP-SAT is asked about
+MOST_PROVED, MOST_CHOICES = 120, 2_000  # operations that CP-SAT is asked about, and choices of a device for one
 
 
 def lower_bound(problem: Problem) -> float:
@@ -86,6 +86,8 @@ def _heads(indptr, others, edges, order, devices, backwards, arrays):
                     away[number] = min(away[number], head[there, other] + times[devices[there], other] + transfer)
                 near[number], here[number] = head[mine, other], times[devices[mine], other]
             dearest, soonest = np.argsort(-away), np.argsort(near)
+            rank = np.empty(degree, np.int64)
+            rank[dearest] = np.arange(degree)
             low, high = 0, degree  # how many of the dearest are near: the least for which they take as long as the rest
             least = np.inf
             while low <= high:
@@ -93,12 +95,7 @@ def _heads(indptr, others, edges, order, devices, backwards, arrays):
                 limit = away[dearest[middle]] if middle < degree else 0.0
                 taken = 0.0
                 for number in soonest:
-                    is_near = away[number] > limit
-                    if not is_near and away[number] == limit:
-                        for position in range(middle):
-                            if dearest[position] == number:
-                                is_near = True
-                    if is_near or middle == degree:
+                    if rank[number] < middle:
                         taken = max(taken, near[number]) + here[number]
                 least = min(least, max(taken, limit))
                 if taken >= limit:
@@ -113,7 +110,7 @@ def proved_bound(
     problem: Problem, seconds: float, hint: Schedule | None = None, seed: int = 0
 ) -> tuple[float, Schedule | None]:
     """What CP-SAT proves that no plan is below, and the best plan that it comes upon; 0 and None where the package
-    ortools is not installed, the problem has more than `MOST_PROVED` operations, or there is no time.
+    ortools is not installed, the problem is too large (`MOST_PROVED`, `MOST_CHOICES`), or there is no time.
 
     Args:
         hint: a plan to begin with.
@@ -122,7 +119,7 @@ def proved_bound(
         from ortools.sat.python import cp_model as cp
     except ImportError:
         return 0.0, None
-    if problem.num_nodes > MOST_PROVED or seconds <= 0:
+    if problem.num_nodes > MOST_PROVED or len(problem.devices) * problem.num_nodes > MOST_CHOICES or seconds <= 0:
         return 0.0, None
     arrays, devices, nodes = problem.arrays, range(len(problem.devices)), range(problem.num_nodes)
     slowest = float(np.where(np.isfinite(arrays.times), arrays.times, 0).max(0).sum()) + sum(

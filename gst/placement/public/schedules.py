@@ -247,15 +247,13 @@ def place_in_order(order, arrays, allowed, fill, bias, rule, home, begin):
             took = times[device, node]
             start = max(ready, ends[device, count[device] - 1] if count[device] else 0.0)
             if fill:
-                gap = 0.0
-                for slot in range(count[device]):
-                    if ends[device, slot] <= ready:
-                        gap = ends[device, slot]
-                        continue
-                    if max(gap, ready) + took <= starts[device, slot]:
-                        start = max(gap, ready)
+                low = np.searchsorted(ends[device, : count[device]], ready, side="right")
+                gap = ready
+                for slot in range(low, count[device]):
+                    if gap + took <= starts[device, slot]:
+                        start = gap
                         break
-                    gap = max(gap, ends[device, slot])
+                    gap = ends[device, slot]
             score = (start if rule == 1 else start + took) + bias[device, node]
             if score < least:
                 best, least, best_start = device, score, start
@@ -266,7 +264,9 @@ def place_in_order(order, arrays, allowed, fill, bias, rule, home, begin):
             used[best] += arrays.sizes[group]
         home[node], begin[node], end[node] = best, best_start, best_start + times[best, node]
         slot = count[best]
-        while slot > 0 and starts[best, slot - 1] > best_start:
+        while slot > 0 and starts[best, slot - 1] >= best_start:
+            if starts[best, slot - 1] == best_start and ends[best, slot - 1] <= end[node]:
+                break
             starts[best, slot], ends[best, slot] = starts[best, slot - 1], ends[best, slot - 1]
             slot -= 1
         starts[best, slot], ends[best, slot] = best_start, end[node]
