@@ -6,9 +6,11 @@ import shutil
 import time
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gst.data.cost_graphs import read_cost_graph
+from gst.data.cost_graphs import CostGraph, read_cost_graph
+from gst.data.public_graphs import read_public_graph
 from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
@@ -54,8 +56,10 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
 def _check(options: Namespace, settings: Settings) -> None:
     if (options.program is None) == (options.graph is None):
         raise ValueError("give a program, or a cost graph by --graph FILE (gst place --help)")
-    if options.graph is not None and (options.devices or options.machine or options.memory_limit):
-        raise ValueError("a cost graph brings devices and limits; leave --devices, --machine and --memory-limit away")
+    if options.graph is not None and (options.devices or options.memory_limit):
+        raise ValueError(
+            "a cost graph brings devices and limits; leave --devices and --memory-limit away, or add --machine NAME:N"
+        )
     if options.machine is not None and options.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
     if isinstance(options.workers, str) and (options.graph or options.machine or options.runtime == "simulated"):
@@ -74,7 +78,7 @@ def _check(options: Namespace, settings: Settings) -> None:
 
 def _place(options: Namespace, settings: Settings, progress: Progress) -> PlacementResult:
     if options.graph is not None:
-        graph = read_cost_graph(options.graph)
+        graph = _cost_graph(options.graph)
         _clear(options)
         return place_graph(graph, options.out, settings, progress)
     assert options.program is not None
@@ -97,6 +101,17 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
             return measured_task(program, isolated, settings.seed)
 
     return place_simulated(cached_task(program, devices, options.out, profiled), options.out, settings, progress)
+
+
+def _cost_graph(path: Path) -> CostGraph:
+    try:
+        return read_cost_graph(path)
+    except ValueError as error:
+        try:
+            other = read_public_graph(path).format
+        except ValueError:
+            raise error from None
+        raise ValueError(f"{path} is of the format {other}, which needs a machine; add --machine gpus:4, say") from None
 
 
 def _place_by_fleet(

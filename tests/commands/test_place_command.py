@@ -237,7 +237,7 @@ def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixt
     out = ["--out", "out"]
     refused(capsys, ["place", *out], "a program", "--graph")
     refused(capsys, ["place", PROGRAM, "--graph", str(graph_file), *out], "--graph")
-    refused(capsys, ["place", "--graph", str(graph_file), "--machine", "gpus:2", *out], "--machine")
+    refused(capsys, ["place", "--graph", str(graph_file), "--devices", "cpu:0", *out], "--devices", "--machine")
     refused(capsys, ["place", PROGRAM, "--machine", "tpus:2", *out], "tpus:2", "gpus:4")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--methods", "magic", *out], "magic", "annealing")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--tasks", "schedule", *out], "placement")
