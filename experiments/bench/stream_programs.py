@@ -2,10 +2,10 @@
 
     python -m experiments.bench stream_programs --plans 1000 --json experiments/results/stream_program.json
 
-Programs are the bundled workloads at the sizes of the tests. A plan puts every operation anywhere, on 1 to 8 memories of
-1 to 4 lanes, in a random order; half of the plans fuse random groups. It is lowered and checked, the hostile interpreter
-runs it, and its outputs are compared with those of the program run in order. Mutants are those of programs of six nodes,
-for which every interleaving is looked at.
+Programs are the bundled workloads at the sizes of the tests. A plan puts every operation anywhere, on 1 to 8 memories
+of 1 to 4 lanes, in a random order; half of the plans fuse random groups. It is lowered and checked, the hostile
+interpreter runs it, and its outputs are compared with those of the program run in order. Mutants are those of programs
+of six nodes, for which every interleaving is looked at.
 """
 
 from __future__ import annotations

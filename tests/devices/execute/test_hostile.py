@@ -18,7 +18,7 @@ from tests.programs.small import SMALL, small_program
 from .test_stream_program import random_streams
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", ["gpt", "transformer_xl", "wavenet"])
 def test_outputs_are_those_of_the_program_whatever_the_luck(name: str) -> None:
     program = small_program(name)
     streams = random_streams(program, np.random.default_rng(0), 2, 2)
