@@ -16,7 +16,7 @@ from gst.data.public_graphs import PublicGraph, read_public_graph
 from gst.devices import Plan
 from gst.placement.public.annealing import anneal
 from gst.placement.public.baselines import baselines
-from gst.placement.public.bounds import lower_bound, proved_bound
+from gst.placement.public.bounds import lower_bound, proved_bound, relaxed_bound
 from gst.placement.public.placing import place_public
 from gst.placement.public.problem import Problem, public_problem
 from gst.placement.public.schedules import Schedule, moved
@@ -209,15 +209,33 @@ def test_a_crossing_takes_the_transfer_of_the_producer_and_results_are_divided()
 @pytest.mark.parametrize("seed", range(14))
 def test_no_plan_is_below_the_bounds(seed: int) -> None:
     problem = public_problem(
-        random_graph(seed, 5, 1 + seed % 2, first_come=seed % 4 == 0), f"gpus:{2 + (seed % 3 == 0)}"
-    )
+        random_graph(seed, 5, 1 + seed % 2, first_come=seed % 4 == 0), f"gpus:{2 + (seed % 3 == 0)}",
+        memory_limit=3 if seed % 4 > 1 else None,
+    )  # fmt: skip
     least = least_of_all(problem)
-    assert lower_bound(problem) <= least + 1e-9
+    assert max(lower_bound(problem), relaxed_bound(problem, 20.0)) <= least + 1e-9
     plans = {name: plan for name, plan in baselines(problem).items() if not plan.reason}
     assert plans and min(plan.makespan for plan in plans.values()) >= least
     start = min(plans.values(), key=lambda plan: plan.makespan)
     searched, _ = anneal(problem, start, steps=4_000, seed=seed)
-    assert searched.makespan == pytest.approx(least), "so small that annealing comes upon the optimum"
+    assert least <= searched.makespan <= start.makespan
+    assert searched.makespan == pytest.approx(least) or problem.arrays.limits[0] < np.inf, "so small that it is found"
+
+
+def test_the_linear_program_counts_memory_and_the_way_to_the_cpu() -> None:
+    """A chain of four operations, each ten times as slow on the CPU, which is a transfer of 2 away."""
+    chain = replace(
+        random_graph(0, 4), kinds=("cpu", "accelerator"), times=np.array([[10.0] * 4, [1.0] * 4]), groups=np.arange(4),
+        edges=np.array([[0, 1, 2], [1, 2, 3]]), amounts=np.full(3, 2.0), hops=np.array([[0.0, 1.0], [1.0, 2.0]]),
+        pair_times=np.zeros((0, 2, 2)), limits=np.array([np.inf, 2.0]), counts=(1, 1), format="msr",
+    )  # fmt: skip
+    small = public_problem(chain, "gpus:1")
+    assert lower_bound(small) == 4.0 and least_of_all(small) == 24.0
+    assert relaxed_bound(small, 5.0) == pytest.approx(22.0, rel=1e-5), "halves of operations need no transfer"
+    times = chain.times.copy()
+    times[1, 1] = np.inf
+    unable = public_problem(replace(chain, times=times, limits=np.full(2, np.inf)), "gpus:1")
+    assert relaxed_bound(unable, 5.0) == pytest.approx(17.0, rel=1e-5) and least_of_all(unable) == 17.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])

@@ -14,9 +14,9 @@ from gst.placement.published import uniform
 from gst.process.progress import Progress, no_progress
 from partitioners.compiled import compiled
 
-HOT_MANY, HOT_FEW, COLD = 0.01, 0.001, 0.01
-"""First temperature, as a share of the makespan, where steps are many and few; the last, as a share of the first."""
-MANY = 2_000  # steps for each operation
+HOT, COLD = ((50_000, 0.1), (2_000, 0.01), (0, 0.001)), 0.01
+"""First temperature, as a share of the makespan, by the least number of steps for each operation; the last temperature,
+as a share of the first."""
 MOST_MOVED = 32  # groups in a step
 BATCH_S = 0.1  # seconds between two looks at the clock
 
@@ -49,8 +49,8 @@ def anneal(
     """
     home, order = start.home.copy(), start.order.copy()
     scale, nodes = problem.graph.scale, problem.num_nodes
-    least = problem.arrays.times.min(0)
-    ahead = longest_ways(least, np.zeros(nodes), problem.arrays.indptr, problem.arrays.consumers) - least
+    quickest = problem.arrays.times.min(0)
+    ahead = longest_ways(quickest, np.zeros(nodes), problem.arrays.indptr, problem.arrays.consumers) - quickest
     ahead *= 1 - 1e-9  # of rounding
     state = np.array([2 * seed + 1], np.uint64)
     best_home, best_order, best = home.copy(), order.copy(), start.makespan * scale
@@ -61,7 +61,7 @@ def anneal(
         if steps is not None:
             batch = min(max(steps // 20, 1), steps - total)
         expected = steps if steps is not None else rate * seconds
-        hot = best * (HOT_MANY if expected > MANY * nodes else HOT_FEW) + 1e-300
+        hot = best * next(share for least, share in HOT if expected >= least * nodes) + 1e-300
         if done > 0.9 and now > best:  # the last tenth begins at the best
             home, order, now = best_home.copy(), best_order.copy(), best
         now, best = _anneal(
@@ -99,7 +99,7 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
     else:
         run_in_order(home, order, arrays, begin_now, end_now, before_now, 0, ahead, np.inf)
         begin[:], end[:], before[:] = begin_now, end_now, before_now
-    chain, length, stale = np.empty(nodes, np.int64), 0, True
+    chain, length, stale, is_tight = np.empty(nodes, np.int64), 0, True, arrays.limits.min() < np.inf
     moved_groups, sources = np.empty(MOST_MOVED, np.int64), np.empty(MOST_MOVED, np.int64)
     for _ in range(steps):
         if stale:
@@ -121,6 +121,11 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
                 other = np.int64(uniform(state) * nodes)
                 if home[other] == target and arrays.groups[other] != arrays.groups[node]:
                     count = _give(arrays.groups[other], old, home, used, arrays, moved_groups, sources, count)
+            elif is_tight and kind < 0.3:  # memories are full: some more change places
+                for _ in range(2):
+                    other = np.int64(uniform(state) * nodes)
+                    group, anywhere = arrays.groups[other], np.int64(uniform(state) * devices)
+                    count = _give(group, anywhere, home, used, arrays, moved_groups, sources, count)
             while kind > 0.7 and count < MOST_MOVED:  # those on a random walk go along
                 other = _neighbour(other, state, arrays)
                 if home[other] != target:
@@ -133,11 +138,8 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
                     member = arrays.members[where]
                     able = able and arrays.times[home[member], member] < np.inf
                     first = min(first, position[member])
-                able = (
-                    able
-                    and used[home[arrays.members[arrays.member_indptr[group]]]]
-                    <= (arrays.limits[home[arrays.members[arrays.member_indptr[group]]]])
-                )
+                device = home[arrays.members[arrays.member_indptr[group]]]
+                able = able and used[device] <= arrays.limits[device]
             if not able:
                 _take_back(home, used, arrays, moved_groups, sources, count)
                 continue

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, no_type_check
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
 
 from gst.placement.baselines.bounds import priced_work, window_bound
 from gst.placement.public.problem import Problem
@@ -14,6 +16,9 @@ from gst.placement.public.schedules import Schedule, moved
 from partitioners.compiled import compiled
 
 MOST_PROVED, MOST_CHOICES = 120, 2_000  # operations that CP-SAT is asked about, and choices of a device for one
+
+MOST_ENTRIES = 100_000  # shares of the linear program
+TOLERANCE = 1e-6  # of its solution
 
 
 def lower_bound(problem: Problem) -> float:
@@ -104,6 +109,78 @@ def _heads(indptr, others, edges, order, devices, backwards, arrays):
                     low = middle + 1
             head[mine, node] = least
     return head
+
+
+def relaxed_bound(problem: Problem, seconds: float) -> float:
+    """What no plan is below even if operations may be shared by kinds of devices, in `problem.graph.unit`: a linear
+    program of chains with transfers between kinds, of the work of each kind, and of its memory.
+
+    Only where kinds of devices differ does it say more than `lower_bound`; 0 where they do not, where the program is
+    larger than `MOST_ENTRIES`, or where it is not solved in time.
+    """
+    arrays, classes = problem.arrays, _alike(problem)
+    kinds, first, count = np.unique(classes, return_index=True, return_counts=True)
+    nodes, edges, groups, width = problem.num_nodes, len(arrays.amounts), len(arrays.sizes), len(kinds)
+    if width < 2 or groups * width + edges * width**2 > MOST_ENTRIES or seconds <= 0:
+        return 0.0
+    times = arrays.times[first]
+    unit = max(float(np.where(np.isfinite(times), times, 0.0).min(0).sum()) / nodes, 1e-300)
+    able = np.stack([np.bincount(arrays.groups, np.isinf(row), groups) == 0 for row in times])
+    took = np.where(np.isfinite(times), times, 0.0) / unit
+    # Columns: shares of groups (kind after kind), shares of edges (pair after pair), starts of nodes, the makespan.
+    share = np.arange(width * groups).reshape(width, groups)
+    flow = share.size + np.arange(width**2 * edges).reshape(width, width, edges)
+    start = share.size + flow.size + np.arange(nodes)
+    span = share.size + flow.size + nodes
+    producers, consumers = problem.graph.edges
+    transfer = np.zeros((width, width, edges))
+    for here, there in product(range(width), repeat=2):
+        if here != there:
+            transfer[here, there] = _transfers(problem, int(first[here]), int(first[there])) / unit
+    every, edge = np.arange(nodes), np.arange(edges)
+    less: list[tuple[Any, Any, Any]] = []  # (row, column, value) of rows of which each is at most its limit
+    same: list[tuple[Any, Any, Any]] = [(np.tile(np.arange(groups), width), share.reshape(-1), np.ones(share.size))]
+    for kind in range(width):
+        less += [(edge, share[kind, arrays.groups[producers]], took[kind, producers])]
+        less += [(edge, flow[kind, other], transfer[kind, other]) for other in range(width)]
+        less += [(edges + every, share[kind, arrays.groups], took[kind])]
+        work = np.bincount(arrays.groups, took[kind], groups)
+        less += [(edges + nodes + np.full(groups, kind), share[kind], work)]
+        less += [(edges + nodes + np.array([kind]), np.array([span]), -np.array([float(count[kind])]))]
+        if np.isfinite(limit := arrays.limits[first[kind]]):
+            size = max(float(limit) * count[kind], 1e-300)
+            less += [(edges + nodes + width + np.full(groups, kind), share[kind], arrays.sizes / size)]
+        rows = groups + kind * edges + edge  # what leaves a producer of the kind, then what reaches a consumer of it
+        same += [(rows, flow[kind, other], np.ones(edges)) for other in range(width)]
+        same += [(rows, share[kind, arrays.groups[producers]], -np.ones(edges))]
+        rows = groups + (width + kind) * edges + edge
+        same += [(rows, flow[other, kind], np.ones(edges)) for other in range(width)]
+        same += [(rows, share[kind, arrays.groups[consumers]], -np.ones(edges))]
+    less += [(edge, start[producers], np.ones(edges)), (edge, start[consumers], -np.ones(edges))]
+    less += [(edges + every, start, np.ones(nodes)), (edges + every, np.full(nodes, span), -np.ones(nodes))]
+    limits = np.repeat([0.0, 1.0], [edges + nodes + width, width])
+    most = np.full(span + 1, np.inf)
+    most[share.reshape(-1)] = able.reshape(-1)
+    objective = np.zeros(span + 1)
+    objective[span] = 1.0
+    table = lambda parts, height: coo_array(  # noqa: E731
+        (np.concatenate([v for *_, v in parts]), tuple(np.concatenate([p[n] for p in parts]) for n in (0, 1))),
+        shape=(height, span + 1),
+    ).tocsr()  # fmt: skip
+    solved = linprog(
+        objective, table(less, edges + nodes + 2 * width), limits,
+        table(same, groups + 2 * width * edges), np.repeat([1.0, 0.0], [groups, 2 * width * edges]),
+        bounds=np.stack([np.zeros(span + 1), most], axis=1), method="highs", options={"time_limit": seconds},
+    )  # fmt: skip
+    return float(solved.fun) * unit / problem.graph.scale * (1 - TOLERANCE) if solved.status == 0 else 0.0
+
+
+def _transfers(problem: Problem, here: int, there: int) -> Float64[np.ndarray, " edges"]:
+    """Time of each edge from a device to another."""
+    arrays = problem.arrays
+    if len(arrays.table):
+        return arrays.table[:, arrays.kind[here], arrays.kind[there]]
+    return arrays.fixed[here, there] + arrays.amounts * arrays.per_amount[here, there]
 
 
 def proved_bound(

@@ -18,7 +18,7 @@ from gst.devices.plan import priority_of
 from gst.files.writing import atomic_write
 from gst.placement.public.annealing import anneal
 from gst.placement.public.baselines import baselines
-from gst.placement.public.bounds import lower_bound, proved_bound
+from gst.placement.public.bounds import lower_bound, proved_bound, relaxed_bound
 from gst.placement.public.problem import Problem, public_problem
 from gst.placement.public.schedules import Schedule
 from gst.process.progress import Progress, no_progress
@@ -33,8 +33,8 @@ def place_public(
 
     Args:
         seconds: of annealing, from the best baseline on.
-        proof_s: seconds that CP-SAT has for a better bound, see `gst.placement.public.bounds.proved_bound`; not asked
-            where the plan meets the bound already.
+        proof_s: seconds that a linear program and CP-SAT each have for a better bound, see
+            `gst.placement.public.bounds`; CP-SAT is not asked where the plan meets the bound already.
 
     Returns:
         `graph`, `format`, `machine`, `num_nodes`, `num_edges`, `devices`, `unit`, `notes`, `plans` (`makespan`, `ratio`
@@ -54,6 +54,8 @@ def place_public(
         raise ValueError(f"no plan of {problem.graph.name} fits {problem.machine}: {why}; add devices or memory")
     start = min(admitted.values(), key=lambda plan: plan.makespan)
     bound, by, steps = lower_bound(problem), "chains and work", 0
+    if (relaxed := relaxed_bound(problem, proof_s)) > bound:
+        bound, by = relaxed, "linear program"
     if seconds > 0 and start.makespan > bound * (1 + NEAR):
         anneal(problem, start, steps=1)  # compiled before the clock starts
         begun = time.perf_counter()
