@@ -98,7 +98,7 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
 
 def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
     """Lock the directory of results of a command that can be resumed."""
-    return directory_lock(options.out) if hasattr(options, "resume") else nullcontext()
+    return directory_lock(options.out) if hasattr(options, "resume") and options.out else nullcontext()
 
 
 def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:

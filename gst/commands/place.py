@@ -21,11 +21,18 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
         "gst place inception --machine gpus:4 --out runs/place/inception-gpus     # simulated\n"
         "gst place --graph bert24_inference.json --out runs/place/bert24 --json runs/bert24.json\n"
+        "gst place --graph chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
         "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/place/fleet    # see docs/fleet.md",
     )
     place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
-    place.add_argument("--graph", type=Path, metavar="FILE", help="a published cost graph instead of a program")
+    place.add_argument(
+        "--graph",
+        type=Path,
+        metavar="FILE",
+        help="a published cost graph instead of a program; with --machine also a problem of DOPPLER, Moirai (.xls), "
+        "PipeDream, Piper, MSR or WfFormat, recognised by content",
+    )
     _add_common(place, 50, "annealing,guided_search")
     place.add_argument(
         "--runtime",
@@ -42,9 +49,34 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         help="what is decided, separated by commas, of placement, schedule, fusion (default: %(default)s)",
     )
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
-    place.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
+    place.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="of annealing, for --graph with --machine; small problems have as long again for a proof by CP-SAT, if "
+        "ortools is installed (default: %(default)g)",
+    )
+    place.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="directory of results, needed but for --graph with --machine (there default: runs/place/FILE)",
+    )
     place.add_argument(
         "--resume", action="store_true", help="go on with what is in --out; needed where that holds measurements"
+    )
+    place.add_argument(
+        "--program",
+        dest="show_streams",
+        action="store_true",
+        help="print what every lane of every memory does: runs, copies, events, frees; also written to program.txt",
+    )
+    place.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the plan by the hostile interpreter (lanes that sleep at random, freed memory full of NaN) and "
+        "compare its outputs with those of the program run in order",
     )
     place.set_defaults(anew=False)
     demo = command(
@@ -62,7 +94,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
-    demo.set_defaults(anew=True)
+    demo.set_defaults(anew=True, show_streams=False, verify=False)
     for each in (place, demo):
         each.add_argument(
             "--wandb",
@@ -137,6 +169,12 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _place(options: argparse.Namespace) -> dict[str, Any]:
+    if options.graph is not None and (options.show_streams or options.verify):
+        raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
+    if options.graph is not None and options.machine is not None:
+        return _place_public(options)
+    if options.out is None:
+        raise ValueError("give --out DIR, the directory of results")
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     wait_briefly()
     from gst.placement.command import place_by_options
@@ -157,8 +195,22 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     with Bars() as bars:
         result = place_by_options(options, settings, bars.show)
     _print_plans(result)
+    if options.show_streams:
+        print((options.out / "program.txt").read_text(), end="")
+    if options.verify:
+        print(f"{result['streams']['hostile_runs']} hostile runs of the plan gave the outputs of the program")
     print(headline(result))
     print(f"Look at {options.out / 'report.html'}")
+    return result
+
+
+def _place_public(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.placement.public.placing import place_by_options, table
+
+    with Bars() as bars:
+        result = place_by_options(options, bars.show)
+    print(table(result))
+    print(f"The plan is in {result['plan_file']}")
     return result
 
 

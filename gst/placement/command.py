@@ -6,9 +6,11 @@ import shutil
 import time
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gst.data.cost_graphs import read_cost_graph
+from gst.data.cost_graphs import CostGraph, read_cost_graph
+from gst.data.public_graphs import read_public_graph
 from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.files.writing import atomic_write
@@ -19,13 +21,14 @@ from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
+from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
 from gst.process.progress import Progress
 from gst.programs import Program, traced
 from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
-WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")
+WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "program.txt", "report.html")
 
 
 def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -43,8 +46,15 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     _check(options, settings)
     placement = _place(options, settings, progress)
     options.out.mkdir(parents=True, exist_ok=True)
-    save_plan(placement.plan, placement.task, options.out / "plan.json")
     result = {"command": options.command, **placement.result}
+    streams = None
+    if placement.task.program is not None:
+        streams, result["streams"] = checked_streams(placement.task, placement.plan, options.verify)
+        if options.show_streams:
+            names = [operation.name for operation in placement.task.program.operations]
+            with atomic_write(options.out / "program.txt") as file:
+                file.write(streams.text(names.__getitem__) + "\n")
+    save_plan(placement.plan, placement.task, options.out / "plan.json", streams)
     drawing = plan_drawing(placement.task, placement.plan) | placement.drawing
     with atomic_write(options.out / "report.html") as file:
         file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))
@@ -54,8 +64,10 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
 def _check(options: Namespace, settings: Settings) -> None:
     if (options.program is None) == (options.graph is None):
         raise ValueError("give a program, or a cost graph by --graph FILE (gst place --help)")
-    if options.graph is not None and (options.devices or options.machine or options.memory_limit):
-        raise ValueError("a cost graph brings devices and limits; leave --devices, --machine and --memory-limit away")
+    if options.graph is not None and (options.devices or options.memory_limit):
+        raise ValueError(
+            "a cost graph brings devices and limits; leave --devices and --memory-limit away, or add --machine NAME:N"
+        )
     if options.machine is not None and options.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
     if isinstance(options.workers, str) and (options.graph or options.machine or options.runtime == "simulated"):
@@ -74,7 +86,7 @@ def _check(options: Namespace, settings: Settings) -> None:
 
 def _place(options: Namespace, settings: Settings, progress: Progress) -> PlacementResult:
     if options.graph is not None:
-        graph = read_cost_graph(options.graph)
+        graph = _cost_graph(options.graph)
         _clear(options)
         return place_graph(graph, options.out, settings, progress)
     assert options.program is not None
@@ -97,6 +109,17 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
             return measured_task(program, isolated, settings.seed)
 
     return place_simulated(cached_task(program, devices, options.out, profiled), options.out, settings, progress)
+
+
+def _cost_graph(path: Path) -> CostGraph:
+    try:
+        return read_cost_graph(path)
+    except ValueError as error:
+        try:
+            other = read_public_graph(path).format
+        except ValueError:
+            raise error from None
+        raise ValueError(f"{path} is of the format {other}, which needs a machine; add --machine gpus:4, say") from None
 
 
 def _place_by_fleet(

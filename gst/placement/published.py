@@ -348,7 +348,7 @@ def _group_arrays(graph: CostGraph) -> _GroupArrays:
 
 @compiled
 @no_type_check
-def _uniform(state):
+def uniform(state):
     """A number of [0, 1): the linear congruential generator of Knuth's MMIX, 53 upper bits."""
     state[0] = state[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     return (state[0] >> np.uint64(11)) * (1.0 / 9007199254740992.0)
@@ -366,8 +366,8 @@ def _anneal(start, start_ms, steps, state, graph, groups):
     for step in range(steps):
         temperature = start_ms * HOT * (COLD / HOT) ** (step / steps)
         trial, size = current.copy(), 0
-        if _uniform(state) < 0.5:  # a node, and on a random walk from there
-            node = np.int64(_uniform(state) * nodes)
+        if uniform(state) < 0.5:  # a node, and on a random walk from there
+            node = np.int64(uniform(state) * nodes)
             beside = node
             while True:
                 chosen[size] = node
@@ -376,29 +376,29 @@ def _anneal(start, start_ms, steps, state, graph, groups):
                 after = graph.indptr[node + 1] - graph.indptr[node]
                 if before + after == 0:
                     break
-                step_to = np.int64(_uniform(state) * (before + after))
+                step_to = np.int64(uniform(state) * (before + after))
                 if step_to < before:
                     node = graph.producers[graph.producer_indptr[node] + step_to]
                 else:
                     node = graph.consumers[graph.indptr[node] + step_to - before]
                 beside = node
-                if _uniform(state) < 0.4 or size == nodes:
+                if uniform(state) < 0.4 or size == nodes:
                     break
         else:  # a stretch
-            order = groups.orders[np.int64(_uniform(state) * len(groups.orders))]
-            length = np.int64(np.exp(_uniform(state) * np.log(nodes / 2 + 1)))
-            first = np.int64(_uniform(state) * (nodes - length + 1))
+            order = groups.orders[np.int64(uniform(state) * len(groups.orders))]
+            length = np.int64(np.exp(uniform(state) * np.log(nodes / 2 + 1)))
+            first = np.int64(uniform(state) * (nodes - length + 1))
             for position in range(first, first + length):
                 chosen[size] = order[position]
                 size += 1
-            beside = order[max(first - 1, 0)] if _uniform(state) < 0.5 else order[min(first + length, nodes - 1)]
-        kind = _uniform(state)
+            beside = order[max(first - 1, 0)] if uniform(state) < 0.5 else order[min(first + length, nodes - 1)]
+        kind = uniform(state)
         if kind < 0.5:
             device = current[beside]
         elif kind < 0.7 or count == 0:
             device = -1
         else:
-            device = np.int64(_uniform(state) * count)
+            device = np.int64(uniform(state) * count)
         changed = False
         for position in range(size):
             group = groups.of[chosen[position]]
@@ -419,7 +419,7 @@ def _anneal(start, start_ms, steps, state, graph, groups):
             continue
         took = published_latency(trial, graph)
         since += 1
-        if took <= current_ms or _uniform(state) < np.exp((current_ms - took) / temperature):
+        if took <= current_ms or uniform(state) < np.exp((current_ms - took) / temperature):
             current, current_ms = trial, took
         if took < best_ms:
             best, best_ms = trial.copy(), took

@@ -26,6 +26,7 @@ from gst.data.elf import call_graph, node_features, open_binary
 from gst.data.elf.calls import call_depth, language
 from gst.data.elf.files import owners
 from gst.data.malnet import read_edge_list
+from gst.data.public_graphs import read_public_graph
 from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import this_machine
@@ -324,6 +325,11 @@ READERS = {
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
     "hlo text": Reader(_copied("hlo/zoo.txt"), read_hlo),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
+    "doppler": Reader(_copied("public_graphs/doppler.txt"), read_public_graph, share=0.2),
+    "pipedream": Reader(_copied("public_graphs/pipedream.txt"), read_public_graph, share=0.2),
+    "piper": Reader(_copied("public_graphs/piper.json"), read_public_graph, share=0.2),
+    "workflow": Reader(_copied("public_graphs/workflow.json"), read_public_graph, share=0.2),
+    "workflow 1.3": Reader(_copied("public_graphs/workflow_1_3.json"), read_public_graph, share=0.2),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
     "elf aarch64": Reader(_copied("elf/calls_aarch64.so"), _named(_binary)),

@@ -43,7 +43,7 @@ def lower_bound_us(task: Task) -> float:
     least = task.times_us.min(0)
     tail = longest_ways(least, np.zeros_like(least), arrays.indptr, arrays.consumers) - least
     head = _heads(least, arrays)
-    return float(max((head + least + tail).max(), _windows(head, tail, _work(*_resources(task, arrays)))))
+    return float(max((head + least + tail).max(), window_bound(head, tail, priced_work(*_resources(task, arrays)))))
 
 
 def _heads(least: Float64[np.ndarray, " nodes"], arrays: TaskArrays) -> Float64[np.ndarray, " nodes"]:
@@ -66,7 +66,7 @@ def _resources(
     return alike, np.bincount(which.reshape(-1), cores)
 
 
-def _work(
+def priced_work(
     area: Float64[np.ndarray, "resources nodes"], capacity: Float64[np.ndarray, " resources"]
 ) -> Float64[np.ndarray, " nodes"]:
     """Of each node, at the best prices, or at equal ones where the linear program would be too large."""
@@ -96,7 +96,7 @@ def _prices(
     return prices / max(float(prices @ capacity), 1e-30)
 
 
-def _windows(
+def window_bound(
     head: Float64[np.ndarray, " nodes"], tail: Float64[np.ndarray, " nodes"], work: Float64[np.ndarray, " nodes"]
 ) -> float:
     """The greatest h + t + work of the nodes with head >= h and tail >= t."""

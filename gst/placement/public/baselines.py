@@ -1,0 +1,254 @@
+"""Baselines for published problems: plans that need no search, by name."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from gst.devices.simulate.simulator import longest_ways
+from gst.placement.public.problem import Problem
+from gst.placement.public.schedules import Schedule, place_in_order
+from partitioners import partition
+
+WHOLE = 10**8  # sum of the integer weights that METIS is given
+DRAWS = 50  # of ties of DOPPLER's critical-path heuristic: its num_episode
+MANY = 20_000  # operations, above which subsets of devices and further draws are not tried
+
+
+def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
+    """Every baseline by name; one whose plan is not admitted says why (`Schedule.reason`).
+
+    `single:DEVICE` is one device of each kind alone, `round_robin` gives operations in topological order to the devices
+    in turn, `chunks` cuts that order into pieces of equal time. `heft` and `cpop` are those of Topcuoglu, Hariri and Wu
+    (IEEE TPDS 13(3), 2002), `peft` that of Arabnejad and Barbosa (IEEE TPDS 25(3), 2014), `min_eft` takes operations in
+    topological order where each ends first, `heft:few` is HEFT on the number of devices that suits it best.
+    `critical_path` takes the ready operation of the longest way to go where it can start first: DOPPLER's heuristic
+    (the best of `DRAWS` draws of its ties) where its rules hold. `metis` is the best cut into 2 parts up to one for
+    each device, `expert` the published split.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from gst.data.public_graphs import read_public_graph
+        >>> from gst.placement.public.problem import public_problem
+        >>> _ = Path("two.txt").write_text("2\\n\\n\\n\\n30000000000,0\\n20000000000,0\\n")
+        >>> problem = public_problem(read_public_graph(Path("two.txt")), "gpus:2")
+        >>> {name: plan.makespan for name, plan in baselines(problem).items() if name in ("single:cuda:0", "heft")}
+        {'single:cuda:0': 5.0, 'heft': 3.0}
+    """
+    nodes, devices = problem.num_nodes, len(problem.devices)
+    rank = upward_rank(problem)
+    by_rank = _topological(problem, rank)
+    plans: dict[str, Schedule | None] = {}
+    for device in sorted(np.unique(problem.kind, return_index=True)[1].tolist()):
+        plans[f"single:{problem.devices[device]}"] = Schedule(problem, np.full(nodes, device))
+    if devices > 1:
+        plans["round_robin"] = _ordered(problem, _of_groups(problem, np.arange(nodes) % devices), by_rank)
+        plans["chunks"] = _ordered(problem, _of_groups(problem, _chunks(problem)), by_rank)
+        plans["min_eft"] = _listed(problem, np.arange(nodes))
+        plans["heft"] = _listed(problem, by_rank)
+        plans["cpop"] = _cpop(problem, rank)
+        plans["peft"] = _peft(problem)
+        if devices > 2 and nodes <= MANY:
+            plans["heft:few"] = _best(_listed(problem, by_rank, _first(problem, k)) for k in _counts(devices - 1))
+        if problem.graph.first_come:
+            plans["critical_path"] = _best(_critical_path(problem, seed))
+        else:
+            plans["critical_path"] = _listed(problem, by_rank, fill=False, rule=1)
+        plans["metis"] = _best(_ordered(problem, home, by_rank) for home in _metis(problem, seed))
+    if problem.graph.split is not None:
+        plans["expert"] = _expert(problem, by_rank)
+    return {name: plan for name, plan in plans.items() if plan is not None}
+
+
+def upward_rank(problem: Problem) -> Float64[np.ndarray, " nodes"]:
+    """Time from the start of each operation to the end along its longest way, with mean times and mean transfers."""
+    arrays, nodes = problem.arrays, problem.num_nodes
+    rank = problem.mean_times.copy()
+    for node in range(nodes - 1, -1, -1):
+        some = slice(arrays.indptr[node], arrays.indptr[node + 1])
+        if some.stop > some.start:
+            way = problem.mean_transfers[arrays.out_edges[some]] + rank[arrays.consumers[some]]
+            rank[node] += way.max()
+    return rank
+
+
+def _downward_rank(problem: Problem) -> Float64[np.ndarray, " nodes"]:
+    arrays, rank = problem.arrays, np.zeros(problem.num_nodes)
+    for node in range(problem.num_nodes):
+        some = slice(arrays.producer_indptr[node], arrays.producer_indptr[node + 1])
+        if some.stop > some.start:
+            producers = arrays.producers[some]
+            way = rank[producers] + problem.mean_times[producers] + problem.mean_transfers[arrays.in_edges[some]]
+            rank[node] = way.max()
+    return rank
+
+
+def _topological(problem: Problem, priority: Float64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Of the operations whose producers are all there, the one of greatest priority is next."""
+    arrays = problem.arrays
+    waiting = np.diff(arrays.producer_indptr)
+    ready = [(-priority[node], node) for node in np.flatnonzero(waiting == 0).tolist()]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        node = heapq.heappop(ready)[1]
+        order.append(node)
+        for consumer in arrays.consumers[arrays.indptr[node] : arrays.indptr[node + 1]].tolist():
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                heapq.heappush(ready, (-priority[consumer], consumer))
+    return np.array(order, np.int64)
+
+
+def _listed(
+    problem: Problem,
+    order: Int64[np.ndarray, " nodes"],
+    allowed: Bool[np.ndarray, " devices"] | None = None,
+    fill: bool = True,
+    rule: int = 0,
+    bias: Float64[np.ndarray, "devices nodes"] | None = None,
+    home: Int64[np.ndarray, " nodes"] | None = None,
+) -> Schedule | None:
+    """The list schedule of an order (see `place_in_order`); None if it finds no room for an operation."""
+    nodes, devices = problem.num_nodes, len(problem.devices)
+    placed = np.full(nodes, -1) if home is None else home.copy()
+    begin = np.zeros(nodes)
+    everywhere = np.ones(devices, bool) if allowed is None else allowed
+    none = np.zeros((devices, nodes)) if bias is None else bias
+    if not place_in_order(order, problem.arrays, everywhere, fill, none, rule, placed, begin):
+        return None
+    return Schedule(problem, placed, np.argsort(begin, kind="stable"))
+
+
+def _ordered(
+    problem: Problem, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"]
+) -> Schedule | None:
+    """The plan of a placement, with the order that a list schedule gives it; or one that says why it is none."""
+    return _listed(problem, order, home=home) or Schedule(problem, home)
+
+
+def _best(plans: Iterator[Schedule | None]) -> Schedule | None:
+    admitted = [plan for plan in plans if plan is not None and not plan.reason]
+    return min(admitted, key=lambda plan: plan.makespan, default=None)
+
+
+def _counts(most: int) -> list[int]:
+    """Numbers of devices to be tried: all up to 8, then those that are twice as many, and all."""
+    return [count for count in range(1, most + 1) if count <= 8 or count & (count - 1) == 0 or count == most]
+
+
+def _first(problem: Problem, count: int) -> Bool[np.ndarray, " devices"]:
+    """The devices that run everything quickest, so many of them."""
+    times = problem.arrays.times
+    order = np.argsort(np.where(np.isfinite(times), times, times[np.isfinite(times)].max()).sum(1), kind="stable")
+    return np.isin(np.arange(len(order)), order[:count])
+
+
+def _of_groups(problem: Problem, home: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Each group where its first node is; a device that cannot run one of its nodes leaves it to one that can."""
+    arrays = problem.arrays
+    chosen = home[np.unique(arrays.groups, return_index=True)[1]]
+    able = np.stack([np.bincount(arrays.groups, np.isinf(row), len(chosen)) == 0 for row in arrays.times])
+    chosen = np.where(able[chosen, np.arange(len(chosen))], chosen, able.argmax(0))
+    return chosen[arrays.groups].astype(np.int64)
+
+
+def _chunks(problem: Problem) -> Int64[np.ndarray, " nodes"]:
+    share = np.cumsum(problem.mean_times) - problem.mean_times / 2
+    return np.minimum(share * len(problem.devices) / max(share[-1], 1e-300), len(problem.devices) - 1).astype(np.int64)
+
+
+def _cpop(problem: Problem, rank: Float64[np.ndarray, " nodes"]) -> Schedule | None:
+    """Critical path on a processor: the operations of the longest way go to the device that runs them quickest."""
+    arrays, priority = problem.arrays, rank + _downward_rank(problem)
+    sources = np.flatnonzero(np.diff(arrays.producer_indptr) == 0)
+    node = int(sources[priority[sources].argmax()])
+    path = [node]
+    while arrays.indptr[node] < arrays.indptr[node + 1]:
+        consumers = arrays.consumers[arrays.indptr[node] : arrays.indptr[node + 1]]
+        node = int(consumers[priority[consumers].argmax()])
+        path.append(node)
+    members = np.isin(arrays.groups, arrays.groups[path])
+    device = int(arrays.times[:, members].sum(1).argmin())
+    if not np.isfinite(arrays.times[device, members]).all():
+        return _listed(problem, _topological(problem, priority))
+    home = np.where(members, device, -1)
+    return _listed(problem, _topological(problem, priority), home=home)
+
+
+def _peft(problem: Problem) -> Schedule | None:
+    """Predict earliest finish time: optimistic costs of what is still to come count beside the finish."""
+    arrays, devices = problem.arrays, len(problem.devices)
+    times = np.where(np.isfinite(arrays.times), arrays.times, 1e300)
+    table = np.zeros((devices, problem.num_nodes))
+    apart = 1.0 - np.eye(devices)
+    for node in range(problem.num_nodes - 1, -1, -1):
+        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
+            consumer, edge = arrays.consumers[position], arrays.out_edges[position]
+            ahead = table[:, consumer] + times[:, consumer]
+            least = (ahead[None, :] + problem.mean_transfers[edge] * apart).min(1)
+            np.maximum(table[:, node], least, out=table[:, node])
+    return _listed(problem, _topological(problem, table.mean(0)), bias=table)
+
+
+def _critical_path(problem: Problem, seed: int) -> Iterator[Schedule]:
+    """DOPPLER's critical-path heuristic (scheduler/rl_agent.py, env/env.py, cp_utils.py): of the ready operations one
+    of the longest way to go, transfers included, goes to one of the devices where it can start first. A device is taken
+    to be busy for the sum of what it was given, without waiting, as there."""
+    arrays, nodes, devices = problem.arrays, problem.num_nodes, len(problem.devices)
+    times = arrays.times[0]
+    leaves = np.zeros(nodes)
+    np.maximum.at(leaves, np.repeat(np.arange(nodes), np.diff(arrays.indptr)), arrays.amounts[arrays.out_edges])
+    level = longest_ways(times, leaves, arrays.indptr, arrays.consumers)
+    for draw in range(DRAWS if nodes <= MANY else 1):
+        generator = np.random.default_rng([seed, draw])
+        waiting = np.diff(arrays.producer_indptr)
+        lots = generator.random(nodes)  # among equals the least is drawn
+        ready = [(-level[node], lots[node], node) for node in np.flatnonzero(waiting == 0).tolist()]
+        heapq.heapify(ready)
+        home, end, busy = np.full(nodes, -1), np.zeros(nodes), np.zeros(devices)
+        while ready:
+            node = heapq.heappop(ready)[2]
+            start = busy.copy()
+            for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
+                producer, edge = arrays.producers[position], arrays.in_edges[position]
+                arrival = np.full(devices, end[producer] + arrays.amounts[edge])
+                arrival[home[producer]] = end[producer]
+                np.maximum(start, arrival, out=start)
+            home[node] = generator.choice(np.flatnonzero(start == start.min()))
+            busy[home[node]] += times[node]
+            end[node] = busy[home[node]]
+            for consumer in arrays.consumers[arrays.indptr[node] : arrays.indptr[node + 1]].tolist():
+                waiting[consumer] -= 1
+                if not waiting[consumer]:
+                    heapq.heappush(ready, (-level[consumer], lots[consumer], consumer))
+        yield Schedule(problem, home)
+
+
+def _metis(problem: Problem, seed: int) -> Iterator[Int64[np.ndarray, " nodes"]]:
+    """Placements of METIS (Karypis and Kumar, 1998): groups weighted by time, edges by their mean transfer."""
+    arrays, count = problem.arrays, len(problem.arrays.sizes)
+    ends = arrays.groups[problem.graph.edges]
+    crossing = ends[0] != ends[1]
+    weights = [np.bincount(arrays.groups, problem.mean_times, count), problem.mean_transfers[crossing]]
+    whole = [np.maximum(1, np.rint(WHOLE * each / max(each.sum(), 1e-300))).astype(np.int64) for each in weights]
+    for parts in _counts(min(len(problem.devices), count))[1:]:
+        part = partition(ends[:, crossing], count, parts, "metis", seed, node_weights=whole[0], edge_weights=whole[1])
+        chosen = np.flatnonzero(_first(problem, parts))
+        yield _of_groups(problem, chosen[part][arrays.groups])
+
+
+def _expert(problem: Problem, order: Int64[np.ndarray, " nodes"]) -> Schedule | None:
+    """The published split, its devices in turn where the machine has fewer."""
+    split = problem.graph.split
+    assert split is not None
+    if problem.graph.format != "msr":
+        return _ordered(problem, _of_groups(problem, split % len(problem.devices)), order)
+    first = int(np.sum([name.startswith("cpu:") for name in problem.devices]))
+    usable = len(problem.devices) - first
+    if ((split < 0).any() and not first) or ((split >= 0).any() and not usable):
+        return None
+    return _ordered(problem, np.where(split < 0, 0, first + split % max(usable, 1)), order)

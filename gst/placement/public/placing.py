@@ -1,0 +1,157 @@
+"""A published problem placed: every baseline, annealing for a stated time, the lower bound and the gap to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gst.data.public_graphs import read_public_graph
+from gst.devices import Plan, machine_record
+from gst.devices.describe.machine import parse_bytes
+from gst.devices.plan import priority_of
+from gst.files.writing import atomic_write
+from gst.placement.public.annealing import anneal
+from gst.placement.public.baselines import baselines
+from gst.placement.public.bounds import lower_bound, proved_bound, relaxed_bound
+from gst.placement.public.problem import Problem, public_problem
+from gst.placement.public.schedules import Schedule
+from gst.process.progress import Progress, no_progress
+
+NEAR = 1e-9  # shares by which times that are equal may differ
+
+
+def place_public(
+    problem: Problem, seconds: float = 5.0, seed: int = 0, proof_s: float = 0.0, progress: Progress = no_progress
+) -> tuple[dict[str, Any], Schedule]:
+    """Place a published problem: the result for JSON, and the best plan.
+
+    Args:
+        seconds: of annealing, from the best baseline on.
+        proof_s: seconds that a linear program and CP-SAT each have for a better bound, see
+            `gst.placement.public.bounds`; CP-SAT is not asked where the plan meets the bound already.
+
+    Returns:
+        `graph`, `format`, `machine`, `num_nodes`, `num_edges`, `devices`, `unit`, `notes`, `plans` (`makespan`, `ratio`
+        to the best plan, `gap` to the bound, `reason` where it is not admitted, `seconds`), `best`, `objective`,
+        `lower_bound`, `bound_by`, `gap`, `steps` of annealing, `proved`.
+
+    Raises:
+        ValueError: no baseline fits the memories.
+    """
+    progress("baselines", 0, 1000)
+    times = {"baselines": time.perf_counter()}
+    plans = baselines(problem, seed)
+    times["baselines"] = time.perf_counter() - times["baselines"]
+    admitted = {name: plan for name, plan in plans.items() if not plan.reason}
+    if not admitted:
+        why = next(iter(plans.values())).reason if plans else "the machine has no device"
+        raise ValueError(f"no plan of {problem.graph.name} fits {problem.machine}: {why}; add devices or memory")
+    start = min(admitted.values(), key=lambda plan: plan.makespan)
+    bound, by, steps = lower_bound(problem), "chains and work", 0
+    if (relaxed := relaxed_bound(problem, proof_s)) > bound:
+        bound, by = relaxed, "linear program"
+    if seconds > 0 and start.makespan > bound * (1 + NEAR):
+        anneal(problem, start, steps=1)  # compiled before the clock starts
+        begun = time.perf_counter()
+        plans["annealing"], steps = anneal(problem, start, seconds, seed=seed, progress=progress)
+        times["annealing"] = time.perf_counter() - begun
+    best = min(plans, key=lambda name: plans[name].makespan if not plans[name].reason else np.inf)
+    if proof_s > 0 and plans[best].makespan > bound * (1 + NEAR):
+        progress("proving", 0, 1000)
+        begun = time.perf_counter()
+        proved, plan = proved_bound(problem, proof_s, plans[best], seed)
+        times["cp-sat"] = time.perf_counter() - begun
+        if proved > bound:
+            bound, by = proved, "CP-SAT"
+        if plan is not None and not plan.reason:
+            plans["cp-sat"] = plan
+            best = min((best, "cp-sat"), key=lambda name: plans[name].makespan)
+    objective = plans[best].makespan
+    rows = {
+        name: {
+            "makespan": None if plan.reason else plan.makespan,
+            "ratio": None if plan.reason else _ratio(plan.makespan, objective),
+            "gap": None if plan.reason else _ratio(plan.makespan, bound) - 1,
+            **({"reason": plan.reason} if plan.reason else {}),
+            **({"seconds": times[name]} if name in times else {}),
+        }
+        for name, plan in plans.items()
+    }
+    bound = min(bound, objective)  # of rounding
+    graph = problem.graph
+    return {
+        "graph": graph.name, "format": graph.format, "machine": problem.machine, "num_nodes": graph.num_nodes,
+        "num_edges": graph.edges.shape[1], "devices": list(problem.devices), "unit": graph.unit,
+        "notes": list(problem.notes), "plans": rows, "best": best, "objective": objective, "lower_bound": bound,
+        "bound_by": by, "gap": _ratio(objective, bound) - 1, "proved": objective <= bound * (1 + 1e-6), "steps": steps,
+        "seconds": seconds, "seed": seed, "runtime": "simulated", "host": machine_record(),
+        "baselines_s": times["baselines"],
+    }, plans[best]  # fmt: skip
+
+
+def _ratio(time_taken: float, other: float) -> float:
+    return time_taken / other if other > 0 else 1.0 if time_taken <= 0 else float("inf")
+
+
+def place_by_options(options: Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+    """Do what `gst place --graph FILE --machine NAME:N` asks, and write `plan.json`.
+
+    Raises:
+        ValueError: the options contradict each other, the file is not readable (see `read_public_graph`), there is no
+            such machine, or no plan fits it.
+    """
+    if options.program is not None:
+        raise ValueError(f"give a program or --graph, not both: {options.program} and {options.graph}")
+    if options.devices or isinstance(options.workers, str):
+        raise ValueError("--graph with --machine is simulated; leave --devices and --workers away")
+    if not 0 <= options.seconds < float("inf"):
+        raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
+    limit = parse_bytes(options.memory_limit) if options.memory_limit else None
+    problem = public_problem(read_public_graph(options.graph), options.machine, limit)
+    result, plan = place_public(problem, options.seconds, options.seed, options.seconds, progress)
+    out = options.out or Path("runs/place") / options.graph.stem
+    save_public_plan(problem, plan, out / "plan.json")
+    return {"command": options.command, **result, "plan_file": str(out / "plan.json")}
+
+
+def save_public_plan(problem: Problem, plan: Schedule, path: Path) -> None:
+    """Write a plan as JSON: `devices`, `placement` and `priority` as `Plan.load` reads them (each device runs the
+    operations of greatest priority first, and waits for them), `nodes` by name, `begin` and `end` in `unit`."""
+    placed = Plan(problem.devices, plan.home, priority_of(plan.order))
+    scale = problem.graph.scale
+    record = {
+        **placed.to_dict(), "graph": problem.graph.name, "format": problem.graph.format, "machine": problem.machine,
+        "unit": problem.graph.unit, "makespan": plan.makespan, "nodes": list(problem.graph.ids),
+        "begin": (plan.begin / scale).tolist(), "end": (plan.end / scale).tolist(),
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(json.dumps(record))
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result of `place_public` for people: a line for each plan, the fastest first."""
+    plans, unit = result["plans"], result["unit"]
+    width = max(map(len, plans))
+    lines = [
+        f"{result['graph']} ({result['format']}): {result['num_nodes']:,} operations, {result['num_edges']:,} edges on "
+        f"{result['machine']}, simulated",
+        *(f"  {note}" for note in result["notes"]),
+        f"{'plan':<{width}}  {unit:>14}  / best  over bound",
+    ]
+    ran = {name: plan for name, plan in plans.items() if plan["makespan"] is not None}
+    for name, plan in sorted(ran.items(), key=lambda item: item[1]["makespan"]):
+        lines.append(f"{name:<{width}}  {plan['makespan']:>14,.6g}  {plan['ratio']:6.3f}  {plan['gap']:9.1%}")
+    lines += [f"{name:<{width}}  {plan['reason']}" for name, plan in plans.items() if plan["makespan"] is None]
+    gap = "which is proved to be the least" if result["proved"] else f"at most {result['gap']:.2%} above the least"
+    return "\n".join([
+        *lines,
+        f"no plan takes less than {result['lower_bound']:,.6g} ({result['bound_by']}); "
+        f"the best, {result['best']}, takes {result['objective']:,.6g}, {gap}",
+    ])  # fmt: skip

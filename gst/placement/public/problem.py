@@ -1,0 +1,185 @@
+"""A published graph on a machine: the arrays that schedules are computed from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.data.public_graphs import PublicGraph
+from gst.devices.simulate.simulator import neighbour_lists
+from gst.placement.machines import machine
+
+MOST_DEVICES = 1024
+
+
+class Arrays(NamedTuple):
+    """A problem as the kernels read it.
+
+    Args:
+        indptr, consumers, out_edges: who reads the value of each node, and by which edge.
+        producer_indptr, producers, in_edges: whose values each node reads, likewise.
+        times: of each node on each device; infinite where it cannot run.
+        amounts: of each edge.
+        fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
+        table: time of each edge between two kinds of devices, in place of those two; no entries where there is none.
+        kind: of each device.
+        groups: of each node; nodes of one are on one device.
+        member_indptr, members: nodes of each group.
+        sizes: bytes of each group.
+        limits: bytes of each device.
+        file_rank: position of each node in the file.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    out_edges: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    in_edges: Int64[np.ndarray, " edges"]
+    times: Float64[np.ndarray, "devices nodes"]
+    amounts: Float64[np.ndarray, " edges"]
+    fixed: Float64[np.ndarray, "devices devices"]
+    per_amount: Float64[np.ndarray, "devices devices"]
+    table: Float64[np.ndarray, "pairs kinds kinds"]
+    kind: Int64[np.ndarray, " devices"]
+    groups: Int64[np.ndarray, " nodes"]
+    member_indptr: Int64[np.ndarray, " groups_plus_one"]
+    members: Int64[np.ndarray, " nodes"]
+    sizes: Float64[np.ndarray, " groups"]
+    limits: Float64[np.ndarray, " devices"]
+    file_rank: Int64[np.ndarray, " nodes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A published graph on named devices.
+
+    Args:
+        graph: what is placed.
+        machine: name of the machine, `gpus:4` say.
+        devices: name of each device.
+        kind: of each device, a position in `graph.kinds`.
+        arrays: what kernels read.
+        notes: what was assumed, those of the graph included.
+    """
+
+    graph: PublicGraph
+    machine: str
+    devices: tuple[str, ...]
+    kind: Int64[np.ndarray, " devices"]
+    arrays: Arrays
+    notes: tuple[str, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    @cached_property
+    def mean_times(self) -> Float64[np.ndarray, " nodes"]:
+        """Of each node, over the devices that can run it."""
+        able = np.isfinite(self.arrays.times)
+        return np.where(able, self.arrays.times, 0.0).sum(0) / np.maximum(able.sum(0), 1)
+
+    @cached_property
+    def mean_transfers(self) -> Float64[np.ndarray, " edges"]:
+        """Of each edge, over the pairs of different devices."""
+        arrays, count = self.arrays, len(self.devices)
+        apart = ~np.eye(count, dtype=bool)
+        if count < 2:
+            return np.zeros(len(arrays.amounts))
+        if len(arrays.table):
+            first, second = (self.kind[each] for each in np.nonzero(apart))
+            return arrays.table[:, first, second].mean(1)
+        return arrays.fixed[apart].mean() + arrays.per_amount[apart].mean() * arrays.amounts
+
+
+def public_problem(graph: PublicGraph, name: str, memory_limit: int | None = None) -> Problem:
+    """A published graph on a simulated machine: `gpus:4`, `cores:8`.
+
+    The devices are as many as the name says. A file that tells accelerators from CPUs gives the times of these, and
+    beside accelerators the CPU cores that it asks for; one with times on several devices gives them in turn. Links are
+    those of the file where it has any, otherwise those of the machine.
+
+    Args:
+        memory_limit: bytes of each device, in place of what the file says.
+
+    Raises:
+        ValueError: there is no such machine, or an operation runs on none of its devices.
+    """
+    chips = machine(name)
+    count = len(chips.chips)
+    if count > MOST_DEVICES:
+        raise ValueError(f"--machine {name} has {count} devices, want at most {MOST_DEVICES}")
+    word, names, notes = name.partition(":")[0], [device.name for device in chips.devices], list(graph.notes)
+    kind = np.arange(count) % len(graph.kinds)
+    if graph.format == "msr":
+        cores = 0 if word == "cores" else graph.counts[0]
+        names = [f"cpu:{n}" for n in range(cores)] + names
+        kind = np.array([0] * cores + [int(word != "cores")] * count)
+        if cores:
+            notes.append(f"beside {name} the {cores} CPU core{'s' * (cores > 1)} that the file has")
+    elif len(graph.kinds) > 1:
+        notes.append(f"device i has the times of the file's device i modulo {len(graph.kinds)}")
+    fixed, per_amount, table = _links(graph, kind, chips.link_us, chips.link_gb_per_s, notes)
+    times = graph.times[kind]
+    if (stuck := np.isinf(times).all(0)).any():
+        raise ValueError(f"{graph.name}: node {graph.ids[int(stuck.argmax())]} runs on no device of {name}")
+    limits = graph.limits[kind] if memory_limit is None else np.full(len(names), float(memory_limit))
+    if np.isfinite(limits).any():
+        notes.append("operations of a device may take, all together: " + _memories(names, limits))
+    groups = int(graph.groups.max()) + 1
+    arrays = Arrays(
+        *_lists(graph.edges, graph.num_nodes), *_lists(graph.edges[::-1], graph.num_nodes), np.ascontiguousarray(times),
+        graph.amounts, fixed, per_amount, table, kind, graph.groups,
+        *neighbour_lists(np.stack([graph.groups, np.arange(graph.num_nodes)]), groups),
+        np.bincount(graph.groups, graph.sizes, groups), limits, graph.file_rank,
+    )  # fmt: skip
+    return Problem(graph, name, tuple(names), kind, arrays, tuple(notes))
+
+
+def _links(
+    graph: PublicGraph, kind: Int64[np.ndarray, " devices"], link_us: float, link_gb_per_s: float, notes: list[str]
+) -> tuple[
+    Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "pairs k k"]
+]:
+    """`fixed`, `per_amount` and `table` of `Arrays`."""
+    count = len(kind)
+    apart = 1.0 - np.eye(count)
+    fixed, table = np.zeros((count, count)), graph.pair_times
+    if len(table):
+        between = ~np.eye(len(graph.kinds), dtype=bool)
+        mean = table[:, between].mean(1) if between.any() else np.zeros(len(table))
+        table = np.where(between, table, mean[:, None, None])
+        if count > len(graph.kinds):
+            notes.append("between two devices with the same times a transfer takes the mean of the others")
+        return fixed, fixed.copy(), np.ascontiguousarray(table)
+    if len(graph.hops):
+        hops = graph.hops if len(graph.hops) > 1 else np.repeat(np.repeat(graph.hops, 2, 0), 2, 1)
+        return fixed, hops[np.ix_(kind, kind)] * apart, table
+    if np.isfinite(graph.bytes_per_unit):
+        return fixed, apart / graph.bytes_per_unit, table
+    per_second = {"s": 1.0, "ms": 1e3}[graph.unit]
+    notes.append(f"links of the machine: {link_us:g} us and {link_gb_per_s:g} GB/s")
+    return link_us * 1e-6 * per_second * apart, apart * per_second / (link_gb_per_s * 1e9), table
+
+
+def _memories(names: list[str], limits: Float64[np.ndarray, " devices"]) -> str:
+    words = {
+        re.sub(r"\d+$", "*", name) if (limits == limit).sum() > 1 else name: limit
+        for name, limit in zip(names, limits.tolist(), strict=True)
+        if np.isfinite(limit)
+    }
+    return ", ".join(f"{name} {limit / 2**20:,.0f} MiB" for name, limit in words.items())
+
+
+def _lists(
+    edges: Int64[np.ndarray, "2 edges"], num_nodes: int
+) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " edges"], Int64[np.ndarray, " edges"]]:
+    """Where the list of each node begins and ends, the heads of its edges, and the numbers of these edges."""
+    numbers = neighbour_lists(np.stack([edges[0], np.arange(edges.shape[1])]), num_nodes)[1]
+    return *neighbour_lists(edges, num_nodes), numbers
