@@ -1,7 +1,8 @@
-"""Reader of GraphNet samples: FX source text -> operator graph with the shape of every value. The text is never executed.
+"""Reader of GraphNet samples: FX source text -> operator graph with the shape of every value.
 
-`model.py` is parsed, and its calls are applied one by one to tensors of the meta device, which have shapes and no
-content. Only the calls named in `FUNCTIONS` and `METHODS` are applied; any other is an error that names its line.
+Nothing of a source is executed. `model.py` is parsed, and its calls are applied one by one to tensors of the meta
+device, which have shapes and no content. Only the calls named in `FUNCTIONS` and `METHODS` are applied; any other is
+an error that names its line.
 """
 
 from __future__ import annotations
@@ -22,33 +23,37 @@ from torch import Tensor
 from gst.files.untrusted import plain, shown
 
 MOST_BYTES = 64 << 20  # of one file
-MOST_NODES = 2_000_000  # of one syntax tree
 WANTED = re.compile(r"(?:.*/)?([^/]+)/(model|weight_meta)\.py")
 
 DOTTED = """
-torch: conv1d conv2d conv3d conv_transpose2d cat stack sigmoid tanh relu softmax log_softmax arange addcmul clamp roll rsqrt sqrt
- sum mean var std matmul bmm baddbmm permute zeros ones full zeros_like ones_like full_like eye mul add sub div transpose flatten
- square sin cos exp log abs unsqueeze squeeze rms_norm layer_norm einsum where tensor cumsum chunk split unbind reshape
- outer pow maximum minimum neg meshgrid linspace concat hstack addmm masked_fill erf reciprocal amax max_pool2d
- avg_pool1d adaptive_avg_pool1d prelu floor repeat_interleave flip tril triu finfo_min logical_not
+torch: conv1d conv2d conv3d conv_transpose2d cat stack sigmoid tanh relu softmax log_softmax arange addcmul clamp roll
+ rsqrt sqrt sum mean var std matmul bmm baddbmm permute zeros ones full zeros_like ones_like full_like eye mul add sub
+ div transpose flatten square sin cos exp log abs unsqueeze squeeze rms_norm layer_norm einsum where tensor cumsum
+ chunk split unbind reshape outer pow maximum minimum neg meshgrid linspace concat hstack addmm masked_fill erf
+ reciprocal amax max_pool2d avg_pool1d adaptive_avg_pool1d prelu floor repeat_interleave flip tril triu finfo_min
+ logical_not
 torch.nn.functional: batch_norm relu relu6 dropout dropout2d dropout1d layer_norm silu hardswish group_norm hardtanh
  adaptive_avg_pool2d adaptive_avg_pool1d hardsigmoid leaky_relu max_pool2d max_pool1d avg_pool2d interpolate normalize
  adaptive_max_pool2d softmax log_softmax linear embedding gelu elu selu mish softplus pad conv2d conv1d conv3d
- scaled_dot_product_attention instance_norm unfold fold pixel_shuffle pixel_unshuffle glu rms_norm tanh sigmoid
- prelu celu logsigmoid avg_pool3d max_pool3d conv_transpose2d local_response_norm grid_sample feature_alpha_dropout
+ scaled_dot_product_attention instance_norm unfold fold pixel_shuffle pixel_unshuffle glu rms_norm tanh sigmoid prelu
+ celu logsigmoid avg_pool3d max_pool3d conv_transpose2d local_response_norm grid_sample feature_alpha_dropout
 torch._C._nn: linear gelu scaled_dot_product_attention avg_pool2d pad softplus one_hot upsample_bilinear2d
  upsample_nearest2d upsample_bicubic2d unfold im2col
 torch.functional: split einsum meshgrid norm
 """
 """Functions that may be called, by the module that the source names them in."""
-METHODS = frozenset("""
-permute reshape transpose view mean sigmoid unbind contiguous mul_ reshape_as flatten softmax mul unsqueeze type_as
-tensor_split chunk expand expand_as long sum repeat_interleave split exp to repeat pow matmul float tanh masked_fill
-squeeze ne int add add_ sub sub_ div div_ neg abs sqrt rsqrt clamp clamp_ clone detach movedim swapaxes swapdims
-unfold unflatten narrow select index_select gather cumsum amax max min std var square sin cos log log_softmax bmm
-baddbmm relu relu_ gelu half bfloat16 double bool eq lt gt le ge any all argmax norm view_as size dim numel item roll flip
-masked_fill_ copy_ fill_ zero_ addcmul new_zeros new_ones new_full t T mT sigmoid_ tanh_ hardtanh silu triu tril
-""".split())  # fmt: skip
+METHODS = frozenset({
+    "permute", "reshape", "transpose", "view", "mean", "sigmoid", "unbind", "contiguous", "mul_", "reshape_as",
+    "flatten", "softmax", "mul", "unsqueeze", "type_as", "tensor_split", "chunk", "expand", "expand_as", "long",
+    "sum", "repeat_interleave", "split", "exp", "to", "repeat", "pow", "matmul", "float", "tanh", "masked_fill",
+    "squeeze", "ne", "int", "add", "add_", "sub", "sub_", "div", "div_", "neg", "abs", "sqrt", "rsqrt", "clamp",
+    "clamp_", "clone", "detach", "movedim", "swapaxes", "swapdims", "unfold", "unflatten", "narrow", "select",
+    "index_select", "gather", "cumsum", "amax", "max", "min", "std", "var", "square", "sin", "cos", "log",
+    "log_softmax", "bmm", "baddbmm", "relu", "relu_", "gelu", "half", "bfloat16", "double", "bool", "eq", "lt",
+    "gt", "le", "ge", "any", "all", "argmax", "norm", "view_as", "size", "dim", "numel", "item", "roll", "flip",
+    "masked_fill_", "copy_", "fill_", "zero_", "addcmul", "new_zeros", "new_ones", "new_full", "t", "T", "mT",
+    "sigmoid_", "tanh_", "hardtanh", "silu", "triu", "tril",
+})  # fmt: skip
 IGNORED = frozenset({"torch._C._log_api_usage_once", "torch._check", "torch._check_is_size", "torch.set_grad_enabled",
                      "torch._C._set_grad_enabled"})  # fmt: skip
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -57,8 +62,7 @@ BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq,
     ast.NotEq: operator.ne, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
-OPERATORS = {operator.matmul: "matmul", operator.truediv: "div", operator.floordiv: "floor_divide", operator.and_: "and",
-             operator.or_: "or"}  # fmt: skip
+OPERATORS = {operator.matmul: "matmul", operator.truediv: "div", operator.floordiv: "floor_divide"}
 UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
                                            ast.Not: operator.not_}  # fmt: skip
 
@@ -87,6 +91,7 @@ class Value(NamedTuple):
         name: number of the value; equal for the operation that writes it and those that read it.
         storage: number of its memory; a view has that of what it views.
         shape: for one sample.
+        strides: distance in elements from one index of a dimension to the next.
         dtype: as in the source.
         is_parameter: it is a weight, a buffer, or worked out from these alone, so that it does not grow with the batch.
     """
@@ -94,6 +99,7 @@ class Value(NamedTuple):
     name: int
     storage: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     is_parameter: bool
 
@@ -275,7 +281,7 @@ def operator_graph(source: FxSource, image_size: int | None = None) -> list[Oper
         if name not in weights:
             raise ValueError(f"{source.name}/model.py: input {shown(name)} is not in its weight_meta.py")
     record = _Record(f"{source.name}/model.py", {name: weights[name] for name in names}, image_size)
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("meta"):
         return record.run(forward)
 
 
@@ -310,7 +316,7 @@ class _Record:
             self.alive.append(tensor)
             address = tensor.untyped_storage()._cdata
             storage = self.storages.setdefault(address, len(self.storages))
-            value = Value(len(self.alive), storage, tuple(tensor.shape), tensor.dtype, is_parameter)
+            value = Value(len(self.alive), storage, tuple(tensor.shape), tensor.stride(), tensor.dtype, is_parameter)
             self.values[id(tensor)] = value
         return value
 
@@ -422,7 +428,9 @@ class _Record:
                 return self._record(node.func.attr, getattr(Tensor, node.func.attr), (tensor, *arguments), named)
         raise ValueError(f"{name[:80]} is not a function that may be called")
 
-    def _record(self, kind: str, function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _record(
+        self, kind: str, function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         everything = {**dict(enumerate(positional)), **named}
         reads = [each for part in everything.values() for each in _tensors(part)]
         versions = [each._version for each in reads]

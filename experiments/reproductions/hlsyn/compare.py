@@ -15,7 +15,7 @@ from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, train
 from experiments.reproductions.hlsyn.network import predict, train_network
 from experiments.reproductions.hlsyn.splits import by_group
-from experiments.reproductions.hlsyn.trees import train_trees
+from experiments.reproductions.trees import train_trees
 from gst.files.writing import atomic_write
 from gst.process.progress import bar
 

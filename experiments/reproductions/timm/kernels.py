@@ -43,9 +43,10 @@ REDUCTIONS = frozenset({"layer norm", "group norm", "softmax", "reduction"})
 NOTHING = frozenset({"dropout", "dropout2d", "dropout1d", "feature_alpha_dropout", "detach", "size", "dim"})
 """Kinds that do nothing at inference."""
 TO_HALF = frozenset({*PRODUCTS, "prelu"})
-TO_FLOAT = frozenset("""
-layer_norm group_norm softmax log_softmax normalize exp pow rsqrt sum cumsum norm log reciprocal softplus instance_norm
-""".split())  # fmt: skip
+TO_FLOAT = frozenset({
+    "layer_norm", "group_norm", "softmax", "log_softmax", "normalize", "exp", "pow", "rsqrt", "sum", "cumsum", "norm",
+    "log", "reciprocal", "softplus", "instance_norm",
+})  # fmt: skip
 
 
 class Kernels(NamedTuple):
@@ -130,6 +131,17 @@ def _steps(operations: Sequence[Operation], precision: str) -> tuple[list[_Step]
             halves[value.name] = result
         return result
 
+    def compact(value: Value) -> Value:
+        nonlocal fresh
+        if value.is_parameter or value.name < 0 or _is_compact(value):
+            return value  # a cast has written its result in order
+        source = root.get(value.name, value)
+        result = value._replace(name=fresh, storage=fresh)
+        fresh -= 1
+        width[result.name], full[result.storage] = width[value.name], value.numel
+        steps.append(_Step(Operation("clone", (source,), (result,), {}, False), "copy", (source,), (result,)))
+        return result
+
     for operation in operations:
         kind = operation.kind
         for value in operation.reads:
@@ -152,6 +164,8 @@ def _steps(operations: Sequence[Operation], precision: str) -> tuple[list[_Step]
             size = width[reads[0].name]
         elif kind in ("type_as", "to", "float", "half"):
             size = {"float": 4, "half": 2}.get(kind, sizes[-1] if sizes else 4)
+        if kind in ("linear", "matmul"):
+            reads = tuple(compact(value) for value in reads)
         for value in operation.writes:
             width[value.name] = size if value.dtype.is_floating_point else min(value.dtype.itemsize, 4)
             full.setdefault(value.storage, value.numel)
@@ -175,6 +189,19 @@ def _label(operation: Operation) -> str:
     if weight[1] <= 4:
         return "conv stem"
     return "conv 1x1" if math.prod(weight[2:]) == 1 else "conv kxk"
+
+
+def _is_compact(value: Value) -> bool:
+    """The matrices of the last two dimensions, or their transposes, lie one after the other."""
+    shape, strides = value.shape, value.strides
+    if len(shape) >= 2 and strides[-2] < strides[-1]:
+        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _groups(first: Value, weight: tuple[int, ...]) -> int:
@@ -248,12 +275,11 @@ def _product(step: _Step) -> tuple[float, tuple[float, ...]]:
 
 
 def _fused(steps: list[_Step], width: dict[int, int], full: dict[int, int]) -> list[Row]:
-    """Kernels after fusion: an operation joins the groups of its producers that no product separates from it."""
-    group_of: list[int] = []  # of each step
-    depth_of: dict[int, int] = {}  # products on the longest path to a value
-    writer: dict[int, int] = {}
+    """Kernels after fusion: operations join their producers where no product lies between them."""
     is_product = [step.operation.kind in PRODUCTS for step in steps]
-    parent: list[int] = []
+    level = _levels(steps, is_product)
+    parent = list(range(len(steps)))
+    writer = {value.name: place for place, step in enumerate(steps) for value in step.writes}
 
     def top(place: int) -> int:
         while parent[place] != place:
@@ -261,28 +287,20 @@ def _fused(steps: list[_Step], width: dict[int, int], full: dict[int, int]) -> l
             place = parent[place]
         return place
 
-    depth_of_step, is_shrinking = [], []
     for place, step in enumerate(steps):
-        depth = max((depth_of.get(v.name, 0) for v in step.reads), default=0)
-        parent.append(place)
-        group_of.append(place)
-        depth_of_step.append(depth)
-        read = max((v.numel for v in step.reads if not v.is_parameter), default=0)
-        result = max((v.numel for v in step.writes), default=0)
-        is_shrinking.append(step.label in ("reduction", "pool") and result * 4 <= read)
-        if not is_product[place]:
-            for value in step.reads:
-                source = writer.get(value.name)
-                if source is None or is_product[source] or depth_of_step[source] != depth:
-                    continue
-                if value.is_parameter != step.writes[0].is_parameter:
-                    continue
-                if is_shrinking[source] and result > 4 * value.numel:
-                    continue  # a kernel that reduces is over before its result is broadcast
-                parent[top(place)] = top(source)
-        for value in step.writes:
-            writer[value.name] = place
-            depth_of[value.name] = depth + is_product[place]
+        if is_product[place] or step.label == "pool":
+            continue  # the window of a pool would compute each of its producers again
+        result = max(value.numel for value in step.writes)
+        for value in step.reads:
+            source = writer.get(value.name)
+            if source is None or is_product[source] or level[source] != level[place]:
+                continue
+            if value.is_parameter != step.writes[0].is_parameter:
+                continue
+            read = max((each.numel for each in steps[source].reads if not each.is_parameter), default=0)
+            if steps[source].label == "reduction" and value.numel * 4 <= read and result > 4 * value.numel:
+                continue  # a kernel that reduces is over before its result is broadcast
+            parent[top(place)] = top(source)
     groups: dict[int, list[int]] = {}
     for place in range(len(steps)):
         groups.setdefault(top(place), []).append(place)
@@ -306,3 +324,25 @@ def _fused(steps: list[_Step], width: dict[int, int], full: dict[int, int]) -> l
             label = "fused reduction" if has_reduction else "fused pointwise"
         rows.append(_row(label, members, reads, writes, width, full))
     return rows
+
+
+def _levels(steps: list[_Step], is_product: list[bool]) -> list[int]:
+    """Number of products on the longest path to each step; of a pointwise step with one reader, that of its reader,
+    because a compiler computes it there."""
+    depth: dict[int, int] = {}  # of each value
+    readers: dict[int, set[int]] = {}
+    level = []
+    for place, step in enumerate(steps):
+        level.append(max((depth.get(value.name, 0) for value in step.reads), default=0))
+        for value in step.reads:
+            readers.setdefault(value.name, set()).add(place)
+        depth.update({value.name: level[place] + is_product[place] for value in step.writes})
+    for place in range(len(steps) - 1, -1, -1):
+        step = steps[place]
+        after = {reader for value in step.writes for reader in readers.get(value.name, ())}
+        if is_product[place] or step.label in REDUCTIONS or step.label == "pool" or len(after) != 1:
+            continue
+        (reader,) = after
+        if not is_product[reader] and steps[reader].label != "pool":
+            level[place] = level[reader]
+    return level

@@ -94,10 +94,13 @@ def setting_of(name: str) -> Setting:
     return Setting(machine, mode, PRECISIONS.get(precision, "fp32"), is_channels_last, int(version), dynamo is not None)
 
 
-def read_tables(path: Path | str) -> list[Measurement]:
+def read_tables(path: Path | str, must_hold: bool = True) -> list[Measurement]:
     """The rows of all tables of an archive (`timm.tar.xz`), or of a folder at any depth.
 
     Rows without a step time (the model did not fit) are left out.
+
+    Args:
+        must_hold: refuse a place without tables.
 
     Raises:
         ValueError: there is no table, or a row does not parse; the message names file and line.
@@ -123,7 +126,7 @@ def read_tables(path: Path | str) -> list[Measurement]:
             if not (1 <= size < 2**20 and 1 <= batch < 2**30 and 0 < step < 1e9):
                 raise ValueError(f"{where}: image size, batch, step time are {shown(numbers)}; want positive numbers")
             rows.append(Measurement(table, setting, model, int(size), int(batch), step, parameters))
-    if not rows:
+    if not rows and must_hold:
         raise ValueError(f"{path}: it holds no table benchmark-*.csv; give timm.tar.xz or a folder of tables")
     return rows
 

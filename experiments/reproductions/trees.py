@@ -41,23 +41,35 @@ class Trees(NamedTuple):
 
 def train_trees(
     columns: Float[np.ndarray, "rows columns"], target: Float[np.ndarray, " rows"], weight: Float[np.ndarray, " rows"],
-    seed: int,
+    seed: int, trees: int = 150, leaves: int = 12, rate: float = 0.06, fewest: int = 60, share: float = 1.0,
+    loss: str = "squared_error",
 ) -> Trees:  # fmt: skip
-    """150 trees of 12 leaves."""
+    """Trees that are added one after the other.
+
+    Args:
+        trees, leaves: how many, and of each at most.
+        rate: learning rate.
+        fewest: rows of a leaf.
+        share: of the columns, drawn anew at every node.
+        loss: as scikit-learn names it.
+    """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     boosting = HistGradientBoostingRegressor(
-        max_iter=150,
-        learning_rate=0.06,
-        max_leaf_nodes=12,
-        min_samples_leaf=60,
+        loss=loss,
+        max_iter=trees,
+        learning_rate=rate,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=fewest,
         l2_regularization=5.0,
+        max_features=share,
+        early_stopping=False,
         random_state=seed,
     ).fit(columns.astype(np.float64), target, sample_weight=weight)
-    trees = [predictors[0].nodes for predictors in boosting._predictors]
-    roots = np.cumsum([0, *map(len, trees)])[:-1]
-    nodes = np.concatenate(trees)
-    shift = np.repeat(roots, [len(tree) for tree in trees])
+    nodes_of = [predictors[0].nodes for predictors in boosting._predictors]
+    roots = np.cumsum([0, *map(len, nodes_of)])[:-1]
+    nodes = np.concatenate(nodes_of)
+    shift = np.repeat(roots, [len(tree) for tree in nodes_of])
     is_leaf = nodes["is_leaf"].astype(bool)
     return Trees(
         base=float(np.ravel(boosting._baseline_prediction)[0]),

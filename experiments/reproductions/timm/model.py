@@ -1,0 +1,230 @@
+"""Step times of image models: efficiencies of kernel classes by table (least squares), and trees that correct them.
+
+time = sum over classes and terms of (time at peak rates) x weight, weight >= 0     [terms: products, bytes, launches]
+log time += trees(shares of the classes, descriptors of the kernels, setting, rates of the machine)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from experiments.reproductions.timm.kernels import CLASSES
+from experiments.reproductions.timm.programs import TERMS, Rows
+from experiments.reproductions.timm.tables import Setting
+from experiments.reproductions.trees import Trees, train_trees
+from gst.process.progress import bar
+
+COVERED = 0.9  # share of measurements that an interval should hold
+TOWARDS_POOL = 1e-3  # weight of the pull of a table's efficiencies towards those of all tables of its kind
+ROUNDS = 6  # of reweighting: least squares that approach least absolute relative errors
+
+
+class Settings(NamedTuple):
+    """Sizes of a model.
+
+    Args:
+        boosted: sets of trees, whose corrections are averaged.
+        trees: of each set.
+        folds: of families that are left out in turn to set the width of intervals.
+    """
+
+    boosted: int = 3
+    trees: int = 300
+    folds: int = 5
+
+
+class Model(NamedTuple):
+    """A trained model.
+
+    Args:
+        settings: of the tables it was trained on.
+        weights: of every term of these tables: (tables, terms).
+        pools: kinds of tables, see `kind_of`, and the weights of each.
+        boosted: sets of trees.
+        widths: half width of an interval of log time for each kind of table; for machines never measured, in addition.
+    """
+
+    settings: list[Setting]
+    weights: Float64[np.ndarray, "tables terms"]
+    pools: dict[str, Float64[np.ndarray, " terms"]]
+    boosted: list[Trees]
+    widths: dict[str, float]
+
+    def weights_of(self, setting: Setting) -> Float64[np.ndarray, " terms"]:
+        """Efficiencies of a table: its own, else those of its machine's most similar tables, else those of its kind."""
+        alike = [place for place, each in enumerate(self.settings)
+                 if kind_of(each) == kind_of(setting) and each.machine == setting.machine]  # fmt: skip
+        if not alike:
+            return self.pools.get(kind_of(setting), self.pools[""])
+        same = [place for place in alike if self.settings[place].is_channels_last == setting.is_channels_last] or alike
+        gaps = np.array([abs(self.settings[place].torch - setting.torch) for place in same])
+        return self.weights[np.array(same)[gaps == gaps.min()]].mean(0)
+
+    def predict(self, rows: Rows) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+        """log of milliseconds, and half the width of an interval that holds 90 % of the programs of new families."""
+        of = {setting: self.weights_of(setting) for setting in {each.setting for each in rows.measurements}}
+        weighted = rows.terms * np.stack([of[each.setting] for each in rows.measurements])
+        physical = np.log(np.maximum(weighted.sum(1), 1e-6))
+        columns = _columns(rows, weighted)
+        correction = np.mean([each.predict(columns) for each in self.boosted], 0) if self.boosted else 0.0
+        machines = {each.machine for each in self.settings}
+        widths = [
+            self.widths.get(kind_of(each.setting), max(self.widths.values()))
+            if each.setting.machine in machines else self.widths["new machine"]
+            for each in rows.measurements
+        ]  # fmt: skip
+        return physical + correction, np.array(widths)
+
+
+def kind_of(setting: Setting) -> str:
+    """Tables whose kernels are alike: CPU or GPU, inference or training, compiled or not, 16 bits without autocast."""
+    place = "cpu" if setting.machine.startswith("cpu") else "gpu"
+    compiler = "compiled" if setting.is_compiled else "eager"
+    return f"{place} {setting.mode} {compiler}" + (" half" if setting.precision == "half" else "")
+
+
+def _columns(rows: Rows, weighted: Float64[np.ndarray, "rows terms"]) -> Float64[np.ndarray, "rows columns"]:
+    shares = weighted.reshape(len(rows), TERMS, len(CLASSES)) / np.maximum(weighted.sum(1), 1e-9)[:, None, None]
+    gap = np.log(np.maximum(weighted.sum(1), 1e-6)) - rows.columns[:, 0]
+    return np.concatenate([shares.sum(1), shares.sum(2), rows.columns, rows.setting, gap[:, None]], 1)
+
+
+def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) -> Model:
+    """Train on all of `rows`.
+
+    Args:
+        calibrated: set the widths of intervals by predictions of families, and of machines, that were left out, which
+            takes `settings.folds` trainings and one for each machine; otherwise they are 1.
+    """
+    tables = sorted({each.setting for each in rows.measurements})
+    table = np.array([tables.index(each.setting) for each in rows.measurements])
+    kinds = np.array([kind_of(each) for each in tables])
+    pools = {"": efficiencies(rows.terms, rows.log_step)}
+    weights = np.zeros((len(tables), rows.terms.shape[1]))
+    for kind in sorted(set(kinds)):
+        chosen = kinds[table] == kind
+        pools[kind] = efficiencies(rows.terms[chosen], rows.log_step[chosen])
+        for place in np.flatnonzero(kinds == kind):
+            chosen = table == place
+            weights[place] = efficiencies(rows.terms[chosen], rows.log_step[chosen], pools[kind])
+    model = Model(tables, weights, pools, [], {"": 1.0, "new machine": 1.0})
+    weighted = rows.terms * weights[table]
+    residual = rows.log_step - np.log(np.maximum(weighted.sum(1), 1e-6))
+    columns = _columns(rows, weighted)
+    boosted = [
+        train_trees(
+            columns, residual, np.ones(len(rows)), seed + member, trees=settings.trees, leaves=16, rate=0.05, fewest=30,
+            share=0.3, loss="absolute_error",
+        )
+        for member in range(settings.boosted)
+    ]  # fmt: skip
+    model = model._replace(boosted=boosted)
+    return model._replace(widths=_widths(rows, settings, seed)) if calibrated else model
+
+
+def efficiencies(
+    terms: Float64[np.ndarray, "rows terms"], log_step: Float64[np.ndarray, " rows"],
+    pool: Float64[np.ndarray, " terms"] | None = None,
+) -> Float64[np.ndarray, " terms"]:  # fmt: skip
+    """Weights >= 0 with the least absolute relative error, drawn towards `pool`, without it weakly towards 1.3."""
+    from scipy.optimize import nnls
+
+    ratios = terms / np.exp(log_step)[:, None]
+    pull = TOWARDS_POOL if pool is not None else TOWARDS_POOL / 10
+    scale = np.sqrt((ratios**2).mean(0)) + 1e-12
+    prior = np.diag(np.sqrt(pull * len(ratios)) * scale)
+    target = prior @ (pool if pool is not None else np.full(len(scale), 1.3))
+    share = np.ones(len(ratios))
+    for _ in range(ROUNDS):
+        weights, _ = nnls(np.concatenate([ratios * share[:, None], prior]), np.concatenate([share, target]))
+        share = np.sqrt(0.1 / (np.abs(ratios @ weights - 1) + 0.02))
+    return weights
+
+
+def _widths(rows: Rows, settings: Settings, seed: int) -> dict[str, float]:
+    """What 90 % of errors of log time stay below, by kind of table for new families; for machines left out."""
+    few = settings._replace(boosted=1)
+    families = np.array([each.family for each in rows.measurements])
+    folds = folds_of(families, settings.folds, seed)
+    errors = np.zeros(len(rows))
+    for fold in bar(range(settings.folds), desc="families left out"):
+        model = train(rows.where(folds != fold), few, seed + fold, calibrated=False)
+        rest = rows.where(folds == fold)
+        errors[folds == fold] = np.abs(model.predict(rest)[0] - rest.log_step)
+    kinds = np.array([kind_of(each.setting) for each in rows.measurements])
+    widths = {kind: float(np.quantile(errors[kinds == kind], COVERED)) for kind in sorted(set(kinds))}
+    machines = np.array([each.setting.machine for each in rows.measurements])
+    unseen = []
+    for machine in bar(sorted(set(machines)), desc="machines left out"):
+        if len(set(machines)) > 1:
+            rest = rows.where(machines == machine)
+            model = train(rows.where(machines != machine), few, seed, calibrated=False)
+            unseen.append(np.abs(model.predict(rest)[0] - rest.log_step))
+    return widths | {"new machine": float(np.quantile(np.concatenate(unseen), COVERED)) if unseen else 1.0}
+
+
+def folds_of(groups: np.ndarray, folds: int, seed: int) -> np.ndarray:
+    """The fold of each row; a group is in one of them."""
+    names, place = np.unique(groups, return_inverse=True)
+    return (np.random.default_rng(seed).permutation(len(names)) % folds)[place]
+
+
+def scores(rows: Rows, log_step: np.ndarray, width: np.ndarray | None = None) -> dict[str, Any]:
+    """`median_error` and `p90_error` (relative, %), `coverage` of the intervals, `families`; the same by machine."""
+
+    def of(chosen: np.ndarray) -> dict[str, Any]:
+        error = log_step[chosen] - rows.log_step[chosen]
+        percent = 100 * np.abs(np.expm1(error))
+        covered = None if width is None else float((np.abs(error) <= width[chosen]).mean())
+        names = {each.family for each, is_in in zip(rows.measurements, chosen, strict=True) if is_in}
+        return {"median_error": float(np.median(percent)), "p90_error": float(np.quantile(percent, 0.9)),
+                "coverage": covered, "families": len(names), "measurements": int(chosen.sum())}  # fmt: skip
+
+    machine = np.array([each.setting.machine for each in rows.measurements])
+    return of(np.ones(len(rows), bool)) | {"machines": {str(each): of(machine == each) for each in np.unique(machine)}}
+
+
+def save(model: Model, path: Path) -> None:
+    """Write a file that `load` reads without unpickling."""
+
+    def small(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int32 if array.dtype.kind == "i" else np.float32))
+
+    torch.save(
+        {
+            "settings": [tuple(each) for each in model.settings], "weights": small(model.weights),
+            "pools": {kind: small(each) for kind, each in model.pools.items()}, "widths": model.widths,
+            "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
+        }, path,
+    )  # fmt: skip
+
+
+def load(path: Path) -> Model:
+    """A model that `save` wrote.
+
+    Raises:
+        ValueError: the file is none.
+    """
+
+    def wide(tensor: torch.Tensor) -> Any:
+        return tensor.numpy().astype(np.float64 if tensor.is_floating_point() else np.int64)
+
+    def trees(parts: Sequence[Any]) -> Trees:
+        return Trees(float(parts[0]), *map(wide, parts[1]))
+
+    try:
+        saved = torch.load(path, weights_only=True)
+        return Model(
+            [Setting(*each) for each in saved["settings"]], wide(saved["weights"]),
+            {str(kind): wide(each) for kind, each in saved["pools"].items()}, [trees(each) for each in saved["trees"]],
+            {str(kind): float(each) for kind, each in saved["widths"].items()},
+        )  # fmt: skip
+    except (OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"{path} is no checkpoint of this reproduction; make one with its command train") from error

@@ -1,0 +1,220 @@
+"""Measurements joined with the kernels of their programs: tables and FX sources -> rows that models learn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from experiments.reproductions.timm.kernels import CLASSES, COLUMNS, Kernels, kernels_of
+from experiments.reproductions.timm.machines import Machine, machine_of
+from experiments.reproductions.timm.tables import Measurement, Setting, read_tables
+from gst.data.graphnet import FxSource, Operation, Weight, operator_graph, parse_weights, read_sources
+from gst.data.source import fingerprint_of_files
+from gst.process.progress import bar
+
+VERSION = 1  # of what a row holds
+TERMS = 4  # times of a class: products, activations, parameters, launches
+LAUNCH = {False: 0.003, True: 0.01}  # ms of a launch on a GPU and on a CPU, before it is scaled by what is learned
+PRODUCTS = frozenset(place for place, name in enumerate(CLASSES) if name.startswith(("conv", "linear", "mat")))
+AREAS = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows", "positions")]
+"""Columns that grow with the area of an image."""
+DEPTHWISE = np.array(["depthwise" in name for name in CLASSES])
+
+
+class Rows(NamedTuple):
+    """Measurements of programs with known operators.
+
+    Args:
+        measurements: one of each row.
+        terms: time in ms at peak rates, by term and class, flattened: (rows, TERMS * classes).
+        columns: descriptors of a row: sums, and means over its kernels weighted by their time at peak rates.
+        setting: of the row's table, as numbers.
+        log_step: log of the measured milliseconds.
+    """
+
+    measurements: list[Measurement]
+    terms: Float64[np.ndarray, "rows terms"]
+    columns: Float64[np.ndarray, "rows columns"]
+    setting: Float64[np.ndarray, "rows 7"]
+    log_step: Float64[np.ndarray, " rows"]
+
+    def __len__(self) -> int:
+        return len(self.measurements)
+
+    def where(self, chosen: np.ndarray) -> Rows:
+        """The chosen rows."""
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        return Rows([self.measurements[place] for place in places], *(array[places] for array in self[1:]))
+
+    def is_mode(self, mode: str) -> np.ndarray:
+        """Which rows are of a mode, `infer` or `train`.
+
+        Raises:
+            ValueError: none is.
+        """
+        chosen = np.array([each.setting.mode == mode for each in self.measurements])
+        if not chosen.any():
+            raise ValueError(f"no table with known programs is of mode {mode}; choose another --mode")
+        return chosen
+
+
+def read_rows(
+    measurements: Sequence[Measurement], sources: Sequence[FxSource], workers: int = 2
+) -> tuple[Rows, dict[str, int]]:
+    """Rows of the measurements whose program has a source, and why others have none: `{reason: measurements}`.
+
+    A source is that of the measured model if their parameters differ by less than 5 %.
+
+    Raises:
+        ValueError: no measurement has a source, a machine has no rates, or a source holds a call that is not allowed.
+    """
+    by_model: dict[str, list[FxSource]] = {}
+    for source in sources:
+        by_model.setdefault(source.name.split(".")[0], []).append(source)
+    wanted: dict[str, set[int]] = {}
+    modes: set[tuple[str, bool]] = set()
+    for each in measurements:
+        machine_of(each.setting.machine)
+        if each.model in by_model:
+            wanted.setdefault(each.model, set()).add(each.image_size)
+            modes.add((each.setting.precision, each.setting.is_compiled))
+    tasks = [(by_model[model], sorted(wanted[model]), sorted(modes)) for model in sorted(wanted)]
+    kernels: dict[tuple[str, int, str, bool], tuple[Kernels, float]] = {}
+    notes: dict[str, int] = {}
+    with ProcessPoolExecutor(workers) as pool:
+        for part in bar(pool.map(_programs, tasks, chunksize=4), desc="operator graphs", total=len(tasks)):
+            for key, value in part.items():
+                if isinstance(value, str):
+                    notes[value] = notes.get(value, 0) + 1
+                else:
+                    kernels[key] = value
+    rows, chosen, missing = [], [], {"no source": 0, "source of other parameters or size": 0}
+    for each in measurements:
+        if each.model not in by_model:
+            missing["no source"] += 1
+            continue
+        mode = (each.image_size, each.setting.precision, each.setting.is_compiled)
+        options = [kernels[source.name, *mode] for source in by_model[each.model] if (source.name, *mode) in kernels]
+        gaps = [abs(math.log(size / each.parameters)) if each.parameters and size else 0.0 for _, size in options]
+        if not options or min(gaps) > 0.05:
+            missing["source of other parameters or size"] += 1
+            continue
+        rows.append(row_of(options[int(np.argmin(gaps))][0], each.batch, each.image_size, each.setting))
+        chosen.append(each)
+    if not rows:
+        raise ValueError("no measurement has the source of its program; give a folder that holds tables and sources")
+    terms, columns, setting = (np.stack(part) for part in zip(*rows, strict=True))
+    steps = np.log(np.array([each.step for each in chosen]))
+    return Rows(chosen, terms, columns, setting, steps), missing | notes
+
+
+def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) -> dict[Any, Any]:
+    sources, sizes, modes = task
+    result: dict[Any, Any] = {}
+    for source in sources:
+        weights = parse_weights(source.weights, source.name)
+        millions = sum(math.prod(each.shape) for name, each in weights.items() if "parameters" in name) / 1e6
+        for size in sizes:
+            scale = 1.0
+            try:
+                operations: list[Operation] = operator_graph(source, size)
+            except ValueError as error:  # its positions are those of one image size
+                try:
+                    operations = operator_graph(source)
+                except ValueError:
+                    result[source.name, size, "", False] = str(error)
+                    continue
+                scale = size**2 / max(_image_pixels(weights), 1)
+            for precision, is_compiled in modes:
+                kernels = kernels_of(operations, precision, is_compiled)
+                kernels.columns[:, AREAS] *= np.where(kernels.grows > 0, scale, 1.0)[:, None]
+                result[source.name, size, precision, is_compiled] = (kernels, millions)
+    return result
+
+
+def _image_pixels(weights: dict[str, Weight]) -> int:
+    images = [each.shape for name, each in weights.items() if len(each.shape) == 4 and "self_" not in name]
+    return math.prod(images[0][2:]) if images else 0
+
+
+def row_of(
+    kernels: Kernels, batch: int, image_size: int, setting: Setting, machine: Machine | None = None
+) -> tuple[Float64[np.ndarray, " terms"], Float64[np.ndarray, " columns"], Float64[np.ndarray, " 7"]]:
+    """Terms, columns and setting of a program at a batch; see `Rows`."""
+    machine = machine or machine_of(setting.machine)
+    named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
+    times = np.where(kernels.grows > 0, batch, 1.0)
+    flops, activations = named["flops"] * times, (named["bytes read"] + named["bytes written"]) * times
+    peak = np.where((named["is half"] > 0) & ~DEPTHWISE[kernels.kind], machine.half, machine.single)
+    launch = np.full(len(times), LAUNCH[machine.is_cpu])
+    parts = (flops / (peak * 1e9), activations / (machine.bandwidth * 1e6),
+             named["bytes of parameters"] / (machine.bandwidth * 1e6), launch)  # fmt: skip
+    terms = np.stack([np.bincount(kernels.kind, part, len(CLASSES)) for part in parts])
+    peak_time = np.maximum(parts[0], parts[1] + parts[2]) + 1e-9
+
+    def log(array: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(array, 1e-9))
+
+    inner, outputs = named["inner"], named["outputs"]
+    described = np.stack([
+        log(flops), log(activations + 1), log(parts[0] / np.maximum(parts[1], 1e-12)), log(named["rows"] * times),
+        log(outputs), log(inner), log(named["window"]), log(named["groups"]), log(named["positions"]),
+        log(named["operations"]), inner % 8 == 0, outputs % 8 == 0, outputs % 64 == 0, log(outputs * named["groups"]),
+        named["stride"], log((activations + named["bytes of parameters"]) / machine.cache / 1e6),
+    ], 1)  # fmt: skip
+    is_product = np.isin(kernels.kind, list(PRODUCTS))
+    share = peak_time / peak_time.sum()
+    means = [
+        (share * chosen) @ described / max(float((share * chosen).sum()), 1e-9)
+        for chosen in (np.ones(len(share)), is_product, ~is_product)
+    ]
+    sums = [math.log(peak_time.sum()), math.log(len(times)), math.log(batch), image_size / 224,
+            math.log(max(parts[0].sum(), 1e-12) / max(parts[1].sum(), 1e-12))]  # fmt: skip
+    numbers = [setting.is_channels_last, setting.is_compiled, setting.torch, machine.half, machine.bandwidth,
+               setting.precision == "half", machine.is_cpu]  # fmt: skip
+    return terms.ravel(), np.concatenate([sums, *means]), np.array(numbers, np.float64)
+
+
+def load_rows(data: Path, cache: Path | None = None) -> tuple[Rows, dict[str, int]]:
+    """Rows of the tables and FX sources under a folder at any depth, or in its archives; see `read_rows`.
+
+    Args:
+        data: folder with `benchmark-*.csv` and samples of GraphNet, or with `timm.tar.xz` and `graphnet_timm.tar.xz`.
+        cache: file in which the rows are kept, and from which they are read again while the data are the same.
+
+    Raises:
+        ValueError: there is no table or no source; the message says what to give.
+    """
+    tables = [data, *sorted(data.rglob("*timm.tar.xz"))] if data.is_dir() else [data]
+    archives = [each for each in tables[1:] if "graphnet" in each.name]
+    files = [each for each in sorted(data.rglob("*")) if each.suffix in (".csv", ".py")] if data.is_dir() else []
+    files += tables[1:] or ([data] if data.is_file() else [])
+    if not files:
+        raise ValueError(f"{data}: it holds no tables; give a folder with benchmark-*.csv and GraphNet samples")
+    mark = fingerprint_of_files(files, f"timm {VERSION}")
+    measurements = [row for each in tables if each not in archives for row in read_tables(each, must_hold=False)]
+    if not measurements:
+        raise ValueError(f"{data}: it holds no table benchmark-*.csv")
+    if cache is not None and cache.exists():
+        with np.load(cache, allow_pickle=False) as saved:
+            if str(saved["mark"]) == mark:
+                chosen = [measurements[place] for place in saved["places"]]
+                missing = dict(zip(saved["reasons"].tolist(), saved["counts"].tolist(), strict=True))
+                return Rows(chosen, *(saved[name] for name in Rows._fields[1:])), missing
+    sources = [
+        source for each in (data, *archives) if each.is_dir() or each in archives for source in read_sources(each)
+    ]
+    rows, missing = read_rows(measurements, sources)
+    if cache is not None:
+        place_of = {each: place for place, each in enumerate(measurements)}
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        arrays = dict(zip(Rows._fields[1:], rows[1:], strict=True))
+        np.savez(cache, mark=mark, places=[place_of[each] for each in rows.measurements], reasons=list(missing),
+                 counts=list(missing.values()), **arrays)  # fmt: skip
+    return rows, missing
