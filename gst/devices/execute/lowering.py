@@ -120,8 +120,10 @@ def stream_program(
     own = made_bytes if own_bytes is None else np.maximum(own_bytes[position, np.arange(program.num_nodes)], made_bytes)
     transient = np.zeros(count, np.int64)
     np.add.at(transient, group[computed], (own - made_bytes)[computed])
-    inner = np.setdiff1d(computed, _crossing(program.graph.edges, group, results))
-    np.add.at(transient, group[inner], made_bytes[inner])
+    storage, holder = allocated.held
+    stays = np.isin(holder, _crossing(program.graph.edges, group, results))
+    inner = np.setdiff1d(np.arange(len(allocated.num_bytes)), storage[stays])  # within a group alone
+    np.add.at(transient, group[allocated.made_by[inner]], allocated.num_bytes[inner])
     work = Work(program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated)
     return lowered(work, memories, [device.name for device in devices], memory_of_device)
 
@@ -254,6 +256,7 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
     is_freed = free_of[values] >= 0
     owner, holder = np.repeat(np.arange(len(made)), np.diff(holds.bounds)), holds.items
     shared = free_of[owner] >= 0
+    shared &= ~np.isin(holder, holder[~shared])  # a buffer that holds a result is never given back
     needs = np.concatenate([
         np.stack([task_action[readers], task_action[writer[values]]]),
         np.stack([free_of[values[is_freed]], task_action[readers[is_freed]]]),
