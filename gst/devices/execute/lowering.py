@@ -331,10 +331,13 @@ def _frees_of_shared(buffer: Ints, free: Ints, count: int) -> Int64[np.ndarray, 
 def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints]:
     """Buffers of each value that a run makes, and their bytes: one for each storage, and one for each copy. A view lies
     in the storage of its base, or, where that was computed elsewhere, in the copy of its base."""
-    storage, holder = work.storages.held
-    nodes, num_storages = len(work.group), len(work.storages.num_bytes)
-    holds = np.sort(holder * num_storages + storage)
-    holder, storage = np.divmod(holds, num_storages) if num_storages else (holds, holds)
+    nodes, allocated = len(work.group), len(work.storages.num_bytes)
+    made_by = np.concatenate([work.storages.made_by, np.arange(nodes)])
+    num_storages = len(made_by)  # those of inputs last
+    holds = np.sort(np.concatenate([
+        work.storages.held[1] * num_storages + work.storages.held[0], _held_of_inputs(work, allocated, num_storages)
+    ]))  # fmt: skip
+    holder, storage = np.divmod(holds, num_storages)
     # The first value that a node reads and that lies in the same storage is the one that it is a view of.
     edges = work.edges[:, np.lexsort((work.edges[0], work.edges[1]))]
     held = rows(holder, np.arange(len(holds)), nodes)
@@ -343,7 +346,7 @@ def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints
     offset = np.arange(len(edge)) - np.repeat(np.cumsum(size) - size, size)
     child = held.items[held.bounds[edges[1, edge]] + offset]
     parent_hold = _positions(holds, edges[0, edge] * num_storages + storage[child])
-    is_view = (parent_hold >= 0) & (work.storages.made_by[storage[child]] != holder[child])
+    is_view = (parent_hold >= 0) & (made_by[storage[child]] != holder[child])
     child, parent_hold = child[is_view][::-1], parent_hold[is_view][::-1]
     # Roots: a storage by its first hold in a memory, or minus one more than the number of a copy.
     root = np.arange(len(holds))
@@ -361,13 +364,29 @@ def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints
     copy_number = np.cumsum(is_copy) - 1
     num_copies = int(is_copy.sum())
     value = _positions(made, holder * count + home[holder])
-    exists = value >= 0
+    exists = (value >= 0) & ((storage < allocated) | (of_copy >= 0))  # inputs themselves are never freed
     roots = np.unique(local[exists & (of_copy < 0)])
     number = np.where(of_copy >= 0, copy_number[of_copy], num_copies + np.searchsorted(roots, local))
     owners = np.concatenate([np.flatnonzero(is_copy), value[exists]])
     buffers = np.concatenate([np.arange(num_copies), number[exists]])
     size = np.concatenate([work.output_bytes[node[is_copy]], work.storages.num_bytes[storage[roots]]])
     return rows(owners, buffers, len(made)), size.astype(np.int64)
+
+
+def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
+    """Holds of inputs, constants and their views, whose storages no operation allocates, as keys of `_buffers`; storage
+    `first + node` is that of an input."""
+    nodes = len(work.group)
+    in_input = np.bincount(work.storages.held[1], minlength=nodes) == 0
+    in_input &= (work.group < 0) | (work.output_bytes > 0)
+    edges = work.edges[:, in_input[work.edges[0]] & in_input[work.edges[1]]]
+    base = np.arange(nodes)
+    edges = edges[:, np.argsort(-edges[0], kind="stable")]
+    base[edges[1]] = edges[0]  # the first of several
+    while (base[base] != base).any():
+        base = base[base]
+    held = np.flatnonzero(in_input & (work.group[base] < 0))
+    return held * num_storages + first + base[held]
 
 
 def _steps(actions: _Actions, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
