@@ -228,6 +228,17 @@ def _add_fuzz(bench: Any, command: Command) -> None:
     parser.add_argument("--coverage", action="store_true", help="also run the readers' tests and count their lines")
 
 
+def _add_stream_programs(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "stream_programs", _run_of("stream_programs"), "random plans under bad luck, and mistakes in them",
+        f"{BENCH} stream_programs --plans 1000 --json experiments/results/stream_program.json",
+    )  # fmt: skip
+    parser.add_argument("--plans", type=int, default=1_000, help="that the hostile interpreter runs (%(default)s)")
+    parser.add_argument("--programs", type=int, default=100, help="of which mutants are judged (default: %(default)s)")
+    parser.add_argument("--operations", type=int, default=80_000, help="of a program to time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of plans and programs (default: %(default)s)")
+
+
 def _add_fusion(bench: Any, command: Command) -> None:
     parser = command(
         bench, "fusion", _run_of("fusion"), "what fusing element-wise operations costs and saves",
@@ -461,6 +472,7 @@ _ADD = {
     "alexnet": _add_alexnet,
     "chaos": _add_chaos,
     "fuzz": _add_fuzz,
+    "stream_programs": _add_stream_programs,
     "fusion": _add_fusion,
     "placement_simulated": _add_placement_simulated,
     "search_loop": _add_search_loop,

@@ -66,6 +66,18 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.add_argument(
         "--resume", action="store_true", help="go on with what is in --out; needed where that holds measurements"
     )
+    place.add_argument(
+        "--program",
+        dest="show_streams",
+        action="store_true",
+        help="print what every lane of every memory does: runs, copies, events, frees; also written to program.txt",
+    )
+    place.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the plan by the hostile interpreter (lanes that sleep at random, freed memory full of NaN) and "
+        "compare its outputs with those of the program run in order",
+    )
     place.set_defaults(anew=False)
     demo = command(
         commands,
@@ -82,7 +94,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
-    demo.set_defaults(anew=True)
+    demo.set_defaults(anew=True, show_streams=False, verify=False)
     for each in (place, demo):
         each.add_argument(
             "--wandb",
@@ -157,6 +169,8 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _place(options: argparse.Namespace) -> dict[str, Any]:
+    if options.graph is not None and (options.show_streams or options.verify):
+        raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
     if options.graph is not None and options.machine is not None:
         return _place_public(options)
     if options.out is None:
@@ -181,6 +195,10 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     with Bars() as bars:
         result = place_by_options(options, settings, bars.show)
     _print_plans(result)
+    if options.show_streams:
+        print((options.out / "program.txt").read_text(), end="")
+    if options.verify:
+        print(f"{result['streams']['hostile_runs']} hostile runs of the plan gave the outputs of the program")
     print(headline(result))
     print(f"Look at {options.out / 'report.html'}")
     return result

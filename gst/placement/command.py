@@ -21,13 +21,14 @@ from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
+from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
 from gst.process.progress import Progress
 from gst.programs import Program, traced
 from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
-WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "report.html")
+WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "program.txt", "report.html")
 
 
 def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -45,8 +46,15 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     _check(options, settings)
     placement = _place(options, settings, progress)
     options.out.mkdir(parents=True, exist_ok=True)
-    save_plan(placement.plan, placement.task, options.out / "plan.json")
     result = {"command": options.command, **placement.result}
+    streams = None
+    if placement.task.program is not None:
+        streams, result["streams"] = checked_streams(placement.task, placement.plan, options.verify)
+        if options.show_streams:
+            names = [operation.name for operation in placement.task.program.operations]
+            with atomic_write(options.out / "program.txt") as file:
+                file.write(streams.text(names.__getitem__) + "\n")
+    save_plan(placement.plan, placement.task, options.out / "plan.json", streams)
     drawing = plan_drawing(placement.task, placement.plan) | placement.drawing
     with atomic_write(options.out / "report.html") as file:
         file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))

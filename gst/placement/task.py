@@ -17,6 +17,7 @@ from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.stream_program import StreamProgram
 from gst.devices.plan import Timeline, positions_of_nodes
 from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
 from gst.files.untrusted import plain, read_object
@@ -160,8 +161,17 @@ class Task:
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
 
 
-def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
+MOST_STEPS = 20_000  # of a stream program that a file of a plan holds: about a megabyte
+
+
+def save_plan(plan: Plan, program: Program | Task, path: Path, streams: StreamProgram | None = None) -> None:
     """Write `path` at once or not at all; `Plan.load` reads it too.
+
+    Args:
+        plan: device, priority and fusion group of every operation.
+        program: what it is for.
+        path: of the file.
+        streams: the plan lowered; written with it (`StreamProgram.from_dict` reads it) up to `MOST_STEPS` steps.
 
     Examples:
         >>> import torch
@@ -174,7 +184,8 @@ def save_plan(plan: Plan, program: Program | Task, path: Path) -> None:
         True
     """
     with atomic_write(path) as file:
-        file.write(json.dumps({"program": program.key, **plan.to_dict()}))
+        lowered = {} if streams is None or streams.num_steps > MOST_STEPS else {"streams": streams.to_dict()}
+        file.write(json.dumps({"program": program.key, **plan.to_dict(), **lowered}))
 
 
 def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:

@@ -20,6 +20,8 @@ from gst.cli import main
 from gst.devices import Plan
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.race_check import check
+from gst.devices.execute.stream_program import StreamProgram
 from gst.placement.machines import machine
 from gst.placement.objective import SimulatedObjective
 from gst.placement.planning import COST_MODELS, Settings
@@ -221,6 +223,22 @@ def test_without_a_budget_there_is_the_portfolio_alone() -> None:
     assert main(arguments) == 0
     plans = json.loads(Path("result.json").read_text())["plans"]
     assert "heft" in plans and not {"annealing", "go", "guided_search"} & set(plans)
+
+
+def test_the_stream_program_of_a_plan_is_printed_verified_and_saved(
+    capsys: pytest.CaptureFixture[str], graph_file: Path
+) -> None:
+    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "20", "--methods", "annealing"]
+    assert main([*arguments, "--out", "out", "--program", "--verify", "--json", "result.json"]) == 0
+    printed, text = capsys.readouterr().out, Path("out/program.txt").read_text()
+    assert (
+        text in printed and "lane cuda:0 in cuda:0" in text and "5 hostile runs of the plan gave the outputs" in printed
+    )
+    streams = StreamProgram.from_dict(json.loads(Path("out/plan.json").read_text())["streams"])
+    result = json.loads(Path("result.json").read_text())["streams"]
+    assert result["peak_bytes"] == check(streams).peak_bytes and result["steps"] == streams.num_steps
+    assert result["hostile_runs"] == 5 and Plan.load(Path("out/plan.json")).devices == ("cuda:0", "cuda:1")
+    refused(capsys, ["place", "--graph", str(graph_file), "--out", "out", "--verify"], "cost graph", "--verify")
 
 
 def test_a_published_graph_is_placed_by_its_published_latency(graph_file: Path) -> None:
