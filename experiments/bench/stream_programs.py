@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "mutants": judged_mutants(options.programs, options.seed),
         "speed": speed(options.operations),
         "machine": machine_record(),
-        "command": f"python -m experiments.bench stream_programs --plans {options.plans} --programs {options.programs}",
+        "command": f"python -m experiments.bench stream_programs --plans {options.plans} --programs {options.programs} "
+        "--json experiments/results/stream_program.json",
     }
 
 
