@@ -139,6 +139,11 @@ def test_what_is_written_as_json_is_read_back_and_nonsense_is_refused(program: P
         StreamProgram.from_dict(wrong)
 
 
+def test_the_text_of_a_long_lane_is_cut() -> None:
+    lines = example().text(most=1).splitlines()
+    assert lines[1:4] == ["lane cpu:0 in host, 2 steps", "  run 1", "  and 1 more"] and lines[-1] == "gpu ends with 2"
+
+
 def judged(seed: int, memories: int, lanes: int) -> tuple[int, int, int]:
     """Mutants of a random program of six nodes, those that depend on luck, and those that the checker caught."""
     program = random_work(np.random.default_rng(seed), 6, memories, lanes)
