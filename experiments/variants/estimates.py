@@ -1,7 +1,7 @@
 """How far is the estimate of a graph's pooled embedding from the exact one, for each way to make it?
 
     python -m experiments.variants.estimates --tasks alexnet,synthetic --json experiments/results/estimates.json
-    python -m experiments.variants.estimates --tasks alexnet,hlsyn --compare draws --json ...
+    python -m experiments.variants.estimates --compare draws --json experiments/results/estimates_draws.json
 
 One model trains as GST+ED does. Beside it, each estimate is made in every step from the same fresh segments of the same
 encoder, with a table of its own, and at some of the steps compared with the exact embedding. Errors are root mean

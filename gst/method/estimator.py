@@ -264,8 +264,8 @@ class GraphSegmentTraining(nn.Module):
         self, graphs: Sequence[Graph], configs: Int64[Tensor, "graphs configs"] | None = None, cuts: int = 4,
         max_nodes: int = 1000, method: str = "metis", halo: int = 0, seed: int = 0,
     ) -> Tensor:  # fmt: skip
-        """The mean of `exact` over several cuts of each graph, by the partitioner's seeds `seed`, `seed` + 1, ... An edge
-        that one cut drops is inside a segment of others, so that a prediction depends less on the cut.
+        """The mean of `exact` over several cuts of each graph, by the partitioner's seeds `seed`, `seed` + 1, ...: an
+        edge that one cut drops is inside a segment of others, so that a prediction depends less on the cut.
 
         Args:
             graphs: not cut.
