@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from gst.data.hlsyn import HlSyn
     from gst.data.malnet import MalNet
     from gst.data.measured_plans import MeasuredPlans
+    from gst.data.public_graphs import PublicGraph, read_public_graph
     from gst.data.source import GraphSource, group_of
     from gst.data.synthetic import SyntheticPrograms
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
 _HOMES = {
     "CostGraph": "cost_graphs", "ElfBinaries": "elf", "GraphSource": "source", "HlSyn": "hlsyn", "MalNet": "malnet",
-    "MeasuredPlans": "measured_plans", "SyntheticPrograms": "synthetic", "TpuGraphs": "tpugraphs",
-    "TpuGraphsCollection": "collections", "group_of": "source", "read_cost_graph": "cost_graphs", "read_hlo": "hlo",
-    "write_npz": "tpugraphs",
+    "MeasuredPlans": "measured_plans", "PublicGraph": "public_graphs", "SyntheticPrograms": "synthetic",
+    "TpuGraphs": "tpugraphs", "TpuGraphsCollection": "collections", "group_of": "source",
+    "read_cost_graph": "cost_graphs", "read_hlo": "hlo", "read_public_graph": "public_graphs", "write_npz": "tpugraphs",
 }  # fmt: skip
 
 __all__ = [
-    "CostGraph", "ElfBinaries", "GraphSource", "HlSyn", "MalNet", "MeasuredPlans", "SyntheticPrograms", "TpuGraphs",
-    "TpuGraphsCollection", "group_of", "read_cost_graph", "read_hlo", "write_npz",
+    "CostGraph", "ElfBinaries", "GraphSource", "HlSyn", "MalNet", "MeasuredPlans", "PublicGraph", "SyntheticPrograms",
+    "TpuGraphs", "TpuGraphsCollection", "group_of", "read_cost_graph", "read_hlo", "read_public_graph", "write_npz",
 ]  # fmt: skip
 
 

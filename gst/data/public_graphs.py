@@ -34,7 +34,9 @@ DOPPLER_SCALE = 1e10
 
 @dataclass(frozen=True, eq=False)
 class PublicGraph:
-    """A published placement problem. Nodes are in topological order: every edge leads to a greater number.
+    """A published placement problem: operations, their times on kinds of devices, and what moves between them.
+
+    Nodes are in topological order: every edge leads to a greater number.
 
     Args:
         name: of the file.
@@ -88,7 +90,9 @@ class PublicGraph:
 
 
 def read_public_graph(path: Path) -> PublicGraph:
-    """Read a published placement problem of any format in the table of this module.
+    """Read a published placement problem of DOPPLER, Moirai, PipeDream, Piper, MSR or WfFormat, by its content.
+
+    The table of this module says how formats are told apart.
 
     Examples:
         >>> _ = Path("two.txt").write_text("3\\n0\\n0\\n1\\n400,100\\n200,50\\n")  # one input, two operations
