@@ -127,8 +127,22 @@ def hlsyn() -> str:
     return table(["split", "", "rmse of log2 cycles", "tau in a program", "in 90 % intervals", "seeds"], rows)
 
 
+def timm() -> str:
+    saved = result("timm")
+    rows = []
+    for split in ("families", "models", "random", "machines"):
+        for name, seeds in saved.get(split, {}).items():
+            cases = {split: seeds}
+            if split == "machines":
+                cases = {"machines, none": seeds, "machines, 10 models": [each["ten"] for each in seeds]}
+            for case, each in cases.items():
+                middle, tail = (statistics.fmean(one[key] for one in each) for key in ("median_error", "p90_error"))
+                rows.append([case, name, f"{middle:.1f}", f"{tail:.1f}", str(len(each))])
+    return table(["left out", "", "median error, %", "90th percentile, %", "seeds"], rows)
+
+
 TABLES = {
-    "hlsyn": hlsyn,
+    "hlsyn": hlsyn, "timm": timm,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),
