@@ -127,8 +127,20 @@ def hlsyn() -> str:
     return table(["split", "", "rmse of log2 cycles", "tau in a program", "in 90 % intervals", "seeds"], rows)
 
 
+def neusight() -> str:
+    machines = result("neusight")["machines"]
+    rows = [
+        [name, *(
+            f"{row['mean']:.1f} ({row['interval'][0]:.1f} to {row['interval'][1]:.1f})"
+            for row in (each["rows"][name] for each in machines.values())
+        )]
+        for name in next(iter(machines.values()))["rows"]
+    ]  # fmt: skip
+    return table(["mean error, %", *(name.replace("_", " ") for name in machines)], rows)
+
+
 TABLES = {
-    "hlsyn": hlsyn,
+    "hlsyn": hlsyn, "neusight": neusight,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),

@@ -51,6 +51,7 @@ def test_a_seed_gives_the_same_times_again(data: Path) -> None:
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.e2e
 def test_compare_chooses_without_the_target_and_judges_on_it(data: Path, tmp_path: Path) -> None:
     quick = Settings(steps=60, members=1)
     choices = [Candidate("wide", ("NVIDIA", "Tesla"), quick._replace(width=8)), Candidate("narrow", ("Tesla",), quick)]
