@@ -20,7 +20,7 @@ import numpy as np
 
 from gst.devices import eager, machine_record
 from gst.devices.execute.hostile import hostile_run
-from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.lowering import lowered, stream_program
 from gst.devices.execute.race_check import check
 from gst.devices.execute.stream_program import WAIT
 from gst.programs import outputs_differ
@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "mutants": judged_mutants(options.programs, options.seed),
         "speed": speed(options.operations),
         "machine": machine_record(),
-        "command": f"python -m experiments.bench stream_programs --plans {options.plans} --programs {options.programs}",
+        "command": f"python -m experiments.bench stream_programs --plans {options.plans} --programs {options.programs} "
+        "--json experiments/results/stream_program.json",
     }
 
 
@@ -46,7 +47,7 @@ def hostile_plans(plans: int, seed: int = 0) -> dict[str, Any]:
     """Lower, check and run so many random plans.
 
     Raises:
-        AssertionError: outputs of a plan differ.
+        AssertionError: outputs of a plan differ, or it takes more memory than the checker says.
     """
     from tests.devices.execute.test_stream_program import allocated, lanes_of, random_plan
     from tests.programs.small import SMALL, small_program
@@ -60,9 +61,12 @@ def hostile_plans(plans: int, seed: int = 0) -> dict[str, Any]:
         name = names[number % len(names)]
         program, devices = small_program(name), lanes_of(int(rng.integers(1, 9)), int(rng.integers(1, 5)))
         streams = stream_program(program, random_plan(program, devices, rng), devices, allocated(program))
-        check(streams)
-        difference = outputs_differ(hostile_run(program, streams, number), wanted[name])
+        peak = check(streams).peak_bytes
+        ran = hostile_run(program, streams, number)
+        difference = outputs_differ(ran.outputs, wanted[name])
         assert difference is None, f"plan {number} of {name}: {difference}"
+        over = [memory for memory, most in ran.most_bytes.items() if most > peak[memory]]
+        assert not over, f"plan {number} of {name} takes more than its peak in {over}"
         counts[name] += 1
         steps, events = steps + streams.num_steps, events + streams.num_events
         waits, copies = waits + int((streams.kind == WAIT).sum()), copies + int((streams.target >= 0).sum())
@@ -104,15 +108,15 @@ def speed(operations: int, repetitions: int = 3) -> dict[str, Any]:
     """Median seconds of lowering, and of checking, a layered program of so many operations on 8 memories of 4 lanes."""
     from tests.devices.execute.test_stream_program import layered
 
-    lower_s, check_s = [], []
-    check(layered(1_000, 8, 4))  # compiled
+    lower_s, check_s, work = [], [], layered(operations, 8, 4)
+    check(lowered(*layered(1_000, 8, 4)))  # compiled
     for _ in range(repetitions):
         began = time.perf_counter()
-        streams = layered(operations, 8, 4)
-        lowered = time.perf_counter()
+        streams = lowered(*work)
+        between = time.perf_counter()
         check(streams)
-        lower_s.append(lowered - began)
-        check_s.append(time.perf_counter() - lowered)
+        lower_s.append(between - began)
+        check_s.append(time.perf_counter() - between)
     print(f"lowered in {np.median(lower_s):.2f} s, checked in {np.median(check_s):.2f} s", flush=True)
     return {
         "operations": operations, "steps": streams.num_steps, "events": streams.num_events,

@@ -85,8 +85,8 @@ def variants() -> str:
     return table(["score, step", *found], [[name, *(cell(each[name]) for each in found.values())] for name in names])
 
 
-def estimates() -> str:
-    found = result("estimates")
+def estimates(name: str = "estimates") -> str:
+    found = result(name)
     tasks = found["errors"]
     return table(
         ["error of the pooled embedding", *tasks, "mean"],
@@ -169,6 +169,7 @@ def _rescore() -> list[float]:
 TABLES = {
     "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
     "estimates": estimates,
+    "estimates_draws": partial(estimates, "estimates_draws"),
     "partition": partition, "distributed": distributed, "checkpoint": checkpoint, "scale": partial(scale, "scale"),
     "scale of an accelerator": partial(scale, "scale_accelerator"),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """How far is the estimate of a graph's pooled embedding from the exact one, for each way to make it?
 
     python -m experiments.variants.estimates --tasks alexnet,synthetic --json experiments/results/estimates.json
+    python -m experiments.variants.estimates --compare draws --json experiments/results/estimates_draws.json
 
 One model trains as GST+ED does. Beside it, each estimate is made in every step from the same fresh segments of the same
 encoder, with a table of its own, and at some of the steps compared with the exact embedding. Errors are root mean
@@ -40,10 +41,20 @@ ESTIMATES: dict[str, dict[str, Any]] = {
     "composite": {"estimate": "composite"},
     "regression, drawn by drift": {"estimate": "regression", "refresh": "drift"},
 }
+DRAWS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "strata by size": {"refresh": "size"},
+    "strata by order": {"refresh": "order"},
+    "by drift": {"refresh": "drift"},
+    "by age": {"refresh": "age"},
+    "by gradient norm": {"refresh": "gradient"},
+    "uniform, push_momentum 0.3": {"push_momentum": 0.3},
+}
+COMPARED = {"estimates": ESTIMATES, "draws": {f"difference, {name}": draw for name, draw in DRAWS.items()}}
 
 
-def errors(task: Task, seed: int, bar: tqdm) -> dict[str, float]:
-    """The relative error of each of `ESTIMATES` over one training."""
+def errors(task: Task, seed: int, ways: dict[str, dict[str, Any]], bar: tqdm) -> dict[str, float]:
+    """The relative error of each way to estimate over one training."""
     loader, _ = task.loaders(False, seed)
     torch.manual_seed(seed)
     channels = task.encoder["channels"]
@@ -55,12 +66,12 @@ def errors(task: Task, seed: int, bar: tqdm) -> dict[str, float]:
         return GraphSegmentTraining(encoder, head, task.pooling, table=table, **arguments)
 
     trained = model(head, keep_probability=0.5)
-    beside = {name: model(nn.Identity(), **settings) for name, settings in ESTIMATES.items()}
+    beside = {name: model(nn.Identity(), **settings) for name, settings in ways.items()}
     trained.embed(next(iter(loader)).graphs[:1], torch.zeros(1, 1, dtype=torch.long))
     mean, deviation = mean_and_deviation(loader.selections) if task.kind == "number" else (0.0, 1.0)
     optimizer = torch.optim.AdamW(trained.parameters(), task.learning_rate)
     compared = set(np.linspace(TRAINED // 4, TRAINED - 1, STEPS).astype(int).tolist())
-    squared, norm = dict.fromkeys(ESTIMATES, 0.0), 0.0
+    squared, norm = dict.fromkeys(ways, 0.0), 0.0
     for number, step in zip(range(TRAINED), (step for _ in itertools.count() for step in loader), strict=False):
         with torch.no_grad():
             estimates = {name: each(step.graphs, step.configs) for name, each in beside.items()}
@@ -86,16 +97,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--compare", choices=tuple(COMPARED), default="estimates", help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="write the errors to this file as well")
     options = parser.parse_args()
-    tasks, results = options.tasks.split(","), {}
+    tasks, ways, results = options.tasks.split(","), COMPARED[options.compare], {}
     with tqdm(total=len(tasks) * options.seeds, dynamic_ncols=True) as bar:
         for task in tasks:
             bar.set_description(task)
-            runs = [errors(TASKS[task], seed, bar) for seed in range(options.seeds)]
-            results[task] = {name: [round(run[name], 5) for run in runs] for name in ESTIMATES}
-    means = {name: float(np.mean([results[task][name] for task in tasks])) for name in ESTIMATES}
+            runs = [errors(TASKS[task], seed, ways, bar) for seed in range(options.seeds)]
+            results[task] = {name: [round(run[name], 5) for run in runs] for name in ways}
+    means = {name: float(np.mean([results[task][name] for task in tasks])) for name in ways}
     command = f"python -m experiments.variants.estimates --tasks {options.tasks} --seeds {options.seeds}"
+    command += f" --compare {options.compare}" if options.compare != "estimates" else ""
     if options.json:
         record = {"command": command, "errors": results, "mean": means, "machine": machine_record()}
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from embedding_cache import inclusion_probabilities, sample_by_probability
@@ -63,6 +63,11 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self.graph)
+
+    @property
+    def first_nodes(self) -> Int64[Tensor, " segments"]:
+        """The smallest id of the nodes that each segment owns."""
+        return torch.from_numpy(np.concatenate([graph.node_ids[graph.row_ptr[:-1]] for graph in self.graphs]))
 
     @property
     def graph_node_counts(self) -> Int64[Tensor, " graphs"]:
@@ -124,6 +129,31 @@ def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) 
     return fresh
 
 
+def choose_by_strata(
+    values: Shaped[Tensor, " segments"], num_fresh: int, generator: torch.Generator
+) -> tuple[Bool[Tensor, " segments"], Float64[Tensor, " segments"]]:
+    """Stratified draw: sort J segments by `values`, cut that order into S = min(num_fresh, J) strata of J / S segments
+    (rounded up in the first strata, down in the last), and draw one segment of each, uniformly.
+
+    A segment is drawn with probability q = 1 / (segments of its stratum), and sum_{j fresh} y_j / q_j has the
+    expectation sum_j y_j; its variance is that within the strata alone (Saerndal, Swensson and Wretman, Model Assisted
+    Survey Sampling, 1992, section 3.7).
+
+    Returns:
+        which segments are fresh, and q of each.
+
+    Examples:
+        >>> fresh, inclusion = choose_by_strata(torch.tensor([30, 10, 20]), 2, torch.Generator().manual_seed(0))
+        >>> int(fresh.sum()), bool(fresh[0]), inclusion.tolist()
+        (2, True, [1.0, 0.5, 0.5])
+    """
+    fresh, inclusion = torch.zeros(len(values), dtype=torch.bool), torch.ones(len(values), dtype=torch.float64)
+    for stratum in torch.argsort(values, stable=True).tensor_split(min(num_fresh, len(values))):
+        inclusion[stratum] = 1 / len(stratum)
+        fresh[stratum[torch.randint(len(stratum), (), generator=generator)]] = True
+    return fresh, inclusion
+
+
 def choose_kept(
     fresh: Bool[Tensor, " segments"], keep_probability: float, generator: torch.Generator, fixed_number: bool = False
 ) -> Bool[Tensor, " segments"]:
@@ -152,6 +182,9 @@ def generator_for(*numbers: int) -> torch.Generator:
         state ^= state >> 31
     return torch.Generator().manual_seed(state % 2**63)
 
+
+Refresh = Literal["uniform", "size", "order", "drift", "age", "gradient"]
+REFRESH_BY_ROWS = ("drift", "age", "gradient")  # draws that depend on rows of the table
 
 Estimate = Literal["auto", "dropout", "fixed_dropout", "difference", "regression", "composite"]
 
@@ -265,9 +298,10 @@ def draw_segments(
     seed: int,
     num_fresh: int,
     keep_probability: float,
-    drift: Float[Tensor, " segments"] | None = None,
+    scores: Float[Tensor, " segments"] | None = None,
     estimate: Estimate = "dropout",
     rank: int = 0,
+    strata_by: Shaped[Tensor, " segments"] | None = None,
 ) -> Draw:
     """Draw the fresh segments of each graph, and those that dropout keeps; the same for the same `number`, `seed` and
     `rank`.
@@ -275,18 +309,23 @@ def draw_segments(
     Args:
         num_fresh: S, of each graph; all of a graph that has fewer.
         keep_probability: p of Stale Embedding Dropout.
-        drift: expected error of each segment's rows in the table; segments with larger errors are drawn more often.
-            None = uniform draws (Cao et al. 2023).
+        scores: segments are drawn with probability proportional to them (`inclusion_probabilities`), say to the
+            expected error of their rows.
+        strata_by: what segments are sorted by before `choose_by_strata` draws one of each stratum. With neither, draws
+            are uniform (Cao et al. 2023).
         estimate: which draws dropout makes; the others keep all rows.
         rank: of a process that draws for its own graphs alone, so that processes draw differently.
     """
     own = (rank,) if rank else ()
     generator, counts = generator_for(seed, number, 0, *own), [graph.num_segments for graph in catalogue.graphs]
-    if drift is None:
+    if strata_by is not None:
+        drawn = [choose_by_strata(each, num_fresh, generator) for each in strata_by.split(counts)]
+        chosen, chances = [fresh for fresh, _ in drawn], [inclusion for _, inclusion in drawn]
+    elif scores is None:
         chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
         chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
     else:
-        chances = [inclusion_probabilities(each, min(num_fresh, len(each))) for each in drift.split(counts)]
+        chances = [inclusion_probabilities(each, min(num_fresh, len(each))) for each in scores.split(counts)]
         chosen = [sample_by_probability(each, generator) for each in chances]
     dropout = generator_for(seed, number, 1, *own)
     kept = [choose_kept(each, keep_probability, dropout, estimate == "fixed_dropout") for each in chosen]

@@ -298,13 +298,21 @@ def check_pooling(pooling: str) -> None:
 def pool_nodes(states: NodeStates, batch: SegmentBatch, pooling: Pooling) -> Float[Tensor, "segments configs channels"]:
     """Pool the owned nodes of each segment, of which there is at least one; in float32 if the states are shorter. Equal
     maxima share the gradient."""
-    row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
     if states.rows.device.type == "cpu":
         kernel = SegmentMaxima if pooling == "max" else SegmentSums
+        row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
         pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
     else:
-        pooled = _pool_with_torch(states.rows, row_of, segment, batch.num_segments, pooling)
+        pooled = _pool_owned_with_torch(states, batch, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
+
+
+def _pool_owned_with_torch(
+    states: NodeStates, batch: SegmentBatch, pooling: Pooling
+) -> Float[Tensor, "segments configs channels"]:
+    """A mask as an index would make the host wait for the device: context goes to a segment that is left out."""
+    segment = torch.where(batch.owned, batch.segment_of_node, batch.num_segments)
+    return _pool_with_torch(states.rows, states.row_of, segment, batch.num_segments + 1, pooling)[:-1]
 
 
 def _pool_with_torch(

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
-from gst.graphs.segments import SegmentedGraph
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import (
+    REFRESH_BY_ROWS,
     Catalogue,
     Draw,
     Estimate,
     PrefetchedStep,
+    Refresh,
     draw_segments,
     dropout_weights,
     resolved,
@@ -78,10 +81,15 @@ class GraphSegmentTraining(nn.Module):
             segments. `auto` is `difference` with a table, unless `keep_probability` < 1 or pooling by maximum ask for
             `dropout`.
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
-        refresh: which segments are fresh. `uniform` draws them all alike (the paper); `drift` draws those more often
-            whose rows are expected to have moved farthest (`embedding_cache.refresh`; a table with `track_drift`), and
-            weighs their gradients by less, so that the expected gradient is that of `uniform`. The choice depends
-            on what the previous step wrote to the table, so the segments of a step cannot be loaded in advance.
+        refresh: which segments are fresh. `uniform` draws them all alike (the paper). `size` and `order` are
+            stratified: segments sorted by the nodes they own, or by the smallest node id among them, are cut into S
+            strata of equally many, and one of each is drawn (`choose_by_strata`). `drift`, `age` and `gradient` draw
+            S segments with probabilities in proportion to a score: how far their rows are expected to have moved
+            (`embedding_cache.refresh`; a table with `track_drift`); their nodes times 1 + steps since their rows were
+            written; or the norm of their gradient (`_gradient_norms`). Whatever the draw, values are weighed by its
+            exact probabilities (Horvitz and Thompson 1952), and gradients such that they are on average those of
+            `uniform`. The last three look at rows that the previous step wrote, so the segments of a step cannot be
+            loaded in advance; they need an `EmbeddingTable`.
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
@@ -90,6 +98,9 @@ class GraphSegmentTraining(nn.Module):
             argument to a field (`x`, `edge_index`, `batch`, `opcodes`, a name in `node_data` or `edge_data`) or to a
             function of the `ExpandedBatch`.
         pad_to: pad nodes and edges of what is encoded to multiples of so many, so that `torch.compile` sees few shapes.
+        push_momentum: m of an exponential moving average of rows: a fresh embedding h makes m x + (1 - m) h of the
+            row x, instead of taking its place; a segment without a row gets h. Needs an `EmbeddingTable`. Rows of a
+            frozen encoder are exact whatever it is.
         seed: of the draws of segments; with the number of the step it decides them.
     """
 
@@ -104,10 +115,11 @@ class GraphSegmentTraining(nn.Module):
         omit_rest: bool = False,
         max_rows: int = 1 << 18,
         seed: int = 0,
-        refresh: Literal["uniform", "drift"] = "uniform",
+        refresh: Refresh = "uniform",
         estimate: Estimate = "auto",
         inputs: Inputs | None = None,
         pad_to: int | None = None,
+        push_momentum: float = 0.0,
     ) -> None:
         super().__init__()
         pooling = pooling_name(pooling)
@@ -121,6 +133,14 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         if refresh == "drift" and (table is None or not table.track_drift):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
+        if refresh not in get_args(Refresh):
+            raise ValueError(f"refresh is {refresh!r}; use one of {', '.join(get_args(Refresh))}")
+        if refresh in REFRESH_BY_ROWS and not isinstance(table, EmbeddingTable):
+            raise ValueError(f"refresh={refresh!r} looks at rows of a table; add table=EmbeddingTable(...)")
+        if not 0.0 <= push_momentum < 1.0:
+            raise ValueError(f"push_momentum is {push_momentum}; it is the share that a row keeps, from 0 to below 1")
+        if push_momentum and not isinstance(table, EmbeddingTable):
+            raise ValueError(f"push_momentum is {push_momentum}, of rows of a table; add table=EmbeddingTable(...)")
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
         estimate = resolved(estimate, table is not None, keep_probability, pooling)
@@ -130,7 +150,7 @@ class GraphSegmentTraining(nn.Module):
         if self._uses_all_rows and pooling == "max":
             raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
-        self.estimate = estimate
+        self.estimate, self.push_momentum = estimate, push_momentum
         self._regression = RowRegression() if estimate in ("regression", "composite") else None
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
@@ -195,19 +215,19 @@ class GraphSegmentTraining(nn.Module):
         peers: Peers | None = None,
     ) -> Draw | None:
         """Draw the segments of the next step, or of the one `ahead` steps after it. None if the draw depends on table
-        writes not yet made (`refresh="drift"`): a training resumed between the two steps would draw otherwise. Where
+        writes not yet made (`refresh` by rows): a training resumed between the two steps would draw otherwise. Where
         `peers` share the step, all of it is drawn, and this process's part returned."""
-        by_drift = self.refresh == "drift" and not self.encoder_frozen
-        if by_drift and ahead:
+        by_rows = self.refresh in REFRESH_BY_ROWS and not self.encoder_frozen
+        if by_rows and ahead:
             return None
         if peers is not None:
             graphs, configs = peers.graphs, peers.configs
         catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
-        drift = self._drift(catalogue, configs) if by_drift else None
+        scores = self._scores(catalogue, configs) if by_rows else None
         number = self.step + 1 + ahead
         draw = draw_segments(
-            catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, drift, self.estimate,
-            rank=rank() if peers is None else 0,
+            catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, scores, self.estimate,
+            rank=rank() if peers is None else 0, strata_by=self._strata_by(catalogue),
         )  # fmt: skip
         return draw if peers is None else draw.part_of(peers)
 
@@ -239,6 +259,35 @@ class GraphSegmentTraining(nn.Module):
         """What `exact` says of `configs` of one graph (all if not given), so many of them at a time."""
         chosen = torch.arange(graph.num_configs) if configs is None else configs
         return torch.cat([self.exact([graph], part[None])[0] for part in chosen.split(configs_at_once)])
+
+    def exact_over_cuts(
+        self, graphs: Sequence[Graph], configs: Int64[Tensor, "graphs configs"] | None = None, cuts: int = 4,
+        max_nodes: int = 1000, method: str = "metis", halo: int = 0, seed: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """The mean of `exact` over several cuts of each graph, by the partitioner's seeds `seed`, `seed` + 1, ...: an
+        edge that one cut drops is inside a segment of others, so that a prediction depends less on the cut.
+
+        Args:
+            graphs: not cut.
+            cuts: how many, each as costly as `exact` and `gst.segment`.
+            max_nodes, method, halo: as in `gst.segment`, and best those of training. A method without a random part
+                (`contiguous`) cuts alike each time.
+
+        Examples:
+            >>> import numpy as np
+            >>> edges = np.array([[0, 1, 2], [1, 2, 3]])
+            >>> graph = Graph(np.arange(4, dtype=np.float32)[:, None], edges)
+            >>> model = GraphSegmentTraining(lambda x, edge_index: x, nn.Identity(), "sum")
+            >>> model.exact_over_cuts([graph], cuts=3, max_nodes=2).tolist()
+            [[[6.0]]]
+        """
+        if cuts < 1:
+            raise ValueError(f"cuts is {cuts}; a prediction needs at least one cut of each graph")
+        predictions = [
+            self.exact([segment(graph, max_nodes, method, halo, seed + cut) for graph in graphs], configs)
+            for cut in range(cuts)
+        ]
+        return torch.stack(predictions).mean(0)
 
     def embed(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
@@ -296,7 +345,7 @@ class GraphSegmentTraining(nn.Module):
             return self._corrected(draw, chosen, embedded, keys, is_known, pending)
         weights = dropout_weights(fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
         pool = self._pool(catalogue)
-        if self.refresh == "drift":
+        if self.refresh != "uniform":
             embedded = scale_gradient(embedded, self._gradient_weights(draw, is_known)[chosen])
         self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
         used = (weights.stale > 0).any(1).nonzero().squeeze(1)
@@ -361,13 +410,51 @@ class GraphSegmentTraining(nn.Module):
             require_finite_gradients(embedded, self.encoder, pushed.require)
         return result
 
-    def _drift(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
-        """How far each segment's rows are expected to be from the truth, as the readout weighs them."""
+    def _strata_by(self, catalogue: Catalogue) -> Int64[Tensor, " segments"] | None:
+        if self.refresh == "size":
+            return catalogue.node_counts
+        return catalogue.first_nodes if self.refresh == "order" else None
+
+    def _scores(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
+        """What segments are drawn in proportion to: how far their rows are expected to be from the truth as the readout
+        weighs them, by expected drift or by age and nodes; or their `_gradient_norms`."""
         assert isinstance(self.table, EmbeddingTable)
         keys = self._table_keys(catalogue, configs)
-        drift = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
-        drift = (drift * (keys >= 0)).mean(1)
-        return drift * catalogue.node_counts if self.pooling == "mean" else drift
+        if self.refresh == "gradient":
+            return self._gradient_norms(catalogue, keys)
+        if self.refresh == "age":
+            ages = self._over_chunks(keys, lambda table, chunk: table.pull(chunk)[1])
+            scores = (1 + torch.where(ages < 0, self.table.step, ages)).double()
+        else:
+            scores = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
+        scores = (scores * (keys >= 0)).mean(1)
+        return scores * catalogue.node_counts if self.pooling == "mean" or self.refresh == "age" else scores
+
+    def _gradient_norms(self, catalogue: Catalogue, keys: Tensor) -> Float[Tensor, " segments"]:
+        """Norm of the gradient that each segment gives to a last linear layer of the encoder, up to a factor common to
+        its graph: for h_j = a_j W, dL/dW = a_j' g with g = dL/dh_j, of norm |a_j| |g|, and g is the same for all
+        segments of a sum (times their nodes, of a mean). It bounds the gradient of the layers before (Katharopoulos and
+        Fleuret, Not all samples are created equal, ICML 2018, section 3.2). The row of the table stands for a_j; a
+        segment without a row has the mean norm of its graph, or 1 if its graph has none."""
+        norms = self._over_chunks(keys, lambda table, chunk: table.pull(chunk)[0].double().norm(dim=1))
+        is_known = self._known(keys)
+        number = is_known.sum(1)
+        score = (norms * is_known).sum(1) / number.clamp(min=1)
+        if self.pooling == "mean":
+            score = score * catalogue.node_counts
+        has_row, graph = number > 0, catalogue.graph
+        sums = torch.zeros(len(catalogue.graphs), 2, dtype=torch.float64)
+        sums.index_add_(0, graph, torch.stack([score * has_row, has_row.double()], 1))
+        mean = torch.where(sums[:, 1] > 0, sums[:, 0] / sums[:, 1].clamp(min=1), 1.0)
+        return torch.where(has_row, score, mean[graph])
+
+    def _over_chunks(
+        self, keys: Int64[Tensor, "segments configs"], read: Callable[[EmbeddingTable, Tensor], Tensor]
+    ) -> Shaped[Tensor, "segments configs"]:
+        """A number of each row of the table, on the host, a bounded number of rows at a time."""
+        assert isinstance(self.table, EmbeddingTable)
+        chunks = keys.clamp(min=0).flatten().split(PULL_ROWS)
+        return torch.cat([read(self.table, chunk).cpu() for chunk in chunks]).view_as(keys)
 
     def _gradient_weights(self, draw: Draw, is_known: Known) -> Float[Tensor, "segments configs"]:
         """What makes the expected gradient that of uniform draws: (p S / J + 1 - p) / q over p + (1 - p) / q for known
@@ -566,6 +653,10 @@ class GraphSegmentTraining(nn.Module):
         first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
         first = first[distinct >= 0].sort().values
         rows = embedded.detach().flatten(0, 1)[first.to(embedded.device)]
+        if self.push_momentum and not self.encoder_frozen:
+            old, _, is_known = self.table.pull(flat[first])
+            moved = torch.lerp(rows, old.to(rows), self.push_momentum)
+            rows = torch.where(is_known.to(rows.device)[:, None], moved, rows)
         warn = partial(report, catalogue, chosen[first // keys.shape[1]], self.step)
         staged = self.table.stage(flat[first], rows, self.step, warn)
         require_finite_gradients(embedded, self.encoder, staged.require)

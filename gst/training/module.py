@@ -18,7 +18,7 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import Estimate, resolved
+from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
 from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
 from gst.training.datamodule import SegmentDataModule
@@ -31,8 +31,9 @@ class SegmentTrainingModule(L.LightningModule):
     """Train an encoder and a head on graphs cut into segments.
 
     Args:
-        encoder, head, pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed, estimate: see
-            `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
+        encoder, head, pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed, estimate,
+            push_momentum: see `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the
+            first graph.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
@@ -50,7 +51,7 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        refresh: Literal["uniform", "drift"] = "uniform",
+        refresh: Refresh = "uniform",
         omit_rest: bool = False,
         loss: Literal[
             "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
@@ -58,6 +59,7 @@ class SegmentTrainingModule(L.LightningModule):
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: Estimate = "auto",
+        push_momentum: float = 0.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -68,6 +70,7 @@ class SegmentTrainingModule(L.LightningModule):
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
             omit_rest=omit_rest, max_rows=max_rows, seed=seed,
+            refresh="uniform" if refresh in REFRESH_BY_ROWS else refresh,  # until there is a table
             estimate=resolved(estimate, table, keep_probability, pooling),
         )  # fmt: skip
         self.loss = loss
@@ -75,9 +78,11 @@ class SegmentTrainingModule(L.LightningModule):
             "tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity,
             "track_drift": refresh == "drift",
         }  # fmt: skip
-        self.wants_table, self.refresh = table, refresh
-        if refresh == "drift" and not table:
-            raise ValueError("refresh='drift' refreshes rows of the table; add --model.table true")
+        self.wants_table, self.refresh, self.push_momentum = table, refresh, push_momentum
+        if refresh in REFRESH_BY_ROWS and not table:
+            raise ValueError(f"refresh={refresh!r} refreshes rows of the table; add --model.table true")
+        if push_momentum and not table:
+            raise ValueError(f"push_momentum is {push_momentum}, of rows of the table; add --model.table true")
         if table and omit_rest:
             raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         self.offset: Tensor
@@ -92,10 +97,13 @@ class SegmentTrainingModule(L.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        if self.trainer.world_size > 1 and self.refresh == "drift":
+        if self.trainer.world_size > 1 and (self.refresh in REFRESH_BY_ROWS or self.push_momentum):
+            asked, instead = f"refresh={self.refresh!r}", "refresh uniform"
+            if self.push_momentum:
+                asked, instead = f"push_momentum={self.push_momentum}", "push_momentum 0"
             raise ValueError(
-                f"refresh='drift' looks at one table, and {self.trainer.world_size} processes share theirs; use "
-                "--model.refresh uniform, or --trainer.devices 1"
+                f"{asked} looks at one table, and {self.trainer.world_size} processes share theirs; use "
+                f"--model.{instead}, or --trainer.devices 1"
             )
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
@@ -112,7 +120,7 @@ class SegmentTrainingModule(L.LightningModule):
         embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
         if self.wants_table and self.estimator.table is None:
             self.estimator.table = self._table(embedded.shape[-1])
-            self.estimator.refresh = self.refresh
+            self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum
 
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
         """The embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
@@ -238,7 +246,7 @@ class SegmentTrainingModule(L.LightningModule):
         if rows is not None and self.estimator.table is None:
             path = Path.cwd() / "runs" if self.table_options["tier"] == "disk" else None
             self.estimator.table = EmbeddingTable(1, rows.shape[1], path=path, **self.table_options)
-            self.estimator.refresh = self.refresh
+            self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}

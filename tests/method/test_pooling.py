@@ -16,6 +16,7 @@ from gst.method.encoding import (
     Pooling,
     SegmentMaxima,
     SegmentSums,
+    _pool_owned_with_torch,
     _pool_with_torch,
     check_pooling,
     embed_segments,
@@ -158,6 +159,20 @@ def test_a_row_of_two_nodes_gets_the_gradient_of_both(pooling: Pooling) -> None:
         pool(leaf, both, segment, 2).sum().backward()
         gradients.append(leaf.grad)
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_pooling_on_an_accelerator_leaves_out_context_without_waiting_for_it(pooling: Pooling) -> None:
+    """Meta tensors refuse whatever needs to know values, as a mask as an index does."""
+    rows, row_of, segment = shared_states(0, torch.float64)
+    owned = torch.arange(12) % 4 != 1
+    batch = batch_of(segment, owned, torch.bincount(segment[owned], minlength=3))
+    on_host = pool_nodes(NodeStates(rows, row_of), batch, pooling)
+    assert pool_nodes(
+        NodeStates(rows.to("meta"), row_of.to("meta")), batch.to(torch.device("meta"), torch.float64), pooling
+    ).is_meta
+    pool = _pool_owned_with_torch(NodeStates(rows, row_of), batch, pooling)
+    torch.testing.assert_close(pool, on_host * batch.node_counts[:, None, None] if pooling == "mean" else on_host)
 
 
 def test_rows_that_are_not_there_are_refused(unchecked: None) -> None:

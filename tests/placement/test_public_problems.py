@@ -19,7 +19,7 @@ from gst.placement.public.baselines import baselines
 from gst.placement.public.bounds import lower_bound, proved_bound, relaxed_bound
 from gst.placement.public.placing import place_public
 from gst.placement.public.problem import Problem, public_problem
-from gst.placement.public.schedules import Schedule, moved
+from gst.placement.public.schedules import Schedule, moved, run_by_ready
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/public_graphs"
 ALL = ("doppler.txt", "moirai.xls", "pipedream.txt", "piper.json", "msr.json", "workflow.json", "workflow_1_3.json")
@@ -195,6 +195,22 @@ def test_first_come_first_served_runs_as_dopplers_simulator_does(seed: int) -> N
     problem = public_problem(random_graph(seed, 14, first_come=True), "gpus:3")
     for home in np.random.default_rng(seed).integers(0, 3, (5, 14)):
         assert Schedule(problem, home).makespan == first_come_slowly(problem, home)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_screen_of_first_come_first_served_is_exact_where_nothing_happens_at_once(seed: int) -> None:
+    """Every value has one reader: several would become ready at once."""
+    generator = np.random.default_rng(seed)
+    readers = np.array([generator.integers(node + 1, 30) for node in range(29)])
+    unequal = replace(
+        random_graph(seed, 30, first_come=True), times=generator.uniform(1, 9, (1, 30)), file_rank=np.arange(30),
+        edges=np.stack([np.arange(29), readers]), amounts=generator.uniform(0, 5, 29),
+    )  # fmt: skip
+    problem, ahead = public_problem(unequal, "gpus:3"), np.zeros(30)
+    for home in generator.integers(0, 3, (5, 30)):
+        exact = Schedule(problem, home).makespan
+        assert run_by_ready(home, problem.arrays, ahead, np.inf) == pytest.approx(exact)
+        assert run_by_ready(home, problem.arrays, ahead, exact * 0.99) == np.inf
 
 
 def test_a_crossing_takes_the_transfer_of_the_producer_and_results_are_divided() -> None:

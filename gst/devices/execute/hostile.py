@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def verify(program: Program, streams: StreamProgram, runs: int = 3, seed: int = 
 
     Raises:
         RaceError: two steps race, or lanes wait for ever.
-        ExecutionError: a run fails, or its outputs differ.
+        ExecutionError: a run fails, its outputs differ, or it takes more memory than proven.
 
     Examples:
         >>> import numpy as np
@@ -57,10 +58,24 @@ def verify(program: Program, streams: StreamProgram, runs: int = 3, seed: int = 
     """
     checked = check(streams)
     want = eager(program)
-    for run in range(runs):
-        if difference := outputs_differ(hostile_run(program, streams, seed + run), want):
-            raise ExecutionError(f"hostile run of seed {seed + run}: {difference}")
+    for number in range(seed, seed + runs):
+        run = hostile_run(program, streams, number)
+        if difference := outputs_differ(run.outputs, want):
+            raise ExecutionError(f"hostile run of seed {number}: {difference}")
+        for memory, most in run.most_bytes.items():
+            if most > checked.peak_bytes[memory]:
+                raise ExecutionError(
+                    f"hostile run of seed {number}: {memory} held {most} bytes, proven {checked.peak_bytes[memory]}"
+                )
     return checked
+
+
+@dataclass(frozen=True)
+class HostileRun:
+    """Flat outputs of a run, and for each memory the most bytes that values which the run made took at once."""
+
+    outputs: list[Any]
+    most_bytes: dict[str, int]
 
 
 def hostile_run(
@@ -69,7 +84,7 @@ def hostile_run(
     seed: int,
     inputs: Sequence[Tensor] | None = None,
     patience_s: float = 60.0,
-) -> list[Any]:
+) -> HostileRun:
     """Run a stream program once, one thread for each lane.
 
     Args:
@@ -78,9 +93,6 @@ def hostile_run(
         seed: of the delays.
         inputs: flat inputs; the examples if None. They are not changed.
         patience_s: how long a lane waits for an event.
-
-    Returns:
-        Flat outputs.
 
     Raises:
         ValueError: the inputs do not fit the program.
@@ -104,19 +116,26 @@ def hostile_run(
     if run.errors:
         raise run.errors[0]
     where = dict(streams.results.T.tolist())
-    return [
+    outputs = [
         memories[where[each.node]].read(each.node) if isinstance(each, Reference) else each for each in program.outputs
     ]
+    return HostileRun(outputs, {memory.name: memory.most_bytes for memory in memories})
 
 
 class Memory:
-    """Values of nodes in one memory; buffers are overwritten when their last value is freed."""
+    """Values of nodes in one memory; buffers are overwritten when their last value is freed.
+
+    Attributes:
+        most_bytes: that the buffers of values took at once, those that are there forever left out.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._values: dict[int, Any] = {}
         self._holders: Counter[int] = Counter()  # values in each buffer, by its address
         self._lock = threading.Lock()
+        self._bytes = 0
+        self.most_bytes = 0
 
     def read(self, node: int) -> Any:
         """The value of a node.
@@ -135,7 +154,11 @@ class Memory:
                 raise LookupError(f"value {node} is in {self.name} already")
             self._values[node] = value
             for tensor in _tensors(value):
-                self._holders[tensor.untyped_storage()._cdata] += 1 + forever
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._holders and not forever:
+                    self._bytes += storage.nbytes()
+                self._holders[storage._cdata] += 1 + forever
+            self.most_bytes = max(self.most_bytes, self._bytes)
 
     def free(self, node: int) -> None:
         """Forget a value, and overwrite its buffers with NaN where no other value lies in them."""
@@ -146,6 +169,7 @@ class Memory:
                 self._holders[storage._cdata] -= 1
                 if not self._holders[storage._cdata]:
                     del self._holders[storage._cdata]
+                    self._bytes -= storage.nbytes()
                     _overwrite(tensor)
 
 

@@ -120,8 +120,10 @@ def stream_program(
     own = made_bytes if own_bytes is None else np.maximum(own_bytes[position, np.arange(program.num_nodes)], made_bytes)
     transient = np.zeros(count, np.int64)
     np.add.at(transient, group[computed], (own - made_bytes)[computed])
-    inner = np.setdiff1d(computed, _crossing(program.graph.edges, group, results))
-    np.add.at(transient, group[inner], made_bytes[inner])
+    storage, holder = allocated.held
+    stays = np.isin(holder, _crossing(program.graph.edges, group, results))
+    inner = np.setdiff1d(np.arange(len(allocated.num_bytes)), storage[stays])  # within a group alone
+    np.add.at(transient, group[allocated.made_by[inner]], allocated.num_bytes[inner])
     work = Work(program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated)
     return lowered(work, memories, [device.name for device in devices], memory_of_device)
 
@@ -159,20 +161,41 @@ def _crossing(edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints) -
     return np.unique(np.concatenate([edges[0, crosses], results[group[results] >= 0]]))
 
 
+class _Values(NamedTuple):
+    """Where values are, and who reads them. A value in a memory has the key `node * memories + memory`.
+
+    Args:
+        home: (nodes); memory where each value is made or lies from the start; -1 for one that lies wherever it is read.
+        written: nodes that groups write, increasing.
+        read: key of the value that a group reads, in the memory of the group.
+        reader: that group.
+        residents, copies: keys of what lies there from the start, and of what is copied there, increasing.
+    """
+
+    home: np.ndarray
+    written: np.ndarray
+    read: np.ndarray
+    reader: np.ndarray
+    residents: np.ndarray
+    copies: np.ndarray
+
+
 class _Actions(NamedTuple):
-    """Runs, copies and frees in the common order, each with the earlier ones that must be done before it.
+    """Runs, copies and frees in the common order.
 
     Args:
         kind, argument, target: as in a stream program.
         lane: of each action.
-        needs: actions that must be done before each, in decreasing order.
     """
 
     kind: np.ndarray
     argument: np.ndarray
     target: np.ndarray
     lane: np.ndarray
-    needs: Rows
+
+    def at(self, order: Ints) -> _Actions:
+        """The same in another order."""
+        return _Actions(*(column[order] for column in self))
 
 
 def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memory: Ints) -> StreamProgram:
@@ -184,99 +207,98 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
         lanes: names of the lanes that compute.
         lane_memory: memory of each of these.
     """
-    count, nodes = len(memories), len(work.group)
-    group_memory = lane_memory[work.lane]
-    computed = np.flatnonzero(work.group >= 0)
-    place = _order(work)
-    # Reads of groups: (node, group), each pair once.
-    crosses = (work.group[work.edges[0]] != work.group[work.edges[1]]) & (work.group[work.edges[1]] >= 0)
-    num_groups = len(work.lane)
-    pairs = np.unique(work.edges[0, crosses] * num_groups + work.group[work.edges[1, crosses]])
-    read, reader = np.divmod(pairs, num_groups) if num_groups else (pairs, pairs)
-    written = _crossing(work.edges, work.group, work.results)
-    is_result = np.zeros(nodes, bool)
-    is_result[work.results] = True
-    # Where every value is: resident, made by its group, or copied.
-    home = work.home.copy()
-    home[computed] = group_memory[work.group[computed]]
-    fixed = np.flatnonzero((work.group < 0) & is_result & (home < 0))
-    first_read = np.full(nodes, count)
-    np.minimum.at(first_read, read, group_memory[reader])
-    home[fixed] = np.where(first_read[fixed] < count, first_read[fixed], 0)  # a result that is nowhere else
-    key = read * count + group_memory[reader]  # of the value that each read is of
-    anywhere = (work.group[read] < 0) & (work.home[read] < 0)
-    needed = (work.group < 0) & (home >= 0) & (is_result | (first_read < count))
-    residents = np.unique(np.concatenate([key[anywhere], np.flatnonzero(needed) * count + home[needed]]))
-    away = ~anywhere & (home[read] != group_memory[reader])
-    copies = np.unique(key[away])
-    copied, destination = copies // count, copies % count
-    # Tasks, which are runs and copies, in the common order.
-    source = home[copied]
-    senders = np.unique(source)
-    copy_lane = np.full(count, -1)
-    copy_lane[senders] = len(lanes) + np.arange(len(senders))
-    of_copied = np.where(work.group[copied] >= 0, place[work.group[copied]], -1)
-    first_reader = np.full(len(copies), num_groups)
-    np.minimum.at(first_reader, np.searchsorted(copies, key[away]), place[reader[away]])
-    moment = np.concatenate([2 * place, 2 * of_copied + 1])
-    urgency = np.concatenate([np.zeros(num_groups, np.int64), first_reader])
-    order = np.lexsort((urgency, moment))
-    task = np.empty(len(order), np.int64)
-    task[order] = np.arange(len(order))
-    run_task, copy_task = task[:num_groups], task[num_groups:]
-    # Values that the run makes, and the tasks that write and read them.
+    count, num_groups = len(memories), len(work.lane)
+    values = _values(work, lane_memory[work.lane], count)
+    home, written, copies = values.home, values.written, values.copies
+    senders = np.unique(home[copies // count])
+    tasks, run_task, copy_task = _tasks(work, values, senders, len(lanes), count)
+    # Values that the run makes, with the task that writes each, and all reads of them.
     made = np.unique(np.concatenate([written * count + home[written], copies]))
     writer = np.empty(len(made), np.int64)
     writer[np.searchsorted(made, written * count + home[written])] = run_task[work.group[written]]
     writer[np.searchsorted(made, copies)] = copy_task
-    sent = copied * count + source
-    all_keys, all_readers = np.concatenate([key, sent]), np.concatenate([run_task[reader], copy_task])
-    of_made = _positions(made, all_keys)
-    readers, values = all_readers[of_made >= 0], of_made[of_made >= 0]
-    last = writer.copy()
-    np.maximum.at(last, values, readers)
+    sent = copies // count * count + home[copies // count]
+    value = _positions(made, np.concatenate([values.read, sent]))
+    reader = np.concatenate([run_task[values.reader], copy_task])[value >= 0]
+    value = value[value >= 0]
+    # Actions: tasks, and frees behind the last task that reads each value.
     results = work.results * count + home[work.results]
     freed = np.flatnonzero(_positions(np.sort(results), made) < 0)
-    # Actions: tasks, and frees behind the last task that reads each value.
-    num_tasks, num_frees = len(order), len(freed)
-    action_order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * last[freed] + 1]), kind="stable")
-    action = np.empty(len(action_order), np.int64)
-    action[action_order] = np.arange(len(action_order))
-    task_action, free_action = action[:num_tasks], action[num_tasks:]
-    free_of = np.full(len(made), -1)
-    free_of[freed] = free_action
-    task_lane = np.concatenate([work.lane, copy_lane[source]])[order]
-    task_kind = np.concatenate([np.full(num_groups, RUN), np.full(len(copies), COPY)])[order]
-    task_argument = np.concatenate([np.arange(num_groups), copied])[order]
-    task_target = np.concatenate([np.full(num_groups, -1), destination])[order]
-    made_node, made_memory = np.divmod(made, count)
+    last = writer.copy()
+    np.maximum.at(last, value, reader)
+    num_tasks, num_frees, made_node = len(tasks.kind), len(freed), made // count
+    frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[last[freed]])
+    order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * last[freed] + 1]), kind="stable")
+    number = _inverse(order)
+    free = np.full(len(made), -1)
+    free[freed] = number[num_tasks:]
     holds, buffer_bytes = _buffers(work, made, home, count)
-    is_freed = free_of[values] >= 0
-    owner, holder = np.repeat(np.arange(len(made)), np.diff(holds.bounds)), holds.items
-    shared = free_of[owner] >= 0
+    is_freed = free[value] >= 0
     needs = np.concatenate([
-        np.stack([task_action[readers], task_action[writer[values]]]),
-        np.stack([free_of[values[is_freed]], task_action[readers[is_freed]]]),
-        _frees_of_shared(holder[shared], free_of[owner[shared]], len(buffer_bytes)),
+        np.stack([number[reader], number[writer[value]]]),
+        np.stack([free[value[is_freed]], number[reader[is_freed]]]),
+        _frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip
     needs = needs[:, np.lexsort((-needs[1], needs[0]))]
-    actions = _Actions(
-        np.concatenate([task_kind, np.full(num_frees, FREE)])[action_order],
-        np.concatenate([task_argument, made_node[freed]])[action_order],
-        np.concatenate([task_target, np.full(num_frees, -1)])[action_order],
-        np.concatenate([task_lane, task_lane[last[freed]]])[action_order],
-        rows(needs[0], needs[1], len(action_order)),
-    )
+    actions = _Actions(*map(np.concatenate, zip(tasks, frees, strict=True))).at(order)
     names = (*lanes, *(f"copies of {memories[sender]}" for sender in senders.tolist()))
-    bounds, kind, argument, target = _steps(actions, len(names))
+    bounds, kind, argument, target = _steps(actions, rows(needs[0], needs[1], len(order)), len(names))
+    computed = np.flatnonzero(work.group >= 0)
+    read = values.read // count
     return StreamProgram(
         tuple(memories), names, np.concatenate([lane_memory, senders]).astype(np.int64), bounds, kind, argument, target,
-        members=rows(work.group[computed], computed, num_groups), reads=rows(reader, read, num_groups),
-        writes=rows(work.group[written], written, num_groups), residents=np.stack(np.divmod(residents, count)),
-        results=np.stack(np.divmod(results, count)), made=np.stack([made_node, made_memory]), holds=holds,
+        members=rows(work.group[computed], computed, num_groups), reads=rows(values.reader, read, num_groups),
+        writes=rows(work.group[written], written, num_groups), residents=np.stack(np.divmod(values.residents, count)),
+        results=np.stack(np.divmod(results, count)), made=np.stack(np.divmod(made, count)), holds=holds,
         buffer_bytes=buffer_bytes, transient_bytes=work.transient_bytes,
-        resident_bytes=work.output_bytes[residents // count],
+        resident_bytes=work.output_bytes[values.residents // count],
     )  # fmt: skip
+
+
+def _values(work: Work, group_memory: Ints, count: int) -> _Values:
+    """Values in `count` memories, of groups that are in these memories."""
+    nodes, num_groups = len(work.group), len(work.lane)
+    crosses = (work.group[work.edges[0]] != work.group[work.edges[1]]) & (work.group[work.edges[1]] >= 0)
+    pairs = np.unique(work.edges[0, crosses] * num_groups + work.group[work.edges[1, crosses]])
+    node, reader = np.divmod(pairs, num_groups) if num_groups else (pairs, pairs)
+    read = node * count + group_memory[reader]
+    computed = np.flatnonzero(work.group >= 0)
+    home = work.home.copy()
+    home[computed] = group_memory[work.group[computed]]
+    everywhere = (work.group[node] < 0) & (work.home[node] < 0)
+    # An input that is a result has a home: the first memory that reads it, or the first of all.
+    is_result, first = np.zeros(nodes, bool), np.full(nodes, count)
+    is_result[work.results] = True
+    np.minimum.at(first, node, group_memory[reader])
+    fixed = np.flatnonzero((work.group < 0) & is_result & (home < 0))
+    home[fixed] = np.where(first[fixed] < count, first[fixed], 0)
+    at_home = np.flatnonzero((work.group < 0) & (home >= 0) & (is_result | (first < count)))
+    return _Values(
+        home, _crossing(work.edges, work.group, work.results), read, reader,
+        residents=np.unique(np.concatenate([read[everywhere], at_home * count + home[at_home]])),
+        copies=np.unique(read[~everywhere & (home[node] != group_memory[reader])]),
+    )  # fmt: skip
+
+
+def _tasks(work: Work, values: _Values, senders: Ints, num_lanes: int, count: int) -> tuple[_Actions, Ints, Ints]:
+    """Runs and copies in the common order, and the place in it of each group and of each copy. A copy stands behind the
+    group that makes its value; of several, the one that is read first stands first."""
+    place, num_groups = _order(work), len(work.lane)
+    node, destination = np.divmod(values.copies, count)
+    made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
+    first_reader = np.full(len(node), num_groups)
+    copy = _positions(values.copies, values.read)
+    np.minimum.at(first_reader, copy[copy >= 0], place[values.reader[copy >= 0]])
+    moment = np.concatenate([2 * place, 2 * made_at + 1])
+    order = np.lexsort((np.concatenate([np.zeros(num_groups, np.int64), first_reader]), moment))
+    tasks = _Actions(
+        np.repeat([RUN, COPY], [num_groups, len(node)]),
+        np.concatenate([np.arange(num_groups), node]),
+        np.concatenate([np.full(num_groups, -1), destination]),
+        np.concatenate([work.lane, num_lanes + np.searchsorted(senders, values.home[node])]),
+    )
+    task = _inverse(order)
+    return tasks.at(order), task[:num_groups], task[num_groups:]
 
 
 def _order(work: Work) -> Ints:
@@ -289,8 +311,7 @@ def _order(work: Work) -> Ints:
     producer, consumer = producer[crosses], consumer[crosses]
     # By rank, groups often are in such an order already.
     by_rank = np.argsort(work.rank)
-    place = np.empty(num_groups, np.int64)
-    place[by_rank] = np.arange(num_groups)
+    place = _inverse(by_rank)
     if (place[producer] < place[consumer]).all():
         return place
     consumers = rows(producer, consumer, num_groups).lists()
@@ -307,8 +328,7 @@ def _order(work: Work) -> Ints:
             if not waiting[each]:
                 heappush(ready, number[each])
     assert len(order) == num_groups, "groups depend on each other in a circle"
-    place[order] = np.arange(num_groups)
-    return place
+    return _inverse(np.array(order, np.int64))
 
 
 def _positions(keys: Ints, wanted: Ints) -> Ints:
@@ -317,21 +337,40 @@ def _positions(keys: Ints, wanted: Ints) -> Ints:
     return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
 
 
-def _frees_of_shared(buffer: Ints, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
-    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back."""
+def _frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
+    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back.
+
+    Args:
+        holds: buffers of each value.
+        free: action that frees each value; -1 for results, whose buffers are never given back.
+        count: number of buffers.
+    """
+    buffer, of_holder = holds.items, np.repeat(free, np.diff(holds.bounds))
+    is_given_back = ~np.isin(buffer, buffer[of_holder < 0])
+    buffer, of_holder = buffer[is_given_back], of_holder[is_given_back]
     last = np.full(count, -1)
-    np.maximum.at(last, buffer, free)
-    others = free != last[buffer]
-    return np.unique(np.stack([last[buffer[others]], free[others]]), axis=1)
+    np.maximum.at(last, buffer, of_holder)
+    others = of_holder != last[buffer]
+    return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
+
+
+def _inverse(order: Ints) -> Ints:
+    """Place of each number in an order of all numbers 0, 1, ..."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
 
 
 def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints]:
     """Buffers of each value that a run makes, and their bytes: one for each storage, and one for each copy. A view lies
     in the storage of its base, or, where that was computed elsewhere, in the copy of its base."""
-    storage, holder = work.storages.held
-    nodes, num_storages = len(work.group), len(work.storages.num_bytes)
-    holds = np.sort(holder * num_storages + storage)
-    holder, storage = np.divmod(holds, num_storages) if num_storages else (holds, holds)
+    nodes, allocated = len(work.group), len(work.storages.num_bytes)
+    made_by = np.concatenate([work.storages.made_by, np.arange(nodes)])
+    num_storages = len(made_by)  # those of inputs last
+    holds = np.sort(np.concatenate([
+        work.storages.held[1] * num_storages + work.storages.held[0], _held_of_inputs(work, allocated, num_storages)
+    ]))  # fmt: skip
+    holder, storage = np.divmod(holds, num_storages)
     # The first value that a node reads and that lies in the same storage is the one that it is a view of.
     edges = work.edges[:, np.lexsort((work.edges[0], work.edges[1]))]
     held = rows(holder, np.arange(len(holds)), nodes)
@@ -340,7 +379,7 @@ def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints
     offset = np.arange(len(edge)) - np.repeat(np.cumsum(size) - size, size)
     child = held.items[held.bounds[edges[1, edge]] + offset]
     parent_hold = _positions(holds, edges[0, edge] * num_storages + storage[child])
-    is_view = (parent_hold >= 0) & (work.storages.made_by[storage[child]] != holder[child])
+    is_view = (parent_hold >= 0) & (made_by[storage[child]] != holder[child])
     child, parent_hold = child[is_view][::-1], parent_hold[is_view][::-1]
     # Roots: a storage by its first hold in a memory, or minus one more than the number of a copy.
     root = np.arange(len(holds))
@@ -358,7 +397,7 @@ def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints
     copy_number = np.cumsum(is_copy) - 1
     num_copies = int(is_copy.sum())
     value = _positions(made, holder * count + home[holder])
-    exists = value >= 0
+    exists = (value >= 0) & ((storage < allocated) | (of_copy >= 0))  # inputs themselves are never freed
     roots = np.unique(local[exists & (of_copy < 0)])
     number = np.where(of_copy >= 0, copy_number[of_copy], num_copies + np.searchsorted(roots, local))
     owners = np.concatenate([np.flatnonzero(is_copy), value[exists]])
@@ -367,10 +406,32 @@ def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints
     return rows(owners, buffers, len(made)), size.astype(np.int64)
 
 
-def _steps(actions: _Actions, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Actions with the waits and records that are needed, lane by lane: bounds, kinds, arguments and targets."""
+def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
+    """Holds of inputs, constants and their views, whose storages no operation allocates, as keys of `_buffers`; storage
+    `first + node` is that of an input."""
+    nodes = len(work.group)
+    in_input = np.bincount(work.storages.held[1], minlength=nodes) == 0
+    in_input &= (work.group < 0) | (work.output_bytes > 0)
+    edges = work.edges[:, in_input[work.edges[0]] & in_input[work.edges[1]]]
+    base = np.arange(nodes)
+    edges = edges[:, np.argsort(-edges[0], kind="stable")]
+    base[edges[1]] = edges[0]  # the first of several
+    while (base[base] != base).any():
+        base = base[base]
+    held = np.flatnonzero(in_input & (work.group[base] < 0))
+    return held * num_storages + first + base[held]
+
+
+def _steps(actions: _Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Actions with waits for the earlier ones that each needs, lane by lane: bounds, kinds, arguments and targets.
+
+    Args:
+        actions: in the common order.
+        needs: of each action those that must be done before it, the latest first.
+        lanes: their number.
+    """
     count = len(actions.kind)
-    waiter, awaited = _waits(actions.lane, actions.needs.bounds, actions.needs.items, lanes)
+    waiter, awaited = _waits(actions.lane, needs.bounds, needs.items, lanes)
     recorded = np.unique(awaited)
     event = np.searchsorted(recorded, awaited)
     is_recorded: Bool[np.ndarray, " actions"] = np.zeros(count, bool)

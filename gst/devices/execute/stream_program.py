@@ -19,6 +19,7 @@ from gst.files.untrusted import shown
 
 SCHEMA = 1
 RUN, COPY, RECORD, WAIT, FREE = range(5)
+LARGEST = 2**40  # node or number of bytes in a file: products of them with numbers of memories fit into 64 bits
 VERBS = ("run", "copy", "record", "wait", "free")
 Ints = Int64[np.ndarray, " _"]
 
@@ -207,18 +208,18 @@ class StreamProgram:
         for label, count in (("members", groups), ("reads", groups), ("writes", groups), ("holds", self.made.shape[1])):
             lists = getattr(self, label)
             _bounds(label, lists.bounds, count, len(lists.items))
-            _within(label, lists.items, len(self.buffer_bytes) if label == "holds" else np.iinfo(np.int64).max)
+            _within(label, lists.items, len(self.buffer_bytes) if label == "holds" else LARGEST)
         for label in ("residents", "results", "made"):
             _within(label, getattr(self, label)[1], memories)
-            _within(label, getattr(self, label)[0], np.iinfo(np.int64).max)
-        _within("argument", self.argument, np.iinfo(np.int64).max, steps)
+            _within(label, getattr(self, label)[0], LARGEST)
+        _within("argument", self.argument, LARGEST, steps)
         _within("argument", self.argument[self.kind == RUN], groups)
         _within("argument", self.argument[(self.kind == RECORD) | (self.kind == WAIT)], steps)
         _within("target", self.target + 1, memories + 1, steps)
         _within("target", self.target[self.kind == COPY], memories)
-        _within("resident_bytes", self.resident_bytes, np.iinfo(np.int64).max, self.residents.shape[1])
-        _within("buffer_bytes", self.buffer_bytes, np.iinfo(np.int64).max)
-        _within("transient_bytes", self.transient_bytes, np.iinfo(np.int64).max)
+        _within("resident_bytes", self.resident_bytes, LARGEST, self.residents.shape[1])
+        _within("buffer_bytes", self.buffer_bytes, LARGEST)
+        _within("transient_bytes", self.transient_bytes, LARGEST)
 
 
 def example() -> StreamProgram:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gst.devices.simulate.simulator import longest_ways
 from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule, moved, run_first_come, run_in_order
+from gst.placement.public.schedules import Schedule, moved, run_by_ready, run_first_come, run_in_order
 from gst.placement.published import uniform
 from gst.process.progress import Progress, no_progress
 from partitioners.compiled import compiled
@@ -17,6 +17,7 @@ from partitioners.compiled import compiled
 HOT, COLD = ((50_000, 0.1), (2_000, 0.01), (0, 0.001)), 0.01
 """First temperature, as a share of the makespan, by the least number of steps for each operation; the last temperature,
 as a share of the first."""
+SCREENED = 0.8  # share of steps that `run_by_ready` may refuse where devices serve first come first served
 MOST_MOVED = 32  # groups in a step
 BATCH_S = 0.1  # seconds between two looks at the clock
 
@@ -160,7 +161,9 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
             first = min(first, min(origin, to))
         limit = now - temperature * np.log(uniform(state) + 1e-300)
         if first_come:
-            took = run_first_come(home, arrays, begin, end, before, ahead, limit)
+            took = run_by_ready(home, arrays, ahead, limit) if uniform(state) < SCREENED else 0.0
+            if took <= limit:
+                took = run_first_come(home, arrays, begin, end, before, ahead, limit)
         else:
             took = run_in_order(home, order, arrays, begin, end, before, first, ahead, limit)
         if took <= limit:

@@ -200,6 +200,69 @@ def run_first_come(home, arrays, begin, end, before, ahead, limit):
 
 @compiled
 @no_type_check
+def run_by_ready(home, arrays, ahead, limit):
+    """Makespan of `run_first_come` but for the order of operations that become ready at the same moment, several times
+    as fast: a screen for it.
+
+    Args:
+        home, ahead, limit: see `run_first_come`.
+    """
+    nodes, indptr, consumers, out_edges = len(home), arrays.indptr, arrays.consumers, arrays.out_edges
+    waiting = arrays.producer_indptr[1:] - arrays.producer_indptr[:-1]
+    ready, free, latest = np.zeros(nodes), np.zeros(arrays.times.shape[0]), 0.0
+    when, what, size = np.empty(nodes), np.empty(nodes, np.int64), 0  # a heap of those that are ready
+    serial, pushed = np.empty(nodes, np.int64), 0  # of equals the first that came
+    for node in np.argsort(arrays.file_rank):
+        if waiting[node] == 0:
+            when[size], what[size], serial[node] = 0.0, node, pushed
+            size += 1
+            pushed += 1
+    while size:
+        node, device = what[0], home[what[0]]
+        size -= 1
+        key, value, parent = when[size], what[size], 0
+        while True:
+            child = 2 * parent + 1
+            if child >= size:
+                break
+            if child + 1 < size and (
+                when[child + 1] < when[child]
+                or (when[child + 1] == when[child] and serial[what[child + 1]] < serial[what[child]])
+            ):
+                child += 1
+            if when[child] > key or (when[child] == key and serial[what[child]] > serial[value]):
+                break
+            when[parent], what[parent] = when[child], what[child]
+            parent = child
+        when[parent], what[parent] = key, value
+        end = max(ready[node], free[device]) + arrays.times[device, node]
+        if end + ahead[node] > limit:
+            return np.inf
+        free[device] = end
+        latest = max(latest, end)
+        for position in range(indptr[node], indptr[node + 1]):
+            consumer = consumers[position]
+            arrival = end
+            if home[consumer] != device:
+                arrival += moved(out_edges[position], device, home[consumer], arrays)
+            ready[consumer] = max(ready[consumer], arrival)
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                child, serial[consumer] = size, pushed
+                size += 1
+                pushed += 1
+                while child > 0:
+                    parent = (child - 1) >> 1
+                    if when[parent] <= ready[consumer]:
+                        break
+                    when[child], what[child] = when[parent], what[parent]
+                    child = parent
+                when[child], what[child] = ready[consumer], consumer
+    return latest
+
+
+@compiled
+@no_type_check
 def place_in_order(order, arrays, allowed, fill, bias, rule, home, begin):
     """List schedule: nodes in the order given, each on the device where it would finish first.
 

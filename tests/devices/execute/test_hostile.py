@@ -10,25 +10,34 @@ import torch
 from experiments.bench.stream_programs import ROOT, hostile_plans
 from gst.devices import ExecutionError, eager
 from gst.devices.execute.hostile import Memory, hostile_run, verify
+from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.race_check import RaceError, check
 from gst.devices.execute.stream_program import COPY, WAIT, StreamProgram
 from gst.programs import WORKLOADS, Program, outputs_differ
 from tests.programs.small import SMALL, small_program
 
-from .test_stream_program import random_streams
+from .test_stream_program import allocated, lanes_of, random_plan, random_streams
 
 
 @pytest.mark.parametrize("name", ["gpt", "transformer_xl", "wavenet"])
 def test_outputs_are_those_of_the_program_whatever_the_luck(name: str) -> None:
     program = small_program(name)
     streams = random_streams(program, np.random.default_rng(0), 2, 2)
-    assert outputs_differ(hostile_run(program, streams, 0), eager(program)) is None
+    assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
 
 
 def test_structures_on_up_to_eight_memories(program: Program) -> None:
     rng = np.random.default_rng(1)
     for memories, lanes in ((1, 4), (8, 1), (3, 3)):
         verify(program, random_streams(program, rng, memories, lanes), runs=1)
+
+
+def test_on_one_lane_the_peak_is_what_a_run_takes(program: Program) -> None:
+    """Buffers as fake tensors tell are those that a run allocates, byte for byte."""
+    devices = lanes_of(1, 1)
+    plan = replace(random_plan(program, devices, np.random.default_rng(7)), fusion=None)
+    streams = stream_program(program, plan, devices, allocated(program))
+    assert hostile_run(program, streams, 0).most_bytes == check(streams).peak_bytes
 
 
 def test_what_was_written_as_json_runs(program: Program) -> None:
@@ -49,7 +58,7 @@ def test_a_step_can_be_iterated_from_where_its_parameters_are() -> None:
     before = [value.clone() for value in program.inputs]
     inputs, want = list(program.inputs), list(program.inputs)
     for _ in range(3):
-        got, expected = hostile_run(program, streams, 1, inputs), eager(program, want)
+        got, expected = hostile_run(program, streams, 1, inputs).outputs, eager(program, want)
         assert outputs_differ(got, expected) is None
         inputs[:count], want[:count] = got[1 : count + 1], expected[1 : count + 1]
     assert all(torch.equal(a, b) for a, b in zip(before, program.inputs, strict=True))
