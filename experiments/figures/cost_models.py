@@ -141,8 +141,20 @@ def timm() -> str:
     return table(["left out", "", "median error, %", "90th percentile, %", "seeds"], rows)
 
 
+def neusight() -> str:
+    machines = result("neusight")["machines"]
+    rows = [
+        [name, *(
+            f"{row['mean']:.1f} ({row['interval'][0]:.1f} to {row['interval'][1]:.1f})"
+            for row in (each["rows"][name] for each in machines.values())
+        )]
+        for name in next(iter(machines.values()))["rows"]
+    ]  # fmt: skip
+    return table(["mean error, %", *(name.replace("_", " ") for name in machines)], rows)
+
+
 TABLES = {
-    "hlsyn": hlsyn, "timm": timm,
+    "hlsyn": hlsyn, "neusight": neusight, "timm": timm,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),

@@ -39,7 +39,14 @@ from gst.method.guards import (
     version,
 )
 from gst.method.references import with_references
-from gst.method.regression import RowRegression, StaleSum, composite_weights, moments, residual_products
+from gst.method.regression import (
+    RowRegression,
+    StaleSum,
+    composite_weights,
+    deviations,
+    moments,
+    residual_products,
+)
 
 Known = Bool[Tensor, "segments configs"]
 STATE_VERSION = 3  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations
@@ -101,6 +108,11 @@ class GraphSegmentTraining(nn.Module):
         push_momentum: m of an exponential moving average of rows: a fresh embedding h makes m x + (1 - m) h of the
             row x, instead of taking its place; a segment without a row gets h. Needs an `EmbeddingTable`. Rows of a
             frozen encoder are exact whatever it is.
+        debias: take from predictions what the error of the difference estimate adds to those of a head that is not
+            linear, to second order (delta method): half the second differences of the head along vectors whose squares
+            add up to the estimated covariance (`gst.method.regression.deviations`). Value and gradient of a quadratic
+            head are then without bias; a step calls the head 1 + 2 S times, and predictions scatter more. For heads
+            without dropout; needs `estimate="difference"`, a table, uniform draws and num_fresh >= 2.
         seed: of the draws of segments; with the number of the step it decides them.
     """
 
@@ -120,6 +132,7 @@ class GraphSegmentTraining(nn.Module):
         inputs: Inputs | None = None,
         pad_to: int | None = None,
         push_momentum: float = 0.0,
+        debias: bool = False,
     ) -> None:
         super().__init__()
         pooling = pooling_name(pooling)
@@ -144,6 +157,10 @@ class GraphSegmentTraining(nn.Module):
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
         estimate = resolved(estimate, table is not None, keep_probability, pooling)
+        if debias and (estimate, refresh, table is None) != ("difference", "uniform", False):
+            raise ValueError("debias needs a table, estimate='difference' and refresh='uniform'; leave it out")
+        if debias and num_fresh < 2:
+            raise ValueError(f"debias needs num_fresh of at least 2, to estimate a variance; it is {num_fresh}")
         self._uses_all_rows = estimate in ("difference", "regression", "composite")
         if self._uses_all_rows and keep_probability < 1:
             raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
@@ -157,6 +174,8 @@ class GraphSegmentTraining(nn.Module):
         self.encoder_frozen = False
         self.step = 0
         self.seed = seed
+        self.debias = debias
+        self._deviations: list[Tensor] = []  # of the step under way
         self._slot: int | None = None  # of the table, which several estimators may share
         self._frozen_version: tuple[Any, ...] | None = None
         self.pad_to = pad_to
@@ -188,7 +207,14 @@ class GraphSegmentTraining(nn.Module):
             return self._predict(self._embed_frozen(prefetched))
         pending = self._request(prefetched)
         embedded = self._encode_batch(prefetched.batch)  # while rows of other processes travel
-        return self._predict(self._estimate(prefetched.draw, embedded, pending))
+        pooled = self._estimate(prefetched.draw, embedded, pending)
+        prediction, deviations = self._predict(pooled), self._deviations
+        if not deviations:
+            return prediction
+        self._deviations = []
+        return prediction - sum(  # g(s) - g''(s) E e^2 / 2, by second differences
+            (self._predict(pooled + each) + self._predict(pooled - each)) / 2 - prediction for each in deviations
+        )
 
     @torch.compiler.disable
     def _begin(
@@ -386,12 +412,19 @@ class GraphSegmentTraining(nn.Module):
         scale = per_node.to(embedded.detach())[:, None, None]
         residual = ((1 - value[:, 0]) * size).to(embedded.detach())
         stale = StaleSum(catalogue.graph.to(device), residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
-        fresh_rows = []
+        fresh_rows, fresh_filled = [], []
         for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
             rows = self._pulled(keys[chunk]) if pending is None else pending.rows(chunk, self._like())
-            stale.add(chunk.to(device), rows * scale[chunk], is_known[chunk].to(device))
+            filled = stale.add(chunk.to(device), rows * scale[chunk], is_known[chunk].to(device))
+            fresh_filled.append(filled[draw.fresh[chunk].to(device)])
             fresh_rows.append((rows * scale[chunk])[draw.fresh[chunk].to(device)])
         result = pool.result() + stale.result(self._regression)
+        if self.debias:
+            graph, has_row = catalogue.graph[chosen].to(device), is_known[chosen].any(1).to(device)[:, None, None]
+            rows = torch.where(has_row, torch.cat(fresh_filled), stale.mean_rows()[graph][:, None])
+            residuals = (embedded * scale[chosen] - rows) * size[chosen].to(rows)[:, None, None]
+            counts = torch.tensor([each.num_segments for each in catalogue.graphs], device=device)
+            self._deviations = deviations(residuals, graph, counts)
         if self._regression is not None:
             rows, now, known = torch.cat(fresh_rows), embedded.detach() * scale[chosen], is_known[chosen].to(device)
             pairs = moments(rows[known], now[known])

@@ -9,9 +9,9 @@ fresh segments were drawn, and q_j the probability with which j was drawn,
 has the expectation sum_j h_j, whatever the rows and the map are: 1{j fresh} has expectation q_j (Saerndal, Swensson and
 Wretman, Model Assisted Survey Sampling, 1992, chapter 6). Its gradient has the expectation of that of sum_j h_j, since
 rows and map are constants and d h_j weighs 1{j fresh} / q_j. A linear head keeps both; any other sees the error of the
-sum to second order, E g(s + e) = g(s) + g''(s) E e^2 / 2. The error depends on the residuals h_j - f(x_j) alone. The
-difference estimator has f(x) = x; the regression estimator learns f, which takes out what the encoder did to all rows
-alike since they were written.
+sum to second order, E g(s + e) = g(s) + g''(s) E e^2 / 2, where `deviations` estimate E e^2. The error depends on the
+residuals h_j - f(x_j) alone. The difference estimator has f(x) = x; the regression estimator learns f, which takes out
+what the encoder did to all rows alike since they were written.
 
 1 / q_j = J / S lets each fresh segment speak for all that are stale, though what it shows may be true of it alone. If
 the residuals of a graph are u + e_j, with u of variance t common to its segments and e_j of variance v their own, the
@@ -100,6 +100,40 @@ def composite_weights(
     return fresh[:, None] * (1 + kappa[graph][:, None] * (weights - 1))
 
 
+def deviations(
+    residuals: Float[Tensor, "fresh configs channels"],
+    graph: Int64[Tensor, " fresh"],
+    num_segments: Int64[Tensor, " graphs"],
+) -> list[Float[Tensor, "graphs configs channels"]]:
+    """Vectors d_k of each graph with sum_k d_k d_k' an estimate without bias of the covariance of the difference
+    estimate, of S >= 2 segments drawn uniformly without replacement from J: with residuals e_k and their mean m,
+
+        d_k = sqrt(J (J - S) / (S (S - 1))) (e_k - m)
+
+    (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, sections 3.3 and 6.3). Zeros where S < 2.
+
+    Args:
+        residuals: h_j - x_j of fresh segments, those of one graph after those of another.
+
+    Examples:
+        >>> pair = deviations(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([0, 0]), torch.tensor([4]))
+        >>> [d.item() for d in pair]
+        [-2.0, 2.0]
+    """
+    num_graphs = len(num_segments)
+    number = torch.bincount(graph, minlength=num_graphs)
+    sums = residuals.new_zeros(num_graphs, *residuals.shape[1:]).index_add(0, graph, residuals)
+    mean = sums / number.clamp(min=1).to(residuals)[:, None, None]
+    factor = (num_segments * (num_segments - number) / (number * (number - 1)).clamp(min=1)).sqrt() * (number > 1)
+    scaled = (residuals - mean[graph]) * factor[graph].to(residuals)[:, None, None]
+    place = torch.arange(len(graph), device=graph.device) - (number.cumsum(0) - number)[graph]
+    result = []
+    for k in range(int(number.max())):
+        at = place == k
+        result.append(torch.zeros_like(sums).index_add(0, graph[at], scaled[at]))
+    return result
+
+
 class RowRegression:
     """Ridge regression of embeddings on the rows they replace, shrunk towards the best multiple of the rows, from
     `moments` that forget older steps, and what share of the residuals segments of a graph have in common."""
@@ -183,8 +217,8 @@ class StaleSum:
         segments: Int64[Tensor, " chunk"],
         rows: Float[Tensor, "chunk configs channels"],
         is_known: Bool[Tensor, "chunk configs"],
-    ) -> None:
-        """Add `segments`, with their rows per node."""
+    ) -> Float[Tensor, "chunk configs channels"]:
+        """Add `segments`, with their rows per node; returns what stands for these, zeros for segments without rows."""
         graph, weights, has_row = self._graph[segments], self._weights[segments], is_known.any(1)
         known = is_known[..., None].to(rows)
         mean = (rows * known).sum(1) / known.sum(1).clamp(min=1)
@@ -193,10 +227,15 @@ class StaleSum:
         self._mean.index_add_(0, graph, mean)
         self._known.index_add_(0, graph, has_row.to(weights))
         self._lacking.index_add_(0, graph, weights * ~has_row)
+        return filled
+
+    def mean_rows(self) -> Float[Tensor, "graphs channels"]:
+        """What stands for segments without rows, where there is no regression."""
+        return self._mean / self._known.clamp(min=1)[:, None]
 
     def result(self, regression: RowRegression | None) -> Float[Tensor, "graphs configs channels"]:
         """With the map of `regression`, or the identity."""
-        mean = self._mean / self._known.clamp(min=1)[:, None]
+        mean = self.mean_rows()
         learnt = None if regression is None else regression.map()
         if regression is None or learnt is None:
             return self._sum + (self._lacking[:, None] * mean)[:, None]

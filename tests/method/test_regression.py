@@ -91,6 +91,30 @@ def test_the_gradient_of_the_composite_estimator_has_no_bias_and_its_value_has_n
     assert torch.allclose(means[0], truth[0], rtol=1e-9) == (products[0] == 1)
 
 
+class Quadratic(torch.nn.Module):
+    def forward(self, pooled: Tensor) -> Tensor:
+        form = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return (pooled @ form * pooled).sum(-1)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_a_quadratic_head_has_no_bias_with_debias_and_has_one_without(pooling: str) -> None:
+    """Value and gradient, over all draws of two of four segments."""
+    for debias in (True, False):
+        model, graphs = trained("difference", pooling, table=True, debias=debias)
+        model.head = Quadratic()
+        truth, runs = over_all_draws(model, graphs)
+        means = [torch.stack(each).mean(0) for each in zip(*runs, strict=True)]
+        for expected, mean in zip(truth, means, strict=True):
+            assert torch.allclose(mean, expected, rtol=1e-8, atol=1e-8) == debias
+
+
+def test_debias_changes_nothing_where_the_head_is_linear() -> None:
+    plain, graphs = trained("difference", "mean", table=True)
+    debiased, _ = trained("difference", "mean", table=True, debias=True)
+    torch.testing.assert_close(debiased(graphs), plain(graphs), rtol=1e-9, atol=1e-9)
+
+
 UNEQUAL = torch.tensor([0] * 9 + [1] * 3 + [2] * 7 + [3] * 2 + [4] * 3).numpy()  # nodes of five segments
 
 
@@ -382,6 +406,9 @@ def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) ->
         ({"refresh": "sizes"}, "use one of uniform, size, order, drift, age, gradient"),
         ({"refresh": "age"}, "looks at rows of a table"),
         ({"refresh": "gradient"}, "looks at rows of a table"),
+        ({"debias": True}, "debias needs a table"),
+        ({"debias": True, "table": EmbeddingTable(1, 2), "refresh": "age", "num_fresh": 2}, "debias needs a table"),
+        ({"debias": True, "table": EmbeddingTable(1, 2)}, "num_fresh of at least 2"),
         ({"push_momentum": 0.5}, "add table=EmbeddingTable"),
         ({"push_momentum": 1.0, "table": EmbeddingTable(1, 2)}, "from 0 to below 1"),
     ],

@@ -1,0 +1,57 @@
+"""Times of transformers on a GPU that was never measured (NeuSight, Lee et al., ASPLOS 2025): a model and its controls.
+
+    python -m experiments.reproductions.neusight compare --json experiments/results/neusight.json
+
+`--data` is neusight.tar.xz or a folder unpacked from it; without it, ../shared/data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "neusight.tar.xz"
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from experiments.reproductions.neusight.compare import compare
+    from gst.data.neusight import read_neusight
+
+    if options.seeds < 1:
+        raise ValueError(f"--seeds {options.seeds}: give 1 or more")
+    compare(read_neusight(options.data), options.seeds, json_path=options.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.reproductions.neusight", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    part = commands.add_parser(
+        "compare", help="choose settings without the H100, judge them on it", description="Model against its controls."
+    )
+    part.set_defaults(run=_compare)
+    part.add_argument("--data", type=Path, default=SHARED, help="archive or folder; default: %(default)s")
+    part.add_argument("--seeds", type=int, default=3, help="trainings of the chosen model; default: %(default)s")
+    part.add_argument("--json", type=Path, help="write the table here")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command."""
+    import torch
+
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        options.run(options)
+    except ValueError as error:
+        print(f"neusight: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
