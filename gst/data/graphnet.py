@@ -432,7 +432,7 @@ class _Record:
     def _record(
         self, kind: str, function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        everything: dict[int | str, Any] = {**dict(enumerate(positional)), **named}
+        everything: dict[int | str, Any] = dict(enumerate(positional)) | named
         reads = [each for part in everything.values() for each in _tensors(part)]
         versions = [each._version for each in reads]
         result = function(*positional, **named)

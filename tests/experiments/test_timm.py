@@ -92,6 +92,11 @@ def test_bad_rows_are_named(tmp_path, row, reason):
 
 def test_machines_without_rates_are_named(data):
     (data / TABLE.format("amp", "rtx9999")).write_text(HEADER + "small_net,32,64,1.5,\n")
+    rows, missing = load_rows(data)
+    assert {each.setting.machine for each in rows.measurements} == {"rtx3090", "rtx5090"}
+    assert any("rtx9999 has no rates" in reason for reason in missing)
+    for machine, precision in (("rtx3090", "amp"), ("rtx5090", "fp32")):
+        (data / TABLE.format(precision, machine)).unlink()
     with pytest.raises(ValueError, match="rtx9999 has no rates"):
         load_rows(data)
     assert machine_of("RTX_4090") == machine_of("rtx4090")

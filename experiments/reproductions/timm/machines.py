@@ -66,7 +66,9 @@ def machine_of(name: str) -> Machine:
     """
     machine = _PLAIN.get(_plain(name))
     if machine is None:
-        raise ValueError(f"machine {name} has no rates; add them to MACHINES in machines.py, or give --rates FILE")
+        raise ValueError(
+            f"machine {name} has no rates; add them to MACHINES in machines.py of this reproduction"
+        )
     return machine
 
 

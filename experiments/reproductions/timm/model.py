@@ -200,7 +200,8 @@ def save(model: Model, path: Path) -> None:
     torch.save(
         {
             "settings": [tuple(each) for each in model.settings], "weights": small(model.weights),
-            "pools": {kind: small(each) for kind, each in model.pools.items()}, "widths": model.widths,
+            "pools": {str(kind): small(each) for kind, each in model.pools.items()},
+            "widths": {str(kind): each for kind, each in model.widths.items()},
             "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
         }, path,
     )  # fmt: skip

@@ -72,16 +72,21 @@ def read_rows(
     A source is that of the measured model if their parameters differ by less than 5 %.
 
     Raises:
-        ValueError: no measurement has a source, a machine has no rates, or a source holds a call that is not allowed.
+        ValueError: no measurement has a source and a machine with rates.
     """
     by_model: dict[str, list[FxSource]] = {}
     for source in sources:
         by_model.setdefault(source.name.split(".")[0], []).append(source)
+    unknown: dict[str, str] = {}
+    for machine in sorted({each.setting.machine for each in measurements}):
+        try:
+            machine_of(machine)
+        except ValueError as error:
+            unknown[machine] = str(error)
     wanted: dict[str, set[int]] = {}
     modes: set[tuple[str, bool]] = set()
     for each in measurements:
-        machine_of(each.setting.machine)
-        if each.model in by_model:
+        if each.model in by_model and each.setting.machine not in unknown:
             wanted.setdefault(each.model, set()).add(each.image_size)
             modes.add((each.setting.precision, each.setting.is_compiled))
     tasks = [(by_model[model], sorted(wanted[model]), sorted(modes)) for model in sorted(wanted)]
@@ -96,6 +101,10 @@ def read_rows(
                     kernels[key] = value
     rows, chosen, missing = [], [], {"no source": 0, "source of other parameters or size": 0}
     for each in measurements:
+        if each.setting.machine in unknown:
+            reason = unknown[each.setting.machine]
+            missing[reason] = missing.get(reason, 0) + 1
+            continue
         if each.model not in by_model:
             missing["no source"] += 1
             continue
@@ -108,7 +117,8 @@ def read_rows(
         rows.append(row_of(options[int(np.argmin(gaps))][0], each.batch, each.image_size, each.setting))
         chosen.append(each)
     if not rows:
-        raise ValueError("no measurement has the source of its program; give a folder that holds tables and sources")
+        reasons = "; ".join(unknown.values()) or "give a folder that holds tables and GraphNet samples of their models"
+        raise ValueError(f"no measurement has a program with a source and a machine with rates: {reasons}")
     terms, columns, setting = (np.stack(part) for part in zip(*rows, strict=True))
     steps = np.log(np.array([each.step for each in chosen]))
     return Rows(chosen, terms, columns, setting, steps), missing | notes
