@@ -13,7 +13,7 @@ import operator
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -150,11 +150,18 @@ class FxSource:
     Args:
         name: of the sample, such as `convnext_atto.d2_in1k`.
         model, weights: content of `model.py` and `weight_meta.py`.
+        place: folder or archive that they were read from, for messages.
     """
 
     name: str
     model: str
     weights: str
+    place: str = field(default="", compare=False)
+
+    @property
+    def where(self) -> str:
+        """The sample in its folder or archive."""
+        return f"{self.place}/{self.name}" if self.place else self.name
 
 
 def read_sources(path: Path | str) -> Iterator[FxSource]:
@@ -173,7 +180,8 @@ def read_sources(path: Path | str) -> Iterator[FxSource]:
     for name in sorted(texts):
         if len(texts[name]) < 2:
             raise ValueError(f"{path}: {name} has no {'weight_meta' if 'model' in texts[name] else 'model'}.py")
-        yield FxSource(PurePosixPath(name).name, texts[name]["model"], texts[name]["weight_meta"])
+        within = PurePosixPath(name)
+        yield FxSource(within.name, texts[name]["model"], texts[name]["weight_meta"], str(path / within.parent))
 
 
 def _files(path: Path) -> Iterator[tuple[str, str, bytes]]:
@@ -270,18 +278,18 @@ def operator_graph(source: FxSource, image_size: int | None = None) -> list[Oper
         conv2d (1, 4, 4, 4)
         relu (1, 4, 4, 4)
     """
-    weights = parse_weights(source.weights, source.name)
-    tree = _tree(source.model, f"{source.name}/model.py")
+    weights = parse_weights(source.weights, source.where)
+    tree = _tree(source.model, f"{source.where}/model.py")
     for forward in ast.walk(tree):
         if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
             break
     else:
-        raise ValueError(f"{source.name}/model.py: it has no function forward")
+        raise ValueError(f"{source.where}/model.py: it has no function forward")
     names = [each.arg for each in forward.args.args if each.arg != "self"]
     for name in names:
         if name not in weights:
-            raise ValueError(f"{source.name}/model.py: input {shown(name)} is not in its weight_meta.py")
-    record = _Record(f"{source.name}/model.py", {name: weights[name] for name in names}, image_size)
+            raise ValueError(f"{source.where}/model.py: input {shown(name)} is not in its weight_meta.py")
+    record = _Record(f"{source.where}/model.py", {name: weights[name] for name in names}, image_size)
     with torch.no_grad(), torch.device("meta"):
         return record.run(forward)
 

@@ -25,6 +25,7 @@ from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.data.elf import call_graph, node_features, open_binary
 from gst.data.elf.calls import call_depth, language
 from gst.data.elf.files import owners
+from gst.data.graphnet import operator_graph, read_sources
 from gst.data.malnet import read_edge_list
 from gst.data.public_graphs import read_public_graph
 from gst.data.tpugraphs import read
@@ -118,6 +119,15 @@ def _write_split(folder: Path) -> Path:
     ids = _cost_graph().ids.tolist()
     split = {"cpus": [{"nodes": ids[:9] + ids[14:]}], "fpgas": [{"nodes": ids[9:11]}, {"nodes": ids[11:14]}]}
     return _text("split.json", json.dumps(split))(folder)
+
+
+def _write_sources(folder: Path) -> Path:
+    shutil.copytree(FIXTURES / "graphnet/small_net.tiny", folder / "samples/small")
+    return folder / "samples"
+
+
+def _operators(samples: Path) -> object:
+    return [operator_graph(source) for source in read_sources(samples)]
 
 
 def _write_indices(folder: Path) -> Path:
@@ -330,6 +340,7 @@ READERS = {
     "piper": Reader(_copied("public_graphs/piper.json"), read_public_graph, share=0.2),
     "workflow": Reader(_copied("public_graphs/workflow.json"), read_public_graph, share=0.2),
     "workflow 1.3": Reader(_copied("public_graphs/workflow_1_3.json"), read_public_graph, share=0.2),
+    "fx sources": Reader(_write_sources, _operators),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
     "elf aarch64": Reader(_copied("elf/calls_aarch64.so"), _named(_binary)),

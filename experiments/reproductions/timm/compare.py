@@ -69,6 +69,8 @@ def least_squares(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray
                 kind_of(each.setting) for each, is_in in zip(rows.measurements, second == table, strict=True) if is_in
             }
             chosen = np.array([kind_of(each.setting) in kind for each in train_rows.measurements])
+        if not chosen.any():
+            chosen[:] = True
         weights = efficiencies(train_rows.terms[chosen], train_rows.log_step[chosen])
         result[second == table] = np.log(np.maximum(rows.terms[second == table] @ weights, 1e-6))
     return result

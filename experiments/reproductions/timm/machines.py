@@ -66,9 +66,7 @@ def machine_of(name: str) -> Machine:
     """
     machine = _PLAIN.get(_plain(name))
     if machine is None:
-        raise ValueError(
-            f"machine {name} has no rates; add them to MACHINES in machines.py of this reproduction"
-        )
+        raise ValueError(f"machine {name} has no rates; add them to MACHINES in machines.py of this reproduction")
     return machine
 
 

@@ -62,7 +62,8 @@ class Model(NamedTuple):
         alike = [place for place, each in enumerate(self.settings)
                  if kind_of(each) == kind_of(setting) and each.machine == setting.machine]  # fmt: skip
         if not alike:
-            return self.pools.get(kind_of(setting), self.pools[""])
+            kind = kind_of(setting)
+            return self.pools.get(kind, self.pools.get(kind.removesuffix(" half"), self.pools[""]))
         same = [place for place in alike if self.settings[place].is_channels_last == setting.is_channels_last] or alike
         gaps = np.array([abs(self.settings[place].torch - setting.torch) for place in same])
         return self.weights[np.array(same)[gaps == gaps.min()]].mean(0)

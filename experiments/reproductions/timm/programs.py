@@ -128,7 +128,7 @@ def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) ->
     sources, sizes, modes = task
     result: dict[Any, Any] = {}
     for source in sources:
-        weights = parse_weights(source.weights, source.name)
+        weights = parse_weights(source.weights, source.where)
         millions = sum(math.prod(each.shape) for name, each in weights.items() if "parameters" in name) / 1e6
         for size in sizes:
             scale = 1.0
