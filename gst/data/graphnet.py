@@ -342,7 +342,9 @@ class _Record:
                 elif isinstance(line, ast.Expr):
                     self._evaluate(line.value)
                 elif isinstance(line, ast.Return):
-                    return self.operations
+                    if line.value is not None:
+                        self._evaluate(line.value)
+                    break
                 else:
                     raise ValueError(f"{type(line).__name__} is no statement of an FX source")
             except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
