@@ -177,9 +177,16 @@ def _fuzz() -> list[float]:
     return [found["cases"], len(found["readers"]), found["crashes"], found["unbounded"]]
 
 
+def public_problems() -> str:
+    from experiments.reproductions.public_problems import summary
+
+    return summary(result("public_graphs_all")["rows"])
+
+
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
     "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "public graphs": public_graphs,
+    "public problems": public_problems,
     "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip
 NUMBERS: list[Number] = [
