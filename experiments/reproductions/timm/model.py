@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float64
 
 from experiments.reproductions.timm.kernels import CLASSES
+from experiments.reproductions.timm.programs import PRODUCTS as WITH_PRODUCTS
 from experiments.reproductions.timm.programs import TERMS, Rows
 from experiments.reproductions.timm.tables import Setting
 from experiments.reproductions.trees import Trees, train_trees
@@ -134,9 +135,14 @@ def efficiencies(
     terms: Float64[np.ndarray, "rows terms"], log_step: Float64[np.ndarray, " rows"],
     pool: Float64[np.ndarray, " terms"] | None = None,
 ) -> Float64[np.ndarray, " terms"]:  # fmt: skip
-    """Weights >= 0 with the least absolute relative error, drawn towards `pool`, without it weakly towards 1.3."""
-    from scipy.optimize import nnls
+    """Weights >= 0 with the least absolute relative error, drawn towards `pool`, without it weakly towards 1.3.
 
+    Weights of launches and of parameters are bounded, and only products have a term of floating-point operations:
+    otherwise these terms stand for elements, and the efficiencies of one machine say nothing about another.
+    """
+    from scipy.optimize import lsq_linear
+
+    upper = _most() if terms.shape[1] == TERMS * len(CLASSES) else np.full(terms.shape[1], np.inf)
     ratios = terms / np.exp(log_step)[:, None]
     pull = TOWARDS_POOL if pool is not None else TOWARDS_POOL / 10
     scale = np.sqrt((ratios**2).mean(0)) + 1e-12
@@ -144,9 +150,19 @@ def efficiencies(
     target = prior @ (pool if pool is not None else np.full(len(scale), 1.3))
     share = np.ones(len(ratios))
     for _ in range(ROUNDS):
-        weights, _ = nnls(np.concatenate([ratios * share[:, None], prior]), np.concatenate([share, target]))
+        # the triangle of a QR decomposition has the same solution and as few rows as there are weights
+        system = np.linalg.qr(np.column_stack([np.concatenate([ratios * share[:, None], prior]),
+                                               np.concatenate([share, target])]), mode="r")  # fmt: skip
+        weights = lsq_linear(system[:, :-1], system[:, -1], (0, upper), method="bvls", max_iter=500).x
         share = np.sqrt(0.1 / (np.abs(ratios @ weights - 1) + 0.02))
     return weights
+
+
+def _most() -> Float64[np.ndarray, " terms"]:
+    most = np.full((TERMS, len(CLASSES)), np.inf)
+    most[0, [place for place in range(len(CLASSES)) if place not in WITH_PRODUCTS]] = 1e-6
+    most[2], most[3] = 10.0, 10.0
+    return most.ravel()
 
 
 def _widths(rows: Rows, settings: Settings, seed: int) -> dict[str, float]:

@@ -21,7 +21,9 @@ from gst.process.progress import bar
 VERSION = 1  # of what a row holds
 TERMS = 4  # times of a class: products, activations, parameters, launches
 LAUNCH = {False: 0.003, True: 0.01}  # ms of a launch on a GPU and on a CPU, before it is scaled by what is learned
-PRODUCTS = frozenset(place for place, name in enumerate(CLASSES) if name.startswith(("conv", "linear", "mat")))
+PRODUCTS = frozenset(
+    place for place, name in enumerate(CLASSES) if name.startswith(("conv ", "linear", "matmul", "attention"))
+)
 AREAS = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows", "positions")]
 """Columns that grow with the area of an image."""
 DEPTHWISE = np.array(["depthwise" in name for name in CLASSES])
