@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -66,9 +67,7 @@ class Rows(NamedTuple):
         return chosen
 
 
-def read_rows(
-    measurements: Sequence[Measurement], sources: Sequence[FxSource], workers: int = 2
-) -> tuple[Rows, dict[str, int]]:
+def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) -> tuple[Rows, dict[str, int]]:
     """Rows of the measurements whose program has a source, and why others have none: `{reason: measurements}`.
 
     A source is that of the measured model if their parameters differ by less than 5 %.
@@ -94,7 +93,7 @@ def read_rows(
     tasks = [(by_model[model], sorted(wanted[model]), sorted(modes)) for model in sorted(wanted)]
     kernels: dict[tuple[str, int, str, bool], tuple[Kernels, float]] = {}
     notes: dict[str, int] = {}
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for part in bar(pool.map(_programs, tasks, chunksize=4), desc="operator graphs", total=len(tasks)):
             for key, value in part.items():
                 if isinstance(value, str):
