@@ -8,10 +8,8 @@ an error that names its line.
 from __future__ import annotations
 
 import ast
-import lzma
 import operator
 import re
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -20,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gst.files.archives import dataset_files
 from gst.files.untrusted import plain, shown
 
-MOST_BYTES = 64 << 20  # of one file
-WANTED = re.compile(r"(?:.*/)?([^/]+)/(model|weight_meta)\.py")
+WANTED = re.compile(r"((?:.*/)?(?:model|weight_meta)\.py)")
 
 DOTTED = """
 torch: conv1d conv2d conv3d conv_transpose2d cat stack sigmoid tanh relu softmax log_softmax arange addcmul clamp roll
@@ -172,36 +170,17 @@ def read_sources(path: Path | str) -> Iterator[FxSource]:
     """
     path = Path(path)
     texts: dict[str, dict[str, str]] = {}
-    for name, part, content in _files(path):
+    for name, content in dataset_files(path, WANTED, "GraphNet"):
+        place = PurePosixPath(name)
         try:
-            texts.setdefault(name, {})[part] = content.decode()
+            texts.setdefault(str(place.parent), {})[place.stem] = content.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: {name}/{part}.py is not UTF-8 text: {error.reason}") from error
+            raise ValueError(f"{path}: {name} is not UTF-8 text: {error.reason}") from error
     for name in sorted(texts):
         if len(texts[name]) < 2:
             raise ValueError(f"{path}: {name} has no {'weight_meta' if 'model' in texts[name] else 'model'}.py")
         within = PurePosixPath(name)
         yield FxSource(within.name, texts[name]["model"], texts[name]["weight_meta"], str(path / within.parent))
-
-
-def _files(path: Path) -> Iterator[tuple[str, str, bytes]]:
-    if path.is_dir():
-        for file in sorted(path.rglob("*.py")):
-            if file.name in ("model.py", "weight_meta.py"):
-                if file.stat().st_size > MOST_BYTES:
-                    raise ValueError(f"{file}: {file.stat().st_size} bytes; at most {MOST_BYTES} are read")
-                yield str(file.parent.relative_to(path)), file.stem, file.read_bytes()
-        return
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                if WANTED.fullmatch(member.name) and member.isfile():
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    place = PurePosixPath(member.name)
-                    yield str(place.parent), place.stem, content.read(MOST_BYTES)
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
-        raise ValueError(f"{path}: {plain(error)}; want a folder of GraphNet samples or their archive") from error
 
 
 def parse_weights(text: str, where: str) -> dict[str, Weight]:

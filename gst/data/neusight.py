@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import lzma
 import math
 import re
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from gst.files.archives import dataset_files
 from gst.files.untrusted import parse_json, plain, shown
 
-MOST_BYTES = 64 << 20  # of one file
-MOST_FILES = 10_000
 WANTED = re.compile(r"(?:.*/)?(label/[^/]+/[^/]+\.(?:csv|json)|data/device_configs/[^/]+\.json|summary/summary\.csv)")
 CASE = re.compile(r"(?P<model>\w+)-(?P<mode>inf|train)-(?P<length>\d+)-(?P<batch>\d+)(?:-(?P<option>\w+))?")
 LAYER = re.compile(r"(?:^|\.)(?:h|layers?|block)\.(\d+)\.")
@@ -145,7 +142,7 @@ def read_neusight(path: Path | str) -> Dataset:
         ValueError: the archive is cut off, a file is damaged, or a machine has no rates; the message names the file.
     """
     path = Path(path)
-    files = dict(_members(path))
+    files = dict(dataset_files(path, WANTED, "NeuSight"))
     machines = {}
     for name in sorted(files):
         if name.startswith("data/"):
@@ -286,36 +283,3 @@ def _rows(content: bytes, where: str, columns: set[str] | frozenset[str] = froze
             yield row
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{where}: not its table ({plain(error)})") from error
-
-
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file of the dataset."""
-    if path.is_dir():
-        for each in sorted(path.rglob("*")):
-            match = WANTED.fullmatch(each.relative_to(path).as_posix())
-            if match and each.is_file():
-                if not each.resolve().is_relative_to(path.resolve()):
-                    raise ValueError(f"{each} leads out of {path}; replace the link by its file")
-                if each.stat().st_size > MOST_BYTES:
-                    raise ValueError(f"{each} has more than {MOST_BYTES} bytes; it is no file of NeuSight")
-                yield match[1], each.read_bytes()
-        return
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; give neusight.tar.xz or the folder unpacked from it")
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for number, member in enumerate(archive):
-                if number > MOST_FILES:
-                    raise ValueError(f"it holds more than {MOST_FILES} files")
-                match = WANTED.fullmatch(member.name)
-                if not match or not member.isfile():
-                    continue
-                if ".." in PurePosixPath(member.name).parts or member.name.startswith("/"):
-                    raise ValueError(f"{shown(member.name)} leads out of the archive")
-                if member.size > MOST_BYTES:
-                    raise ValueError(f"{shown(member.name)} has more than {MOST_BYTES} bytes")
-                content = archive.extractfile(member)
-                assert content is not None
-                yield match[1], content.read()
-    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable archive ({plain(error)}); fetch or copy it again") from error

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import lzma
 import re
-import tarfile
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
+from gst.files.archives import dataset_files
 from gst.files.untrusted import plain, shown
 
-MOST_BYTES = 64 << 20  # of one table
+WANTED = re.compile(r"(?:.*/)?(benchmark-[^/]+\.csv)")
 NAMES = re.compile(
     r"benchmark-(infer|train)-(amp_bf16|amp|bf16|fp16|fp32|float16|bfloat16|float32)-(nchw|nhwc)-pt(\d+)-"
     r"(?:cu\d+-|rocm\d+-)?(.+?)(-dynamo)?\.csv"
@@ -107,7 +105,11 @@ def read_tables(path: Path | str, must_hold: bool = True) -> list[Measurement]:
     """
     path = Path(path)
     rows = []
-    for name, text in _files(path):
+    for name, content in sorted(dataset_files(path, WANTED, "timm")):
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: {name} is not UTF-8 text: {error.reason}") from error
         setting, table = setting_of(name), name.removeprefix("benchmark-").removesuffix(".csv")
         mode = setting.mode
         for row in (reader := csv.DictReader(io.StringIO(text))):
@@ -129,21 +131,3 @@ def read_tables(path: Path | str, must_hold: bool = True) -> list[Measurement]:
     if not rows and must_hold:
         raise ValueError(f"{path}: it holds no table benchmark-*.csv; give timm.tar.xz or a folder of tables")
     return rows
-
-
-def _files(path: Path) -> Iterator[tuple[str, str]]:
-    try:
-        if path.is_dir():
-            for file in sorted(path.rglob("benchmark-*.csv")):
-                if file.stat().st_size > MOST_BYTES:
-                    raise ValueError(f"{file}: {file.stat().st_size} bytes; at most {MOST_BYTES} are read")
-                yield file.name, file.read_text()
-            return
-        with tarfile.open(path) as archive:
-            members = [each for each in archive if each.isfile() and NAMES.fullmatch(PurePosixPath(each.name).name)]
-            for member in sorted(members, key=lambda each: each.name):
-                content = archive.extractfile(member)
-                assert content is not None
-                yield PurePosixPath(member.name).name, content.read(MOST_BYTES).decode()
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {plain(error)}; give timm.tar.xz or a folder of tables") from error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import lzma
 import math
 import re
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +15,7 @@ import numpy as np
 from gst.data.hlsyn.loops import Kernel, parse_kernel
 from gst.data.hlsyn.pragmas import MODES
 from gst.data.source import GraphSource, fingerprint_of_files
+from gst.files.archives import dataset_files
 from gst.files.untrusted import parse_json, plain, shown
 from gst.graphs.graph import Graph
 
@@ -24,8 +23,6 @@ VERSION = 1  # of what is read
 TOOLS = ("v18", "v20")
 RESOURCES = ("BRAM", "DSP", "LUT", "FF")
 TARGETS = ("cycles", "valid", *RESOURCES)
-MOST_BYTES = 64 << 20  # of one file
-MOST_FILES = 10_000
 WANTED = re.compile(r"(?:.*/)?(graphs/[^/]+\.gexf|designs/v\d+/[^/]+\.json|sources/[^/]+\.c)")
 KINDS = ("PARA", "PIPE", "TILE")
 FLOWS = 4  # control, data, call, pragma
@@ -112,7 +109,8 @@ def read_kernels(path: Path | str, tools: Sequence[str] = TOOLS) -> list[HlsKern
         ValueError: the archive is cut off, a file is damaged, or a kernel has no source; the message names the file.
     """
     path = Path(path)
-    files = dict(_members(path))
+    root = path / "data" if (path / "data").is_dir() else path
+    files = dict(dataset_files(root, WANTED, "HLSyn"))
     kernels = []
     for name in sorted(each for each in files if each.startswith("designs/")):
         _, tool, stem = PurePosixPath(name).with_suffix("").parts
@@ -128,40 +126,6 @@ def read_kernels(path: Path | str, tools: Sequence[str] = TOOLS) -> list[HlsKern
     if not kernels:
         raise ValueError(f"{path} holds no designs/{tools[0]}/*.json; give hlsyn.tar.xz or the folder unpacked from it")
     return kernels
-
-
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name below `data/` and content of every file of the dataset."""
-    if path.is_dir():
-        root = path / "data" if (path / "data").is_dir() else path
-        for each in sorted(root.rglob("*")):
-            match = WANTED.fullmatch(each.relative_to(root).as_posix())
-            if match and each.is_file():
-                if not each.resolve().is_relative_to(root.resolve()):
-                    raise ValueError(f"{each} leads out of {root}; replace the link by its file")
-                if each.stat().st_size > MOST_BYTES:
-                    raise ValueError(f"{each} has more than {MOST_BYTES} bytes; it is no file of HLSyn")
-                yield match.group(1), each.read_bytes()
-        return
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; give hlsyn.tar.xz or the folder unpacked from it")
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for number, member in enumerate(archive):
-                if number > MOST_FILES:
-                    raise ValueError(f"it holds more than {MOST_FILES} files")
-                match = WANTED.fullmatch(member.name)
-                if not match or not member.isfile():
-                    continue
-                if ".." in PurePosixPath(member.name).parts or member.name.startswith("/"):
-                    raise ValueError(f"{shown(member.name)} leads out of the archive")
-                if member.size > MOST_BYTES:
-                    raise ValueError(f"{shown(member.name)} has more than {MOST_BYTES} bytes")
-                content = archive.extractfile(member)
-                assert content is not None
-                yield match.group(1), content.read()
-    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable archive ({plain(error)}); fetch or copy it again") from error
 
 
 def _partner(files: dict[str, bytes], folder: str, stem: str, ending: str, where: str | None) -> str | None:
