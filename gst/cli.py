@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import logging
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gst.files.writing import atomic_write, directory_lock
+from gst.files.writing import directory_lock, write_json
 from gst.process.interrupts import Stopped, stoppable
 from gst.process.progress import Verbosity, saying, verbosity
 
@@ -92,7 +91,7 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
 
             log_plan(options, result)
     if options.json:
-        _write_json(options.json, result)
+        write_json(options.json, result)
     return int(result.get("exit_status", 0))
 
 
@@ -175,20 +174,6 @@ def add_command(
     return command
 
 
-def _write_json(path: Path, result: Any) -> None:
-    with atomic_write(path) as file:
-        file.write(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
-
-
-def _without_nan(value: Any) -> Any:
-    """A copy with None instead of NaN, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value
-
-
 def _train(arguments: list[str]) -> int:
     from gst.training.cli import run
 
@@ -207,7 +192,7 @@ def _train(arguments: list[str]) -> int:
             f"the file of --ckpt_path is of another model; give the configuration it was trained with ({error})"
         ) from error
     if ours.json:
-        _write_json(ours.json, result)
+        write_json(ours.json, result)
     return 0
 
 

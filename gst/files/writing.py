@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -35,6 +36,21 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
     """
     with atomic_path(path) as partial, partial.open("w", newline="") as file:
         yield file
+
+
+def write_json(path: Path, result: Any) -> None:
+    """Write a result that is JSON, with null for NaN; the file is whole or not there, see `atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    """A copy with None instead of NaN, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
 
 
 @contextmanager

@@ -13,13 +13,12 @@ and EPFL in ../shared/data.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.circuits.files import SHARED, cache
-from gst.files.writing import atomic_write
+from gst.files.writing import write_json
 
 CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
 LABELS = Path(__file__).parents[2] / "results" / "circuits_labels.jsonl.xz"
@@ -64,9 +63,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         options.timeout, options.recipes,
     )  # fmt: skip
     if options.json:
-        with atomic_write(options.json) as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        write_json(options.json, result)
     for name, each in result["circuits"].items():
         print(f"{name:40} tau {_shown(each['tau'])}, error {100 * each['error']:.1f} %")
     print(f"{'mean':40} tau {_shown(result['tau'])}, error {100 * result['error']:.1f} %")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from experiments.reproductions.circuits.training import (
     train_ensemble,
 )
 from gst.devices import machine_record
-from gst.files.writing import atomic_write
+from gst.files.writing import write_json
 from gst.process.progress import bar
 
 CONES = 10  # of each circuit
@@ -176,9 +175,7 @@ def compare(data: Path, labels: Path, seeds: int, steps: int, path: Path) -> Non
                 "designs_in_all": len({each.design for each in cut}), "machine": machine_record(),
                 "command": f"python -m experiments.reproductions.circuits compare --seeds {seeds} --steps {steps}",
             }  # fmt: skip
-            with atomic_write(path) as file:
-                json.dump(result, file, indent=1)
-                file.write("\n")
+            write_json(path, result)
     for task, rows in runs.items():
         for name, each in rows.items():
             print(f"{task:8} {name:32} tau {_row(each)['tau_mean']:.3f} +- {_row(each)['tau_deviation']:.3f}")

@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gst.files.writing import atomic_write
+from experiments.reproductions.commands import parser_of, run
+from gst.files.writing import write_json
 
 CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "hlsyn.tar.xz"
@@ -43,9 +42,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     designs = designs_of(read_kernels(options.data))
     result = scores(designs, *model.predict(designs))
     if options.json:
-        with atomic_write(options.json) as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        write_json(options.json, result)
     for name, each in (*result["programs"].items(), ("all", result)):
         tau = "  -  " if each["tau"] is None else f"{each['tau']:5.2f}"
         print(f"{name:28} rmse {each['rmse']:5.2f}, tau {tau}, coverage {100 * each['coverage']:3.0f} %")
@@ -60,11 +57,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.reproductions.hlsyn", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser, commands = parser_of("hlsyn", __doc__)
 
     def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
         part = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
@@ -89,15 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
-    import torch
-
-    options = _parser().parse_args(arguments)
-    torch.set_num_threads(1)
-    try:
-        options.run(options)
-    except ValueError as error:
-        print(f"hlsyn: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run(_parser(), arguments)
 
 
 if __name__ == "__main__":

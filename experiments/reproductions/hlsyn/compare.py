@@ -16,7 +16,7 @@ from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, tr
 from experiments.reproductions.hlsyn.network import predict, train_network
 from experiments.reproductions.hlsyn.splits import by_group
 from experiments.reproductions.trees import train_trees
-from gst.files.writing import atomic_write
+from gst.files.writing import write_json
 from gst.process.progress import bar
 
 Prediction = tuple[np.ndarray, np.ndarray | None]
@@ -116,7 +116,5 @@ def compare(designs: Designs, names: Sequence[str], seeds: int, path: Path | Non
         result["splits"].setdefault(split, {})[row] = means | {"seeds": runs}
         print(f"{split:10} {row:40} rmse {means['rmse']:.2f}, tau {means['tau'] or 0:.3f}", flush=True)
         if path:
-            with atomic_write(path) as file:
-                json.dump(result, file, indent=1)
-                file.write("\n")
+            write_json(path, result)
     return result

@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from experiments.reproductions.commands import parser_of, run
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "neusight.tar.xz"
 
@@ -25,11 +26,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.reproductions.neusight", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser, commands = parser_of("neusight", __doc__)
     part = commands.add_parser(
         "compare", help="choose settings without the H100, judge them on it", description="Model against its controls."
     )
@@ -42,15 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
-    import torch
-
-    options = _parser().parse_args(arguments)
-    torch.set_num_threads(1)
-    try:
-        options.run(options)
-    except ValueError as error:
-        print(f"neusight: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run(_parser(), arguments)
 
 
 if __name__ == "__main__":

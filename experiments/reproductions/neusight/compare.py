@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from experiments.reproductions.neusight.model import Model, Settings
 from experiments.reproductions.neusight.operators import FAMILIES, FEATURES, Operators, operators_of
 from gst.data.neusight import Case, Dataset
-from gst.files.writing import atomic_write
+from gst.files.writing import write_json
 
 TARGET = "NVIDIA_H100_80GB_HBM3"
 LEFT_OUT = (
@@ -103,9 +102,7 @@ def compare(
         "neusight_on_all_its_cases": _all_published(dataset, target),
     }  # fmt: skip
     if json_path:
-        with atomic_write(json_path) as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        write_json(json_path, result)
     return result
 
 

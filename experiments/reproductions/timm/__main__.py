@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gst.files.writing import atomic_write
+from experiments.reproductions.commands import parser_of, run
+from gst.files.writing import write_json
 
 CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -51,10 +51,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     rows = _rows(options)
     result = scores(rows, *model.predict(rows))
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(options.json) as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        write_json(options.json, result)
     for name, each in (*result["machines"].items(), ("all", result)):
         print(f"{name:18} median error {each['median_error']:5.1f} %, 90th percentile {each['p90_error']:5.1f} %, "
               f"coverage {100 * each['coverage']:3.0f} %, {each['measurements']} measurements")  # fmt: skip
@@ -67,11 +64,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.reproductions.timm", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser, commands = parser_of("timm", __doc__)
 
     def command(name: str, run: object, help: str, mode: str) -> argparse.ArgumentParser:
         part = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
@@ -98,15 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
-    import torch
-
-    options = _parser().parse_args(arguments)
-    torch.set_num_threads(1)
-    try:
-        options.run(options)
-    except ValueError as error:
-        print(f"timm: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run(_parser(), arguments)
 
 
 if __name__ == "__main__":

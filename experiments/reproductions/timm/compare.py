@@ -20,7 +20,7 @@ from experiments.reproductions.timm.model import (
 )
 from experiments.reproductions.timm.programs import TERMS, Rows
 from experiments.reproductions.trees import train_trees
-from gst.files.writing import atomic_write
+from gst.files.writing import write_json
 from gst.process.progress import bar
 
 FOLDS = 5
@@ -108,9 +108,7 @@ def compare(rows: Rows, splits: list[str], seeds: int, path: Path | None) -> dic
                     run = _machines if split == "machines" else _folds
                     done.append(run(rows, split, method, seed, f"{split} {seed} {name}"))
                     if path:
-                        with atomic_write(path) as file:
-                            json.dump(result, file, indent=1)
-                            file.write("\n")
+                        write_json(path, result)
     for split in splits:
         for name, each in result[split].items():
             middle, tail = (np.mean([one[key] for one in each]) for key in ("median_error", "p90_error"))
