@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -161,6 +162,27 @@ class FxSource:
         """The sample in its folder or archive."""
         return f"{self.place}/{self.name}" if self.place else self.name
 
+    @cached_property
+    def inputs(self) -> dict[str, Weight]:
+        """Weights, buffers and images that its program is given, by name.
+
+        Raises:
+            ValueError: see `parse_weights`.
+        """
+        return parse_weights(self.weights, self.where)
+
+    @cached_property
+    def forward(self) -> ast.FunctionDef:
+        """The function that computes it, as a syntax tree.
+
+        Raises:
+            ValueError: there is none, or the text is no Python.
+        """
+        for node in ast.walk(_tree(self.model, f"{self.where}/model.py")):
+            if isinstance(node, ast.FunctionDef) and node.name == "forward":
+                return node
+        raise ValueError(f"{self.where}/model.py: it has no function forward")
+
 
 def read_sources(path: Path | str) -> Iterator[FxSource]:
     """The samples of an archive (`graphnet*.tar.xz`) or of a folder at any depth, by name. Nothing is unpacked.
@@ -223,6 +245,16 @@ def _tree(text: str, where: str) -> ast.Module:
         raise ValueError(f"{where}: {plain(error)}; want Python source") from error
 
 
+def is_parameter_input(name: str) -> bool:
+    """An input is a weight or a buffer of the model."""
+    return "parameters" in name or "buffers" in name or "self_" in name
+
+
+def is_image_input(name: str, weight: Weight) -> bool:
+    """An input is a batch of images."""
+    return len(weight.shape) == 4 and not is_parameter_input(name)
+
+
 def operator_graph(source: FxSource, image_size: int | None = None) -> list[Operation]:
     """The operations of a sample for one sample of input, in the order of the source, with the shape of every value.
 
@@ -257,13 +289,7 @@ def operator_graph(source: FxSource, image_size: int | None = None) -> list[Oper
         conv2d (1, 4, 4, 4)
         relu (1, 4, 4, 4)
     """
-    weights = parse_weights(source.weights, source.where)
-    tree = _tree(source.model, f"{source.where}/model.py")
-    for forward in ast.walk(tree):
-        if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
-            break
-    else:
-        raise ValueError(f"{source.where}/model.py: it has no function forward")
+    weights, forward = source.inputs, source.forward
     names = [each.arg for each in forward.args.args if each.arg != "self"]
     for name in names:
         if name not in weights:
@@ -287,15 +313,14 @@ class _Record:
             self.names[name] = self._input(name, weight, image_size)
 
     def _input(self, name: str, weight: Weight, image_size: int | None) -> Any:
-        is_weight = "parameters" in name or "buffers" in name or "self_" in name
-        is_image = not is_weight and len(weight.shape) == 4
+        is_image = is_image_input(name, weight)
         if re.fullmatch(r"s\d+", name):
             return 1  # the batch, the only size that the sources keep as a symbol
         if weight.data is not None and not weight.shape and len(weight.data) == 1:
             return torch.tensor(weight.data[0], dtype=weight.dtype)
         shape = (1, weight.shape[1], image_size, image_size) if is_image and image_size else weight.shape
         tensor = torch.empty(shape, dtype=weight.dtype, device="meta")
-        self._value(tensor, not is_image and is_weight)
+        self._value(tensor, is_parameter_input(name))
         return tensor
 
     def _value(self, tensor: Tensor, is_parameter: bool) -> Value:

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from experiments.reproductions.timm.kernels import CLASSES, COLUMNS, Kernels, kernels_of
 from experiments.reproductions.timm.machines import Machine, machine_of
 from experiments.reproductions.timm.tables import Measurement, Setting, read_tables
-from gst.data.graphnet import FxSource, Operation, Weight, operator_graph, parse_weights, read_sources
+from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
 from gst.process.progress import bar
 
@@ -129,8 +129,7 @@ def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) ->
     sources, sizes, modes = task
     result: dict[Any, Any] = {}
     for source in sources:
-        weights = parse_weights(source.weights, source.where)
-        millions = sum(math.prod(each.shape) for name, each in weights.items() if "parameters" in name) / 1e6
+        millions = sum(math.prod(each.shape) for name, each in source.inputs.items() if "parameters" in name) / 1e6
         for size in sizes:
             scale = 1.0
             try:
@@ -141,7 +140,7 @@ def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) ->
                 except ValueError:
                     result[source.name, size, "", False] = str(error)
                     continue
-                scale = size**2 / max(_image_pixels(weights), 1)
+                scale = size**2 / max(_image_pixels(source.inputs), 1)
             for precision, is_compiled in modes:
                 kernels = kernels_of(operations, precision, is_compiled)
                 kernels.columns[:, AREAS] *= np.where(kernels.grows > 0, scale, 1.0)[:, None]
@@ -150,7 +149,7 @@ def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) ->
 
 
 def _image_pixels(weights: dict[str, Weight]) -> int:
-    images = [each.shape for name, each in weights.items() if len(each.shape) == 4 and "self_" not in name]
+    images = [each.shape for name, each in weights.items() if is_image_input(name, each)]
     return math.prod(images[0][2:]) if images else 0
 
 
