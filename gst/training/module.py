@@ -31,7 +31,8 @@ class SegmentTrainingModule(L.LightningModule):
     """Train an encoder and a head on graphs cut into segments.
 
     Args:
-        encoder, head: see `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first graph.
+        encoder, head: see `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first
+            graph.
         pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed, estimate, push_momentum: see there.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
