@@ -292,6 +292,29 @@ def _add_timeline(bench: Any, command: Command) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/timeline.png"), help="(default: %(default)s)")
 
 
+def _add_strangers(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "strangers", _run_of("strangers"), "programs of others under gst.place, beside eager, compiled, frozen",
+        f"{BENCH} strangers --names mnasnet1_0,resnet18\n{BENCH} strangers --data FOLDER --plot strangers.png",
+    )  # fmt: skip
+    data = Path("../shared/data/graphnet.tar.xz")
+    parser.add_argument("--data", type=Path, default=data, help="GraphNet samples (default: %(default)s)")
+    parser.add_argument("--names", help="of samples, separated by commas (default: all)")
+    parser.add_argument(
+        "--ways", default="eager,compiled,frozen", help="that a user has without gst (default: %(default)s)"
+    )
+    parser.add_argument("--threads", default="1,2", help="that each runs on, in turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=25, help="of timing, in turns (default: %(default)s)")
+    parser.add_argument(
+        "--time-limit", type=float, default=900.0, metavar="S", help="of each sample (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench/strangers"),
+        help="where rows are kept, which the same command goes on from (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--plot", type=Path, help="where to draw it: a PNG or SVG file")
+
+
 def _run_of(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
     """`run` of the benchmark's module, which is imported when it is called."""
     return lambda options: import_module(f"experiments.bench.{name}").run(options)
@@ -477,4 +500,5 @@ _ADD = {
     "placement_simulated": _add_placement_simulated,
     "search_loop": _add_search_loop,
     "timeline": _add_timeline,
+    "strangers": _add_strangers,
 }

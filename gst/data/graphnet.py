@@ -135,11 +135,17 @@ class Weight(NamedTuple):
     Args:
         shape, dtype: of the tensor.
         data: its elements where the file holds them; bounded integers have only this.
+        mean, std: of its elements, where the file says so.
+        least, most: bounds of its elements, where the file says so.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     data: tuple[float, ...] | None
+    mean: float | None = None
+    std: float | None = None
+    least: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,10 @@ def parse_weights(text: str, where: str) -> dict[str, Weight]:
             raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: want a name, a shape and a dtype of torch")
         if data is not None and not (isinstance(data, list) and all(isinstance(each, int | float) for each in data)):
             raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: data is {shown(data)}; want numbers")
-        weights[fields["name"]] = Weight(tuple(shape), dtype, None if data is None else tuple(data))
+        numbers = [fields.get(each) for each in ("mean", "std", "min_val", "max_val")]
+        if wrong := [each for each in numbers if each is not None and not isinstance(each, int | float)]:
+            raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: {shown(wrong[0])} is no number")
+        weights[fields["name"]] = Weight(tuple(shape), dtype, None if data is None else tuple(data), *numbers)
     return weights
 
 

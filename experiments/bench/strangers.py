@@ -1,0 +1,136 @@
+"""Programs that nobody here has tuned: GraphNet samples placed by `gst.place`, beside eager, compiled and frozen PyTorch.
+
+    python -m experiments.bench strangers --names mnasnet1_0,resnet18
+    python -m experiments.bench strangers --data FOLDER --json strangers.json --plot strangers.png
+
+Each sample runs in a process of its own with an empty compile cache, and its row is on disk as soon as it is known:
+the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench import child_environment
+from experiments.bench.strangers_picture import draw
+from gst.data.graphnet import FxSource, read_sources
+from gst.devices.describe.machine import machine_record
+from gst.devices.execute.measure import Log
+from gst.process.progress import Bars, Progress
+from gst.process.tuning import WAITING
+
+SLOWER = 0.97  # of the best of eager and compiled: more than 3 % slower
+
+
+def bench(
+    data: Path, names: Sequence[str], out: Path, settings: Mapping[str, Any], time_limit_s: float, progress: Progress
+) -> dict[str, Any]:
+    """Rows of the samples by name, see `experiments.bench.strangers_child.report`, and what they say together.
+
+    Args:
+        data: archive or folder of GraphNet samples.
+        names: of samples; all of them if empty.
+        out: directory of the rows.
+        settings: see `report`.
+        time_limit_s: of each sample.
+
+    Raises:
+        ValueError: there is no such sample.
+    """
+    sources = {each.name: each for each in read_sources(data)}
+    if missing := [name for name in names if name not in sources]:
+        raise ValueError(f"{data} has no sample {missing[0]!r}; there are {', '.join(sources)}")
+    log = Log(out / "strangers.jsonl")
+    done = {row["key"]: row["row"] for row in log.read()}
+    rows: dict[str, dict[str, Any]] = {}
+    chosen = list(names or sources)
+    for number, name in enumerate(chosen):
+        progress(f"placing and timing {name}", number, len(chosen))
+        key = _key(sources[name], settings)
+        if key not in done:
+            done[key] = _row(data, name, settings, time_limit_s)
+            log.append({"key": key, "name": name, "row": done[key]})
+        rows[name] = done[key]
+    progress("placed and timed", len(chosen), len(chosen))
+    return {"machine": machine_record(), "settings": dict(settings), "programs": rows, **_together(rows)}
+
+
+def _key(source: FxSource, settings: Mapping[str, Any]) -> str:
+    text = json.dumps([source.name, source.model, source.weights, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _row(data: Path, name: str, settings: Mapping[str, Any], time_limit_s: float) -> dict[str, Any]:
+    """What the child says, or `{"failed": reason}`."""
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as words:
+        environment = {key: value for key, value in child_environment().items() if key not in WAITING}
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": str(max(settings["threads"]))}
+        command = [sys.executable, "-m", "experiments.bench.strangers_child", str(data), name, json.dumps(settings)]
+        try:
+            child = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, stderr=words, text=True, timeout=time_limit_s
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"no result within {time_limit_s:g} s"}
+        if child.returncode == 0:
+            return json.loads(child.stdout)
+        words.seek(0)
+        return {"failed": (words.read().strip().splitlines() or [f"exit status {child.returncode}"])[-1][:300]}
+
+
+def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Number of programs that ran, geometric means, and the names of those that are slower than what their user had."""
+    ran = {name: row for name, row in rows.items() if "failed" not in row}
+    if not ran:
+        return {"ran": 0, "failed": len(rows)}
+    return {
+        "ran": len(ran),
+        "failed": len(rows) - len(ran),
+        "over_eager": statistics.geometric_mean(row["over_eager"][0] for row in ran.values()),
+        "over_best": statistics.geometric_mean(row["over_best"][0] for row in ran.values()),
+        "slower": sorted(name for name, row in ran.items() if row["over_best"][0] < SLOWER),
+        "wrong": sorted(name for name, row in ran.items() if "placed" in row["reasons"]),
+        "seconds_to_plan": statistics.median(row["seconds_to_plan"] for row in ran.values()),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark as its command asks; prints a line for each sample."""
+    settings = {
+        "ways": options.ways.split(","),
+        "threads": [int(each) for each in options.threads.split(",")],
+        "rounds": options.rounds,
+    }
+    names = [each for each in (options.names or "").split(",") if each]
+    with Bars() as bars:
+        result = bench(options.data, names, options.out, settings, options.time_limit, bars.show)
+    result |= {"command": options.command}
+    for name, row in result["programs"].items():
+        print(_line(name, row))
+    if result["ran"]:
+        print(
+            f"{result['ran']} programs: {result['over_eager']:.2f} times as fast as eager, {result['over_best']:.2f} "
+            f"times as the best of eager and compiled; slower: {', '.join(result['slower']) or 'none'}"
+        )
+    if options.plot is not None:
+        draw(result, options.plot)
+    return result
+
+
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return f"{name:<34} failed: {row['failed']}"
+    over = "  ".join(
+        f"{what} {ratio:.2f} ({low:.2f} .. {high:.2f})"
+        for what, (ratio, low, high) in (("over eager", row["over_eager"]), ("over the best", row["over_best"]))
+    )
+    return f"{name:<34} {row['ms']['placed'][0]:8.2f} ms  {over}  {row['winner']}, {row['seconds_to_plan']:.0f} s"
