@@ -26,7 +26,8 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = (
-    "place", "demo", "sweep", "measure", "prepare", "data", "rank", "trace", "bench", "devices", "doctor"
+    "place", "demo", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace", "bench", "devices",
+    "doctor",
 )  # fmt: skip
 GO_ON = {
     "place": "the same command with --resume goes on",
@@ -34,6 +35,7 @@ GO_ON = {
     "measure": "the same command with --resume goes on",
     "prepare": "the same command goes on where this one stopped",
     "sweep": "the same command with --resume goes on",
+    "train-policy": "the same command with --resume goes on",
     "fit": "the same command with --ckpt_path last goes on from the last checkpoint, if there is one",
 }
 
@@ -129,6 +131,8 @@ def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
     match name:
         case "place" | "demo":
             from gst.commands.place import add_place as add
+        case "train-policy":
+            from gst.commands.train_policy import add_train_policy as add
         case "sweep":
             from gst.commands.sweep import add_sweep as add
         case "measure":

@@ -1,0 +1,124 @@
+"""What the constructive policy knows of a problem before its first decision: ranks, optimistic costs, shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from gst.placement.public.problem import Problem
+from partitioners.compiled import compiled
+
+MOST_CONSUMERS = 4  # of an operation that its features look at: those with the longest way to go
+
+
+class Tables(NamedTuple):
+    """Numbers of a problem that no decision changes.
+
+    Args:
+        mean_times: of each node over the devices that can run it.
+        transfers: of each edge, the mean over pairs of different devices.
+        rank: time from the start of each node to the end along its longest way, transfers included (upward rank).
+        optimistic: time from the end of each node on each device to the end, if all that follows goes where it suits
+            best (the optimistic cost table of PEFT, Arabnejad and Barbosa, 2014).
+        priorities: of each node, features that say which ready operation is looked at first.
+        outgoing: of each node, the longest of the transfers of its value.
+        incoming: of each node, the sum of the transfers of the values it reads.
+        heads: of each node, `MOST_CONSUMERS` places in the list of its consumers, -1 where it has fewer.
+        group_times: mean times of all nodes of each group.
+        able: whether each device can run all nodes of each group.
+        scale: mean time of a node, > 0: the unit of differences between devices.
+        horizon: the longer of the longest way and all work shared evenly, > 0: the unit of time.
+        ratio: all transfers divided by all times.
+    """
+
+    mean_times: Float64[np.ndarray, " nodes"]
+    transfers: Float64[np.ndarray, " edges"]
+    rank: Float64[np.ndarray, " nodes"]
+    optimistic: Float64[np.ndarray, "devices nodes"]
+    priorities: Float64[np.ndarray, "priorities nodes"]
+    outgoing: Float64[np.ndarray, " nodes"]
+    incoming: Float64[np.ndarray, " nodes"]
+    heads: Int64[np.ndarray, "nodes heads"]
+    group_times: Float64[np.ndarray, " groups"]
+    able: Bool[np.ndarray, "devices groups"]
+    scale: float
+    horizon: float
+    ratio: float
+
+
+def tables_of(problem: Problem) -> Tables:
+    """The tables of a problem.
+
+    Examples:
+        >>> from gst.placement.constructive.generated import generated_problem
+        >>> tables = tables_of(generated_problem(0, nodes=30, devices=2))
+        >>> tables.optimistic.shape, bool((tables.rank >= tables.mean_times).all())
+        ((2, 30), True)
+    """
+    arrays = problem.arrays
+    mean_times, transfers = problem.mean_times, problem.mean_transfers
+    rank, depth, optimistic, outgoing, incoming, heads = _ways(mean_times, transfers, arrays)
+    groups = len(arrays.sizes)
+    able = np.stack([np.bincount(arrays.groups, np.isinf(row), groups) == 0 for row in arrays.times])
+    devices = len(problem.devices)
+    least = np.where(np.isfinite(arrays.times), arrays.times, np.inf).min(0)
+    scale = float(mean_times.mean()) or float(transfers.mean() if len(transfers) else 0.0) or 1.0
+    horizon = max(float(optimistic.min(0).max() + least.max()), float(least.sum()) / devices, 1e-300)
+    longest = max(float(rank.max()), 1e-300)
+    fan = np.diff(arrays.indptr)
+    priorities = np.stack([
+        rank / longest, depth / longest, optimistic.mean(0) / horizon, _squashed(mean_times / scale),
+        _squashed(outgoing / scale), _squashed(fan / 4.0), _squashed(incoming / scale),
+    ])  # fmt: skip
+    ratio = float(transfers.sum()) / max(float(mean_times.sum()), 1e-300)
+    return Tables(
+        mean_times, transfers, rank, optimistic, priorities, outgoing, incoming, heads,
+        np.bincount(arrays.groups, mean_times, groups), able, scale, horizon, min(ratio, 1e6),
+    )  # fmt: skip
+
+
+def _squashed(values: Float64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
+    return values / (1.0 + values)
+
+
+@compiled
+@no_type_check
+def _ways(mean_times, transfers, arrays):
+    """Upward rank, downward rank, optimistic costs, longest transfer out, sum of transfers in, and chief consumers."""
+    nodes, devices = len(mean_times), arrays.times.shape[0]
+    rank, depth, optimistic = mean_times.copy(), np.zeros(nodes), np.zeros((devices, nodes))
+    outgoing, incoming = np.zeros(nodes), np.zeros(nodes)
+    heads, ways = np.full((nodes, MOST_CONSUMERS), -1), np.empty(MOST_CONSUMERS)
+    for node in range(nodes - 1, -1, -1):
+        count = 0
+        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
+            consumer, transfer = arrays.consumers[position], transfers[arrays.out_edges[position]]
+            way = transfer + rank[consumer]
+            rank[node] = max(rank[node], mean_times[node] + way)
+            outgoing[node] = max(outgoing[node], transfer)
+            incoming[consumer] += transfer
+            place = count  # insertion by the length of the way, the first of equals first
+            while place > 0 and ways[place - 1] < way:
+                place -= 1
+            if place < MOST_CONSUMERS:
+                for later in range(min(count, MOST_CONSUMERS - 1), place, -1):
+                    ways[later], heads[node, later] = ways[later - 1], heads[node, later - 1]
+                ways[place], heads[node, place] = way, position
+                count = min(count + 1, MOST_CONSUMERS)
+            away = np.inf
+            for there in range(devices):
+                if arrays.times[there, consumer] < np.inf:
+                    away = min(away, optimistic[there, consumer] + arrays.times[there, consumer])
+            for here in range(devices):
+                least = away + transfer
+                if arrays.times[here, consumer] < np.inf:
+                    least = min(least, optimistic[here, consumer] + arrays.times[here, consumer])
+                optimistic[here, node] = max(optimistic[here, node], least)
+    for node in range(nodes):
+        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
+            way = depth[node] + mean_times[node] + transfers[arrays.out_edges[position]]
+            consumer = arrays.consumers[position]
+            depth[consumer] = max(depth[consumer], way)
+    return rank, depth, optimistic, outgoing, incoming, heads

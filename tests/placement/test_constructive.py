@@ -1,0 +1,298 @@
+"""The constructive policy: its compiled rollouts against a slow twin and the simulator, and its training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gst.cli import main
+from gst.placement.constructive import training
+from gst.placement.constructive.generated import SHAPES, generated_problem
+from gst.placement.constructive.network import (
+    FEATURES,
+    HIDDEN,
+    LAYER,
+    NUM_FEATURES,
+    NUM_PRIORITIES,
+    NUM_WEIGHTS,
+    OUTPUT,
+    initial_weights,
+    load_weights,
+    rule_weights,
+    save_weights,
+)
+from gst.placement.constructive.proposing import propose
+from gst.placement.constructive.rollout import roll_out, window_of
+from gst.placement.constructive.tables import MOST_CONSUMERS, tables_of
+from gst.placement.constructive.training import State, train
+from gst.placement.public.baselines import upward_rank
+from gst.placement.public.problem import Problem
+from gst.placement.public.schedules import Schedule, moved
+
+
+def random_weights(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.5, NUM_WEIGHTS).astype(np.float32)
+
+
+def built(problem: Problem, weights: np.ndarray, window: int, is_uniform: bool = False) -> tuple[float, Schedule]:
+    home, order = np.full(problem.num_nodes, -1), np.full(problem.num_nodes, -1)
+    state, first_come = np.array([7], np.uint64), problem.graph.first_come
+    tables = tables_of(problem)
+    span = roll_out(problem.arrays, tables, weights, window, is_uniform, first_come, state, home, order)
+    return float(span), Schedule(problem, home, order)
+
+
+class Twin:
+    """A partial schedule with dictionaries: what the network is told of each pair, by the definitions."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.arrays, self.tables = problem, problem.arrays, tables_of(problem)
+        self.edges = [(number, a, b) for number, (a, b) in enumerate(problem.graph.edges.T.tolist())]
+        self.devices = range(len(problem.devices))
+        self.home: dict[int, int] = {}
+        self.end: dict[int, float] = {}
+        self.free = dict.fromkeys(self.devices, 0.0)
+        self.place: dict[int, int] = {}
+        self.used = dict.fromkeys(self.devices, 0.0)
+
+    def ready(self) -> list[int]:
+        waiting = {b for _, a, b in self.edges if a not in self.end}
+        return [node for node in range(self.problem.num_nodes) if node not in waiting and node not in self.end]
+
+    def arrival(self, node: int, device: int) -> float:
+        """Of the values that are made already."""
+        return max(
+            [
+                self.end[a] + moved(number, self.home[a], device, self.arrays)
+                for number, a, b in self.edges if b == node and a in self.end
+            ],
+            default=0.0,
+        )  # fmt: skip
+
+    def pull(self, node: int, device: int) -> float:
+        mean = self.problem.mean_transfers
+        return sum(float(mean[n]) for n, a, b in self.edges if b == node and self.home.get(a) == device)
+
+    def priority(self, node: int, weights: np.ndarray) -> float:
+        soonest = min(self.arrival(node, device) for device in self.devices)
+        if self.problem.graph.first_come:
+            return -soonest
+        static = float(weights[: NUM_PRIORITIES - 1] @ self.tables.priorities[:, node])
+        return static + float(weights[NUM_PRIORITIES - 1]) * soonest / self.tables.horizon
+
+    def may(self, node: int, device: int) -> bool:
+        group = int(self.arrays.groups[node])
+        if group in self.place:
+            return self.place[group] == device
+        able = all(np.isfinite(self.arrays.times[device, n]) for n in np.flatnonzero(self.arrays.groups == group))
+        return able and self.used[device] + self.arrays.sizes[group] <= self.arrays.limits[device]
+
+    def put(self, node: int, device: int) -> None:
+        group = int(self.arrays.groups[node])
+        if group not in self.place:
+            self.place[group] = device
+            self.used[device] += float(self.arrays.sizes[group])
+        begin = max(self.free[device], self.arrival(node, device))
+        self.home[node], self.end[node] = device, begin + float(self.arrays.times[device, node])
+        self.free[device] = self.end[node]
+
+    def features(self, pairs: list[tuple[int, int]], num_ready: int) -> dict[tuple[int, int], np.ndarray]:
+        tables, times, mean = self.tables, self.arrays.times, self.problem.mean_transfers
+        scale, horizon = tables.scale, tables.horizon
+        rank = upward_rank(self.problem)
+        start = {(n, d): max(self.free[d], self.arrival(n, d)) for n, d in pairs}
+        end = {(n, d): start[n, d] + float(times[d, n]) for n, d in pairs}
+        everyone, result = {n for n, _ in pairs}, {}
+        for node, device in pairs:
+            mine = [d for n, d in pairs if n == node]
+            outs = [(number, b) for number, a, b in self.edges if a == node]
+            heads = sorted(outs, key=lambda out: -(mean[out[0]] + rank[out[1]]))[:MOST_CONSUMERS]
+            alone = sum(
+                all(a in self.end or a == node for _, a, b in self.edges if b == consumer) for _, consumer in heads
+            )
+            forward = {
+                d: sum(
+                    self.pull(c, d) + (mean[number] if self.place.get(int(self.arrays.groups[c])) == d else 0.0)
+                    for number, c in heads
+                )
+                for d in self.devices
+            }
+            later = {d: max(end[node, d], self.arrival(heads[0][1], d) if heads else 0.0) for d in mine}
+            ends = sorted(end[node, d] for d in mine)
+            ahead = {d: end[node, d] + float(tables.optimistic[d, node]) for d in mine}
+            group = int(self.arrays.groups[node])
+            limit, here = float(self.arrays.limits[device]), (node, device)
+            values = {
+                "rank": rank[node] / horizon,
+                "rank_below_first": (rank[node] - max(rank[n] for n in everyone)) / scale,
+                "sufferage": (ends[1] - ends[0]) / scale if len(ends) > 1 else 10.0,
+                "transfer_out": max((mean[number] for number, _ in outs), default=0.0) / scale,
+                "num_consumers": len(outs) / 4,
+                "consumers_waiting_for_it_alone": alone,
+                "time": self.problem.mean_times[node] / scale,
+                "ready_before_devices": (min(self.arrival(node, d) for d in mine) - min(self.free.values())) / scale,
+                "group_to_come": 0.0 if group in self.place else
+                (sum(self.problem.mean_times[self.arrays.groups == group]) - self.problem.mean_times[node]) / scale,
+                "start": (start[here] - min(start.values())) / scale,
+                "finish_of_its_own": (end[here] - ends[0]) / scale,
+                "finish": (end[here] - min(end.values())) / scale,
+                "idle_gap": (start[here] - self.free[device]) / scale,
+                "wait_for_device": (start[here] - self.arrival(*here)) / scale,
+                "finish_and_optimistic": (ahead[device] - min(ahead.values())) / scale,
+                "finish_and_optimistic_of_its_own": (ahead[device] - ends[0]) / horizon,
+                "way_to_the_end": (end[here] + rank[node] - self.problem.mean_times[node]) / horizon,
+                "slower_than_best": (times[device, node] - min(times[d, node] for d in mine)) / scale,
+                "inputs_here": self.pull(*here) / scale,
+                "bytes_to_move": sum(self.pull(node, d) for d in self.devices if d != device) / scale,
+                "inputs_of_consumers_here": forward[device] / scale,
+                "inputs_of_consumers_elsewhere": (max(forward.values()) - forward[device]) / scale,
+                "start_of_consumer": (later[device] - min(later.values())) / scale,
+                "device_busy": (self.free[device] - min(self.free.values())) / scale,
+                "device_over_mean": (self.free[device] - sum(self.free.values()) / len(self.free)) / horizon,
+                "memory_left": (limit - self.used[device]) / limit if np.isfinite(limit) else 1.0,
+                "work_left": 1 - sum(self.problem.mean_times[n] for n in self.end) / self.problem.mean_times.sum(),
+                "num_ready": num_ready / len(self.devices),
+                "transfers_to_times": mean.sum() / self.problem.mean_times.sum(),
+                "first_come": float(self.problem.graph.first_come),
+            }  # fmt: skip
+            assert tuple(values) == FEATURES
+            result[here] = np.array([float(value) for value in values.values()])
+        return result
+
+
+def score_slowly(features: np.ndarray, weights: np.ndarray) -> float:
+    squashed = features / (1 + np.abs(features))
+    layer = weights[LAYER:OUTPUT].reshape(HIDDEN, NUM_FEATURES + 1).astype(np.float64)
+    hidden = np.maximum(layer[:, :-1] @ squashed + layer[:, -1], 0.0)
+    return float(weights[NUM_PRIORITIES:LAYER] @ squashed + weights[OUTPUT:] @ hidden)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_decision_of_a_rollout_is_the_best_by_a_slow_twin(seed: int) -> None:
+    problem, weights = generated_problem(seed, nodes=18), random_weights(seed)
+    window = window_of(len(problem.devices))
+    span, schedule = built(problem, weights, window)
+    twin = Twin(problem)
+    for node, device in zip(schedule.order.tolist(), schedule.home[schedule.order].tolist(), strict=True):
+        ready = sorted(twin.ready(), key=lambda each: -twin.priority(each, weights))
+        pairs = [(n, d) for n, d in product(ready[:window], twin.devices) if twin.may(n, d)]
+        assert (node, device) in pairs
+        scores = {pair: score_slowly(row, weights) for pair, row in twin.features(pairs, len(ready)).items()}
+        assert scores[node, device] == pytest.approx(max(scores.values()), abs=1e-4)
+        twin.put(node, device)
+    assert span == max(twin.end.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rollout_takes_as_long_as_the_simulator_says(shape: str) -> None:
+    for seed in range(6):
+        problem = generated_problem(seed, nodes=60 + 40 * seed, shape=shape)
+        edges = problem.graph.edges
+        assert (edges[0] < edges[1]).all() and len(np.unique(edges, axis=1).T) == edges.shape[1]
+        for is_uniform in (False, True):
+            span, schedule = built(problem, random_weights(seed), 4, is_uniform)
+            if np.isinf(span):  # the memories were filled without room for what came last
+                assert np.isfinite(problem.arrays.limits).any()
+                continue
+            assert not schedule.reason
+            if not problem.graph.first_come:
+                assert schedule.makespan * problem.graph.scale == span
+            position = np.argsort(schedule.order)
+            assert (position[edges[0]] < position[edges[1]]).all()
+
+
+def test_the_rule_is_a_list_schedule_by_upward_rank() -> None:
+    problem = generated_problem(4, nodes=80, devices=3, shape="layers")
+    schedule = built(problem, rule_weights(), 1)[1]
+    twin, rank = Twin(problem), upward_rank(problem)
+    while ready := twin.ready():
+        node = max(ready, key=lambda each: rank[each])
+        twin.put(node, min(
+            (d for d in twin.devices if twin.may(node, d)),
+            key=lambda d: max(twin.free[d], twin.arrival(node, d)) + problem.arrays.times[d, node],
+        ))  # fmt: skip
+    assert schedule.makespan * problem.graph.scale == max(twin.end.values())
+
+
+def test_memories_that_hold_nothing_give_no_schedule() -> None:
+    problem = generated_problem(1, nodes=30, devices=2)
+    full = problem.arrays._replace(limits=np.zeros(2), sizes=np.ones(len(problem.arrays.sizes)))
+    problem = replace(problem, arrays=full)
+    proposal = propose(problem, initial_weights(0), samples=5)
+    assert proposal.best is None and proposal.greedy is None and proposal.samples == 5
+
+
+def test_samples_are_the_same_for_the_same_seed_and_never_behind_the_greedy_one() -> None:
+    problem = generated_problem(8, nodes=150, devices=4)
+    one, other = (propose(problem, initial_weights(0), samples=40, seed=3) for _ in range(2))
+    assert one.best is not None and other.best is not None and one.greedy is not None
+    assert (one.best.home == other.best.home).all() and one.best.makespan <= one.greedy.makespan
+
+
+def test_training_goes_on_where_it_stopped_and_is_the_same_for_the_same_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "EVERY", 3)
+    state = train(State.new(1), steps=3, most=30, save=tmp_path / "state.npz")
+    again = State.load(tmp_path / "state.npz")
+    assert again.step == 3 and (again.weights == state.weights).all() and again.curve == state.curve
+    assert [step for step, _ in state.curve] == [3]
+    further = train(again, steps=5, most=30)
+    assert further.step == 5 and (further.weights != state.weights).any()
+    assert (train(State.new(1), steps=3, most=30).weights == state.weights).all()
+
+
+def test_training_learns_from_weights_that_say_nothing() -> None:
+    nothing = replace(State.new(0), weights=np.zeros(NUM_WEIGHTS, np.float32))
+    state = train(nothing, steps=24, most=40)
+    spans = {}
+    for name, weights in (("before", nothing.weights), ("after", state.weights)):
+        plans = [propose(generated_problem(seed, nodes=40, devices=3), weights).greedy for seed in range(1000, 1020)]
+        spans[name] = float(np.mean([np.log(plan.makespan) for plan in plans if plan is not None]))
+    assert spans["after"] < spans["before"] - 0.2
+
+
+def test_files_of_weights_are_checked(tmp_path: Path) -> None:
+    save_weights(tmp_path / "weights.npz", initial_weights(0))
+    assert (load_weights(tmp_path / "weights.npz") == initial_weights(0)).all()
+    with pytest.raises(ValueError, match="no such file"):
+        load_weights(tmp_path / "none.npz")
+    (tmp_path / "text.npz").write_text("weights")
+    with pytest.raises(ValueError, match="not a readable npz"):
+        load_weights(tmp_path / "text.npz")
+    np.savez(tmp_path / "other.npz", weights=np.zeros(3))
+    with pytest.raises(ValueError, match="has no features, priorities"):
+        load_weights(tmp_path / "other.npz")
+    np.savez(tmp_path / "few.npz", weights=np.zeros(3), features=np.array(FEATURES), priorities=np.array(["a"]))
+    with pytest.raises(ValueError, match="train again"):
+        load_weights(tmp_path / "few.npz")
+    broken = initial_weights(0)
+    broken[5] = np.nan
+    save_weights(tmp_path / "nan.npz", broken)
+    with pytest.raises(ValueError, match="not finite"):
+        load_weights(tmp_path / "nan.npz")
+    with pytest.raises(ValueError, match="not a state"):
+        State.load(tmp_path / "nan.npz")
+
+
+def test_the_command_trains_goes_on_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_policy = ["train-policy", "--out", str(tmp_path / "policy"), "--most-operations", "25"]
+    assert main([*train_policy, "--steps", "2", "--quiet"]) == 0
+    assert "2 steps in" in capsys.readouterr().out
+    assert main([*train_policy, "--steps", "3", "--quiet"]) == 2
+    assert "add --resume to go on with it" in capsys.readouterr().err
+    assert main([*train_policy, "--steps", "3", "--quiet", "--resume"]) == 0
+    assert "3 steps in" in capsys.readouterr().out
+    weights = load_weights(tmp_path / "policy/weights.npz")
+    assert (weights == State.load(tmp_path / "policy/state.npz").average).all()
+    for arguments, reason in (
+        (["--steps", "0"], "--steps is 0, want 1 or more"),
+        (["--seconds", "0"], "--seconds is 0.0, want more than 0"),
+        (["--most-operations", "5"], "want 20 or more"),
+    ):
+        assert main(["train-policy", "--out", str(tmp_path / "other"), *arguments]) == 2
+        assert reason in capsys.readouterr().err
