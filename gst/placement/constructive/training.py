@@ -71,15 +71,18 @@ class State:
         """
         arrays = read_arrays(path)
         try:
-            vectors = [arrays[name].astype(np.float32) for name in ("weights", "average", "first", "second")]
+            weights, average, first, second = (
+                arrays[name].astype(np.float32) for name in ("weights", "average", "first", "second")
+            )
             step, seed = arrays["counters"].tolist()
             curve = tuple((int(at), float(value)) for at, value in arrays["curve"].tolist())
             seconds = float(arrays["seconds"][0])
         except (KeyError, TypeError, ValueError, IndexError):
             raise ValueError(f"{path}: not a state of gst train-policy; give another --out") from None
+        vectors = (weights, average, first, second)
         if any(vector.shape != (NUM_WEIGHTS,) or not np.isfinite(vector).all() for vector in vectors):
             raise ValueError(f"{path}: of a policy with other features; give another --out")
-        return cls(*vectors, step, seconds, seed, curve)
+        return cls(weights, average, first, second, step, seconds, seed, curve)
 
 
 @dataclass(eq=False)
