@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gst.graphs.store import open_store, prepare
     from gst.method.batch import SegmentBatch
     from gst.method.estimator import GraphSegmentTraining
+    from gst.method.histories import LayerHistories
     from gst.placement.placed import place
 
     __version__: str
@@ -34,6 +35,7 @@ _HOMES = {
     "EmbeddingTable": "embedding_cache",
     "Graph": "gst.graphs.graph",
     "GraphSegmentTraining": "gst.method.estimator",
+    "LayerHistories": "gst.method.histories",
     "SegmentBatch": "gst.method.batch",
     "SegmentedGraph": "gst.graphs.segments",
     "collate": "gst.data.collate",
@@ -47,9 +49,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph", "__version__", "collate",
-    "cost", "data", "devices", "from_dgl", "from_networkx", "from_pyg", "nn", "open_store", "place", "placement",
-    "prepare", "programs", "segment",
+    "EmbeddingTable", "Graph", "GraphSegmentTraining", "LayerHistories", "SegmentBatch", "SegmentedGraph",
+    "__version__", "collate", "cost", "data", "devices", "from_dgl", "from_networkx", "from_pyg", "nn", "open_store",
+    "place", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 
 

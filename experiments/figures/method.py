@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -13,6 +14,7 @@ BENCHMARKS = "experiments/bench/README.md"
 VARIANT_TASKS = {
     "alexnet": "AlexNet", "tile": "tiles", "hlsyn": "HLSyn", "circuits": "circuits", "elf-language": "binaries",
 }  # fmt: skip
+HISTORY_TASKS = {"circuits": "circuits"}
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 PARTITIONERS = ("auto", "metis", "communities", "ldg", "fennel", "contiguous")
 STEPS = {
@@ -75,8 +77,8 @@ def memory() -> str:
     )  # fmt: skip
 
 
-def variants() -> str:
-    found = {name: result(f"variants_{task}")["variants"] for task, name in VARIANT_TASKS.items()}
+def variants(kind: str = "variants", tasks: Mapping[str, str] = VARIANT_TASKS) -> str:
+    found = {name: result(f"{kind}_{task}")["variants"] for task, name in tasks.items()}
 
     def cell(each: dict[str, Any]) -> str:
         return f"{each['score_mean']:.2f} ± {each['score_deviation']:.2f}, {each['step_ms']:.0f} ms"
@@ -170,6 +172,7 @@ TABLES = {
     "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
     "estimates": estimates,
     "estimates_draws": partial(estimates, "estimates_draws"),
+    "histories": partial(variants, "histories", HISTORY_TASKS),
     "partition": partition, "distributed": distributed, "checkpoint": checkpoint, "scale": partial(scale, "scale"),
     "scale of an accelerator": partial(scale, "scale_accelerator"),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """The variants and whole graphs on the same data in the same processor time: score, steps and memory.
 
     python -m experiments.variants.compare --tasks alexnet,elf-language --seeds 5
+    python -m experiments.variants.compare --compare histories --tasks circuits --seconds 20
 
 Each training runs in a process of its own on one core, for `--seconds` of processor time in its training steps, those
 that read segments included; the learning rate falls along a cosine of the time, and +F freezes the encoder for the last
@@ -35,6 +36,7 @@ from gst.data.loader import Selection
 from gst.devices import machine_record
 from gst.files.writing import atomic_write
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.histories import LayerHistories
 from gst.nn import SAGE, Head
 from gst.process.progress import bar
 from gst.process.tuning import keep_freed_memory
@@ -54,6 +56,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+E, composite": {"table": True, "estimate": "composite"},
     "GST+EF, composite": {"table": True, "estimate": "composite", "finetune": True},
 }
+HISTORIES: dict[str, dict[str, Any]] = {
+    "no halo": {"table": True},
+    "halo of one hop": {"table": True, "halo": 1},
+    "halo of one hop, layer histories": {"table": True, "halo": 1, "histories": True},
+    "halo as deep as the encoder": {"table": True, "halo": -1},
+}
+COMPARED, BASELINES = {"variants": VARIANTS, "histories": HISTORIES}, {"variants": "GST+EFD", "histories": "no halo"}
 LOSS = {"runtime": "pairwise_hinge", "number": "squared_error", "class": "cross_entropy"}
 FINETUNING = 1 / 8  # of the time
 LEAST_TARGETS = 8  # of a graph that is scored
@@ -64,15 +73,20 @@ def train(task: Task, variant: str, seed: int, seconds: float) -> dict[str, floa
     """One training, in this process."""
     keep_freed_memory()
     torch.set_num_threads(1)
-    settings = dict(VARIANTS[variant])
-    loader, held_out = task.loaders(settings.pop("whole", False), seed)
+    settings = dict((VARIANTS | HISTORIES)[variant])
+    layers, halo = task.encoder["num_layers"], settings.pop("halo", 0)
+    loader, held_out = task.loaders(settings.pop("whole", False), seed, layers if halo < 0 else halo)
     finetune = settings.pop("finetune", False)
     torch.manual_seed(seed)
     channels = task.encoder["channels"]
     if settings.pop("table", False):
         settings["table"] = EmbeddingTable(1, channels, track_drift=settings.get("refresh") == "drift")
+    sharing: dict[str, Any] = {}
+    if settings.pop("histories", False):
+        settings["histories"] = LayerHistories({f"layers.{number}": channels for number in range(layers - 1)})
+        sharing["share"] = task.configs_per_graph == 1
     model = GraphSegmentTraining(
-        SAGE(**task.encoder), Head(channels, task.classes), task.pooling,
+        SAGE(**task.encoder, **sharing), Head(channels, task.classes), task.pooling,
         **{"num_fresh": task.num_fresh, "seed": seed} | settings,
     )  # fmt: skip
     model.embed([held_out[0][0]], torch.zeros(1, 1, dtype=torch.long))
@@ -130,13 +144,13 @@ def run(task: str, variant: str, seed: int, seconds: float) -> dict[str, float]:
 
 
 def row(runs: list[dict[str, float]], baseline: list[dict[str, float]]) -> dict[str, Any]:
-    """Of one variant; `over_efd` are the differences to GST+EFD, seed by seed."""
+    """Of one variant; `over_baseline` are the differences of scores, seed by seed."""
     scores = [run["score"] for run in runs]
     return {
         "score_mean": statistics.mean(scores),
         "score_deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0,
         "scores": scores,
-        "over_efd": [each["score"] - other["score"] for each, other in zip(runs, baseline, strict=True)],
+        "over_baseline": [each["score"] - other["score"] for each, other in zip(runs, baseline, strict=True)],
         **{key: statistics.median(run[key] for run in runs) for key in ("steps", "step_ms", "peak_mib")},
     }
 
@@ -147,30 +161,31 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=10.0, help="of one training; default: %(default)s")
     parser.add_argument("--processes", type=int, default=2, help="trainings at once; default: %(default)s")
+    parser.add_argument("--compare", choices=COMPARED, default="variants", help="default: %(default)s")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
         task, variant, seed = options.run
         print(json.dumps(train(TASKS[task], variant, int(seed), options.seconds)))
         return
-    tasks = options.tasks.split(",")
+    tasks, variants = options.tasks.split(","), COMPARED[options.compare]
     RUNS.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         for whole in (True, False):  # prepared here, once
             TASKS[task].loaders(whole, 0)
-    jobs = [(task, variant, seed) for task in tasks for seed in range(options.seeds) for variant in VARIANTS]
+    jobs = [(task, variant, seed) for task in tasks for seed in range(options.seeds) for variant in variants]
     with ThreadPoolExecutor(options.processes) as pool:
         done = pool.map(lambda job: run(*job, options.seconds), jobs)
         runs = dict(zip(jobs, bar(done, total=len(jobs), desc="trainings"), strict=True))
+    command = f"python -m experiments.variants.compare --compare {options.compare} --seeds {options.seeds}"
     for task in tasks:
-        by_variant = {variant: [runs[task, variant, seed] for seed in range(options.seeds)] for variant in VARIANTS}
-        command = f"python -m experiments.variants.compare --tasks {task} --seeds {options.seeds}"
+        by_variant = {variant: [runs[task, variant, seed] for seed in range(options.seeds)] for variant in variants}
         result = {
             "task": task, "kind": TASKS[task].kind, "seeds": options.seeds, "seconds": options.seconds,
-            "variants": {variant: row(each, by_variant["GST+EFD"]) for variant, each in by_variant.items()},
-            "machine": machine_record(), "command": f"{command} --seconds {options.seconds:g}",
+            "variants": {name: row(each, by_variant[BASELINES[options.compare]]) for name, each in by_variant.items()},
+            "machine": machine_record(), "command": f"{command} --seconds {options.seconds:g} --tasks {task}",
         }  # fmt: skip
-        with atomic_write(RESULTS / f"variants_{task}.json") as file:
+        with atomic_write(RESULTS / f"{options.compare}_{task}.json") as file:
             file.write(json.dumps(result, indent=1) + "\n")
 
 

@@ -95,10 +95,10 @@ class Task:
         label: Any = self.name.removeprefix("elf-")
         return ElfBinaries("/usr", label=label, limit=96)
 
-    def loaders(self, whole: bool, seed: int) -> tuple[StepLoader, list[Selection]]:
+    def loaders(self, whole: bool, seed: int, halo: int = 0) -> tuple[StepLoader, list[Selection]]:
         """Training steps and what is held out; which it is depends on the seed alone."""
         max_nodes = 1_000_000 if whole else self.max_nodes
-        graphs = open_store(prepare(self.source(), STORES, max_nodes))
+        graphs = open_store(prepare(self.source(), STORES, max_nodes, halo=halo))
         graphs = [graph for graph in graphs if graph.num_configs >= self.least_configs]
         if self.kind == "runtime":
             training, validation, _ = split(graphs, "configs", self.held_out, 0, seed)

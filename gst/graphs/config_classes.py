@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Int64, Shaped, UInt, UInt64
+from jaxtyping import Bool, Int64, Shaped, UInt, UInt64
 
 from gst.graphs.segments import SegmentedGraph
 
@@ -35,10 +35,10 @@ class ConfigClasses:
     place: Int64[np.ndarray, " segments"]
 
     @staticmethod
-    def of_configurable(graph: SegmentedGraph) -> ConfigClasses:
-        """Each configuration is a class of its own in segments with configurable nodes, whatever it says of them."""
-        counts = np.where(np.diff(graph.config_ptr) > 0, graph.num_configs, 1)
-        return ConfigClasses(counts, np.zeros((0, graph.num_configs), np.uint8), np.full(graph.num_segments, -1))
+    def all_apart(configurable: Bool[np.ndarray, " segments"], num_configs: int) -> ConfigClasses:
+        """Each of `num_configs` configurations is a class of its own in configurable segments."""
+        counts = np.where(configurable, num_configs, 1)
+        return ConfigClasses(counts, np.zeros((0, num_configs), np.uint8), np.full(len(counts), -1))
 
     def of(self, configs: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, "segments chosen"]:
         """The class of each of `configs` in each segment."""

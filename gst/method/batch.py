@@ -34,6 +34,7 @@ class SegmentBatch:
         config_features: what each configuration gives each of them. Segments of different graphs hold the
             configurations of their own graph in the same column.
         node_data, edge_data: further tensors by name, one row for each node or edge (`Graph.node_data`).
+        history_keys: of each node under each configuration in layer histories, if there are any; -1 is none.
         plans: what encoders worked out from the batch alone, to be used again.
         host: the batch in memory of the host, if this one is on an accelerator: what plans are made from.
     """
@@ -48,6 +49,7 @@ class SegmentBatch:
     config_features: Float[Tensor, "configurable configs channels"]
     node_data: Mapping[str, Tensor] = field(default_factory=dict)
     edge_data: Mapping[str, Tensor] = field(default_factory=dict)
+    history_keys: Int64[Tensor, "nodes configs"] | None = None
     plans: dict[Any, Any] = field(default_factory=dict, init=False)
     host: SegmentBatch | None = field(default=None, init=False)
 
@@ -96,8 +98,10 @@ class SegmentBatch:
         """A batch of what `change` makes of each tensor."""
         tensors: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         for name, tensor in tensors.items():
-            is_data = name in DATA
-            tensors[name] = {key: change(each) for key, each in tensor.items()} if is_data else change(tensor)
+            if name in DATA:
+                tensors[name] = {key: change(each) for key, each in tensor.items()}
+            elif tensor is not None:
+                tensors[name] = change(tensor)
         return SegmentBatch(**tensors)
 
     def expanded(self) -> ExpandedBatch:
@@ -122,6 +126,7 @@ class SegmentBatch:
             config_nodes=self.config_nodes, config_features=self.config_features,
             node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},
             edge_data={name: pad(tensor, more_edges) for name, tensor in self.edge_data.items()},
+            history_keys=None if self.history_keys is None else pad(self.history_keys, more_nodes, -1),
         )  # fmt: skip
 
 

@@ -40,8 +40,11 @@ class Catalogue:
     configurable: Bool[Tensor, " segments"]
 
     @staticmethod
-    def of(graphs: Sequence[SegmentedGraph]) -> Catalogue:
-        """Raises:
+    def of(graphs: Sequence[SegmentedGraph], all_configurable: bool = False) -> Catalogue:
+        """Args:
+            all_configurable: configurations matter to all segments, as where layer histories cross the cuts.
+
+        Raises:
         ValueError: one of `graphs` is no `SegmentedGraph`.
         """
         for position, graph in enumerate(graphs):
@@ -58,7 +61,7 @@ class Catalogue:
             together([np.arange(graph.num_segments) for graph in graphs]),
             together([np.diff(graph.row_ptr) for graph in graphs]),
             together([graph.owned_counts for graph in graphs]),
-            together([np.diff(graph.config_ptr) > 0 for graph in graphs]),
+            together([(np.diff(graph.config_ptr) > 0) | all_configurable for graph in graphs]),
         )
 
     def __len__(self) -> int:
@@ -107,8 +110,10 @@ def table_keys(
         ValueError: two graphs have one fingerprint.
     """
     keys = []
-    for graph, chosen in zip(catalogue.graphs, configs.clamp(min=0).numpy(), strict=True):
-        classes = config_classes(graph) if by_class else ConfigClasses.of_configurable(graph)
+    of_graph = catalogue.configurable.split([graph.num_segments for graph in catalogue.graphs])
+    for graph, configurable, chosen in zip(catalogue.graphs, of_graph, configs.clamp(min=0).numpy(), strict=True):
+        apart = ConfigClasses.all_apart(configurable.numpy(), graph.num_configs)
+        classes = config_classes(graph) if by_class else apart
         starts = classes.counts.cumsum() - classes.counts
         first = ranges.first_key(slot, graph.fingerprint, int(classes.counts.sum()), _sizes_of(graph))
         keys.append(torch.from_numpy(first + starts[:, None] + classes.of(chosen)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -38,6 +40,7 @@ from gst.method.guards import (
     scale_gradient,
     version,
 )
+from gst.method.histories import LayerHistories
 from gst.method.references import with_references
 from gst.method.regression import (
     RowRegression,
@@ -113,6 +116,9 @@ class GraphSegmentTraining(nn.Module):
             add up to the estimated covariance (`gst.method.regression.deviations`). Value and gradient of a quadratic
             head are then without bias; a step calls the head 1 + 2 S times, and predictions scatter more. For heads
             without dropout; needs `estimate="difference"`, a table, uniform draws and num_fresh >= 2.
+        histories: states after layers of the encoder of nodes next to cut edges, so that messages cross the cut
+            (GNNAutoScale). For graphs cut with `halo=1`, a `torch.nn.Module` as encoder, and training without
+            `freeze_encoder`.
         seed: of the draws of segments; with the number of the step it decides them.
     """
 
@@ -133,6 +139,7 @@ class GraphSegmentTraining(nn.Module):
         pad_to: int | None = None,
         push_momentum: float = 0.0,
         debias: bool = False,
+        histories: LayerHistories | None = None,
     ) -> None:
         super().__init__()
         pooling = pooling_name(pooling)
@@ -182,6 +189,9 @@ class GraphSegmentTraining(nn.Module):
         self._call = call_of(encoder, inputs)
         self._copies: torch.cuda.Stream | None = None
         self.register_load_state_dict_post_hook(_after_loading)
+        self.histories = histories
+        if histories is not None:
+            histories.attach(encoder)
         warn_about(encoder, inputs)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
@@ -248,7 +258,7 @@ class GraphSegmentTraining(nn.Module):
             return None
         if peers is not None:
             graphs, configs = peers.graphs, peers.configs
-        catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
+        catalogue, configs = self._catalogue(graphs), self._with_references(graphs, configs)
         scores = self._scores(catalogue, configs) if by_rows else None
         number = self.step + 1 + ahead
         draw = draw_segments(
@@ -320,10 +330,13 @@ class GraphSegmentTraining(nn.Module):
     ) -> Float[Tensor, "graphs configs channels"]:
         """The pooled embeddings of `configs`, from all segments, encoded now. `exact` puts those of reference
         configurations before them if the head wants any. Without gradient, and with the encoder in evaluation mode."""
-        catalogue, checked = Catalogue.of(graphs), _checked_configs(graphs, configs)
+        catalogue, checked = self._catalogue(graphs), _checked_configs(graphs, configs)
         pool = self._pool(catalogue)
         everything = torch.arange(len(catalogue))
-        with evaluating(self.encoder):
+        with evaluating(self.encoder), nullcontext() if self.histories is None else self.histories.apart():
+            for _ in () if self.histories is None else self.histories.channels:  # what the next layer hears is there
+                for chunk in catalogue.chunks(everything, checked.shape[1], self.max_rows):
+                    self._encode(catalogue, chunk, checked)
             self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
         return pool.result()
 
@@ -332,14 +345,20 @@ class GraphSegmentTraining(nn.Module):
         a table have the same keys."""
         if self.table is not None:
             for graph in graphs:
-                self._table_keys(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
+                self._table_keys(self._catalogue([graph]), torch.zeros(1, 1, dtype=torch.int64))
 
     def freeze_encoder(self) -> None:
         """Finetuning (+F): stop training the encoder and forget its rows, which come from older weights. From now on,
         with a table, every segment is encoded once, when it is first needed, and its row is exact; if the weights of
         the encoder change all the same (`load_state_dict`), all rows are computed anew. An optimizer may go on: without
         gradients it leaves the encoder alone, whatever momentum it has. A `DistributedDataParallel` around the model
-        has to be made anew."""
+        has to be made anew.
+
+        Raises:
+            ValueError: there are layer histories: embeddings would be exact only once all of these were.
+        """
+        if self.histories is not None:
+            raise ValueError("embeddings with layer histories are never exact; train without freeze_encoder()")
         self._freeze()
         self._forget_rows()
 
@@ -608,13 +627,22 @@ class GraphSegmentTraining(nn.Module):
         like = self._like()
         return self._batch(catalogue, segments, configs).to(like.device, like.dtype)
 
+    def _catalogue(self, graphs: Sequence[SegmentedGraph]) -> Catalogue:
+        """With layer histories, a segment depends on configurable nodes of others."""
+        return Catalogue.of(graphs, all_configurable=self.histories is not None)
+
     def _batch(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> SegmentBatch:
-        batch = assemble(catalogue.graphs, catalogue.picks(segments), configs)
+        picks = catalogue.picks(segments)
+        batch = assemble(catalogue.graphs, picks, configs)
+        if self.histories is not None:
+            batch = replace(batch, history_keys=self.histories.keys(catalogue.graphs, picks, configs))
         return batch.padded(self.pad_to) if self.pad_to else batch
 
     @torch.compiler.disable(recursive=False)
     def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
-        embedded = embed_segments(self.encoder, batch, self._call, self.pooling)
+        writing = nullcontext() if self.histories is None else self.histories.during(batch, self.encoder, self.step)
+        with writing:
+            embedded = embed_segments(self.encoder, batch, self._call, self.pooling)
         return embedded[:-1] if self.pad_to else embedded
 
     def _with_references(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
@@ -668,7 +696,8 @@ class GraphSegmentTraining(nn.Module):
             return torch.zeros(len(catalogue), configs.shape[1], dtype=torch.int64)
         ranges = self.table.ranges
         self._slot = ranges.slot(self, self._slot)
-        keys = table_keys(catalogue, configs, ranges, self._slot, self._uses_all_rows)
+        by_class = self._uses_all_rows and self.histories is None
+        keys = table_keys(catalogue, configs, ranges, self._slot, by_class)
         if ranges.num_keys > self.table.num_keys:
             self.table.resize(ranges.num_keys)
         return keys

@@ -21,6 +21,7 @@ from gst.data.loader import Reader, Step, StepLoader
 from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
 from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.histories import LayerHistories
 from gst.training.datamodule import SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
@@ -36,6 +37,9 @@ class SegmentTrainingModule(L.LightningModule):
         pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed, estimate, push_momentum: see there.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
+        histories: width of the states after layers of the encoder, by name (`{layers.0: 64}`), that cross the cut
+            (`LayerHistories`). Needs `--data.halo 1`, one process, and an encoder of `gst.nn` with `share` false
+            where graphs have several configurations.
         loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
     """
@@ -60,6 +64,7 @@ class SegmentTrainingModule(L.LightningModule):
         seed: int = 0,
         estimate: Estimate = "auto",
         push_momentum: float = 0.0,
+        histories: dict[str, int] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -72,6 +77,7 @@ class SegmentTrainingModule(L.LightningModule):
             omit_rest=omit_rest, max_rows=max_rows, seed=seed,
             refresh="uniform" if refresh in REFRESH_BY_ROWS else refresh,  # until there is a table
             estimate=resolved(estimate, table, keep_probability, pooling),
+            histories=LayerHistories(histories) if histories else None,
         )  # fmt: skip
         self.loss = loss
         self.table_options = {
@@ -105,6 +111,8 @@ class SegmentTrainingModule(L.LightningModule):
                 f"{asked} looks at one table, and {self.trainer.world_size} processes share theirs; use "
                 f"--model.{instead}, or --trainer.devices 1"
             )
+        if self.trainer.world_size > 1 and self.estimator.histories is not None:
+            raise ValueError("every process would keep histories of its own; use --trainer.devices 1, or no histories")
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
@@ -303,6 +311,10 @@ class HeadFinetuning(L.Callback):
         last = trainer.max_epochs
         if not last or last <= self.epochs:
             raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
+        if pl_module.estimator.histories is not None:
+            raise ValueError(
+                "with histories embeddings are never exact, and there is nothing to tune a head on: drop one"
+            )
         if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
             pl_module.estimator.freeze_encoder()
             _reduce_what_learns(trainer.strategy, pl_module)

@@ -31,4 +31,4 @@ def test_a_finished_training_is_not_run_again(tmp_path: Path, monkeypatch: pytes
 def test_differences_are_taken_seed_by_seed() -> None:
     runs = [{"score": score, "steps": 1, "step_ms": 1.0, "peak_mib": 1.0} for score in (0.5, 0.9)]
     baseline = [{"score": 0.25}, {"score": 1.0}]
-    assert compare.row(runs, baseline)["over_efd"] == pytest.approx([0.25, -0.1])
+    assert compare.row(runs, baseline)["over_baseline"] == pytest.approx([0.25, -0.1])

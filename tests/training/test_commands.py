@@ -115,6 +115,16 @@ def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None
 
 
 @pytest.mark.slow
+def test_layer_histories_are_resumed_bit_for_bit() -> None:
+    histories = ["--model.histories={layers.0: 64}", "--model.encoder.init_args.share=false", "--data.halo=1"]
+    whole = checkpoint_of("whole", 2, *histories)
+    assert whole["state_dict"]["estimator.histories.tables.0._extra_state"]["rows"].abs().sum() > 0
+    checkpoint_of("parts", 1, *histories)
+    resumed = checkpoint_of("parts", 2, *histories, "--ckpt_path=parts/last.ckpt")
+    assert same(whole["state_dict"], resumed["state_dict"])
+
+
+@pytest.mark.slow
 def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     wandb.teardown()  # the service of an earlier test stays in that test's directory
     assert main(command("fit", "alexnet_layout", "--trainer.max_epochs=2", "--trainer.limit_train_batches=10")) == 0
