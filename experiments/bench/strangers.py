@@ -1,4 +1,4 @@
-"""Programs that nobody here has tuned: GraphNet samples placed by `gst.place`, beside eager, compiled and frozen PyTorch.
+"""Programs that nobody here has tuned: GraphNet samples placed by `gst.place`, beside eager and compiled PyTorch.
 
     python -m experiments.bench strangers --names mnasnet1_0,resnet18
     python -m experiments.bench strangers --data FOLDER --json strangers.json --plot strangers.png
