@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import supports
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.measure import median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
@@ -26,6 +26,7 @@ from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
+from gst.placement.choosing import winner
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
 from gst.placement.local_search.population import random_plans
@@ -66,7 +67,7 @@ def place_measured(
     settings: Settings = DEFAULT_SETTINGS,
     progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
-    eager_step: Callable[[], object] | None = None,
+    here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> PlacementResult:
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
     with real measurements, and measure the finalists afresh beside the step as written and as compiled.
@@ -79,8 +80,8 @@ def place_measured(
         source: its name (`traced`), or a directory where it is saved: processes that run plans read it.
         devices: where its operations may go; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        eager_step: the step as written, which runs in this process; `gst.devices.execute.plain.steps_beside` says what
-            None means.
+        here: other ways to run the step, in this process, by name, the simplest first; see
+            `gst.devices.execute.plain.steps_beside`.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
@@ -118,7 +119,7 @@ def place_measured(
                 search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
                 final_plans["guided_search"] = _unfolded(search.planned(), fused)
         plans = plans_by_name(final_plans)
-        finals = _measure_finally(source, runner, plans, program, settings, progress, eager_step)
+        finals = _measure_finally(source, runner, plans, program, settings, progress, here)
     best = finals.best
     entries = {
         name: _measured_entry(
@@ -226,7 +227,7 @@ def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
 
 def _measure_finally(
     source: Path | str, runner: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program,
-    settings: Settings, progress: Progress, eager_step: Callable[[], object] | None,
+    settings: Settings, progress: Progress, here: Mapping[str, Callable[[], object]],
 ) -> Finals:  # fmt: skip
     """Two sets of fresh runs in turns, of all plans and of the fastest of them; a plan under several names runs once.
 
@@ -238,7 +239,7 @@ def _measure_finally(
         skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
     with ExitStack() as stack:
         if not isinstance(runner, FleetWorkers):
-            steps = stack.enter_context(steps_beside(source, skip_reason, eager_step))
+            steps = stack.enter_context(steps_beside(source, skip_reason, here))
 
         def measure_in_turns(few: dict[str, Plan], what: str) -> dict[str, Measurement]:
             distinct = list({plan.key: plan for plan in few.values()}.values())
@@ -246,11 +247,10 @@ def _measure_finally(
             if isinstance(runner, FleetWorkers):
                 return by_name(few, runner.measure_beside_steps(distinct, settings.repetitions, 2, skip_reason))
             gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-            return by_name(
-                few, measure_plans(runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what))
-            )
+            measured = measure_plans(runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what))
+            return by_name(few, measured, tuple(steps))
 
-        compiling = "" if skip_reason else "compiling the step, which takes minutes, then "
+        compiling = "" if skip_reason or COMPILED in here else "compiling the step, which takes minutes, then "
         first = measure_in_turns(plans, f"{compiling}measuring the finalists afresh")
         again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
         if not again:
@@ -329,13 +329,10 @@ class Finals:
 
     @property
     def winner(self) -> str:
-        """`pytorch`, `compiled` or `best`: what is to run. Each takes the place of the one before it if its runs are
-        faster beyond noise in both sets."""
-        winner = PYTORCH
-        for challenger in (COMPILED, self.best):
-            if all(is_faster(runs[challenger], runs[winner]) for runs in (self.first, self.second)):
-                winner = challenger
-        return winner
+        """`pytorch`, `compiled`, another way without a plan, or `best`: what is to run. Each takes the place of the one
+        before it if its runs are faster beyond noise in both sets."""
+        steps = [name for name, each in self.first.items() if each.plan_key is None and name != PYTORCH]
+        return winner([PYTORCH, *steps, self.best], (self.first, self.second))
 
     def figures(self) -> dict[str, Any]:
         """For a result: `winner` and, by the second set, `winner_ms`, `objective` (of the best plan), `pytorch_ms` and
@@ -357,15 +354,6 @@ def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -
     ran = {name: each for name, each in measurements.items() if each.outcome == "ok" and each.plan_key is not None}
     keys = list(dict.fromkeys(ran[name].plan_key for name in sorted(ran, key=lambda name: ran[name].median_ms)))
     return [name for key in keys[:count] for name in ran if ran[name].plan_key == key]
-
-
-def is_faster(one: Measurement, other: Measurement) -> bool:
-    """Whether one is faster than the other beyond noise: the 95 % interval of the median difference of runs that took
-    turns lies below 0. What failed is not faster than anything, and slower than what ran."""
-    if one.outcome != "ok" or other.outcome != "ok":
-        return one.outcome == "ok"
-    differences = np.subtract(one.samples_ms, other.samples_ms)
-    return median_interval(differences.tolist(), np.random.default_rng(0))[2] < 0
 
 
 def by_name(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,62 +18,80 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import AnyExecutor, Device, Plan, executor
-from gst.devices.describe.machine import usable_devices
+from gst.devices.describe.machine import core_numbers, usable_devices
 from gst.devices.execute.calls import laid_out
-from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step
+from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step, failing
+from gst.placement.choosing import LEAST_ROUNDS, Candidates, GuardedRun, candidates, confirmed
 from gst.placement.drawing import explanation
+from gst.placement.guards import Guard
 from gst.placement.pipeline import place_measured
 from gst.placement.planning import Settings
 from gst.placement.task import Task
+from gst.placement.whole import Way
 from gst.process.progress import Bars, Progress
 from gst.programs import Program, Step, capture, inference_step
+
+PLAN = "plan"
+ROOM, FUSED_ROOM = 0.9, 0.5  # of all cores' share of the time on one core: what plans may come down to, with fusion
+LEAST_MS = 1.0  # of a program that a plan is made for
+SHARE = 0.1  # of the seconds that each of two sets of runs at the end may take
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """The fastest plan found for a model or a step, and whether the model itself, or compiled, is faster still.
+    """The fastest way found to run a model or a step: as it is, compiled, frozen, or by a plan for its operations.
 
     Args:
         model: the model or step as it was given.
-        program: what was captured of it.
+        inputs: what it was placed with.
         devices: where it was placed.
+        result: what was measured, see `gst.placement.planning.placed_result`.
+        runs: ways to run the whole model that compute what it does, by name.
+        parameters: for a model, its parameters and buffers by name; empty for a step.
+        program: what was captured of it; None, as the next two, where no plan was made because none could win.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
-        result: what was measured, see `gst.placement.planning.placed_result`.
-        parameters: for a model, its parameters and buffers by name, as they are whenever it runs; empty for a step.
-        input_spec: structure of what `module()` is called with.
-        modes: for a model, whether each of its modules was in training mode when it was captured.
     """
 
     model: nn.Module | Step
-    program: Program
+    inputs: tuple[Any, ...]
     devices: tuple[Device, ...]
-    plan: Plan
-    task: Task
     result: dict[str, Any]
+    runs: Mapping[str, GuardedRun]
     parameters: Mapping[str, Tensor]
-    input_spec: pytree.TreeSpec
-    modes: Mapping[nn.Module, bool]
+    program: Program | None = None
+    plan: Plan | None = None
+    task: Task | None = None
 
     @property
-    def winner(self) -> Literal["pytorch", "compiled", "plan"]:
-        """What was measured to be the fastest: the model as it is, as `torch.compile` makes it, or the plan. The
-        simplest of them where the difference is noise."""
-        winner = self.result["winner"]
-        return winner if winner in (PYTORCH, COMPILED) else "plan"
+    def winner(self) -> str:
+        """What was measured to be the fastest: `pytorch` (the model as it is), `compiled`, another of `runs`, or
+        `plan`. The simplest of them where the difference is noise."""
+        winner = str(self.result["winner"])
+        return winner if winner in self.runs or winner in (PYTORCH, COMPILED) else PLAN
 
-    def module(self, run: Literal["pytorch", "compiled", "plan"] | None = None) -> PlacedModule:
+    def module(self, run: str | None = None) -> PlacedModule:
         """A module that is called as the model was, or with what the step takes, and computes the same without
         gradients.
 
         Args:
-            run: what it runs; the `winner` if None.
+            run: what it runs, one of `runs` or `plan`; the `winner` if None.
+
+        Raises:
+            ValueError: there is no such way, or no plan was made.
         """
         return PlacedModule(self, run or self.winner)
 
     def explain(self) -> str:
-        """Where the time goes under the plan, and why it is no faster, in a few lines."""
-        return explanation(self.task, self.plan, self.result)
+        """What each way takes, where the time goes under the plan, and why it is no faster, in a few lines."""
+        lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms"]
+        for name in (*self.runs, *self.result["left_out"]):
+            entry = self.result["plans"].get(name, {})
+            reason = self.result["left_out"].get(name) or entry.get("reason")
+            lines.append(f"  {name}: " + (reason or f"{entry['again_median_ms']:.2f} ms"))
+        if self.task is None or self.plan is None:
+            return "\n".join([*lines, f"no plan was made: {self.result['no_plan']}"])
+        return "\n".join([*lines, explanation(self.task, self.plan, self.result)])
 
     def device_map(self) -> dict[str, str]:
         """Device of each module that holds parameters, as Accelerate's `dispatch_model` takes it.
@@ -83,10 +102,14 @@ class Placed:
         """
         homes: dict[str, set[str]] = {}
         by_name = {device.name: device for device in self.devices}
-        for number, name in enumerate(self.parameters):
-            users = np.flatnonzero(self.program.parameter_home == number)
-            places = {by_name[self.plan.devices[place]] for place in self.plan.placement[users].tolist()}
-            homes.setdefault(name.rpartition(".")[0], set()).update(str(place.torch_device) for place in places)
+        for number, (name, value) in enumerate(self.parameters.items()):
+            if self.plan is None or self.program is None:
+                places = {str(value.device)}
+            else:
+                users = np.flatnonzero(self.program.parameter_home == number)
+                names = {self.plan.devices[place] for place in self.plan.placement[users].tolist()}
+                places = {str(by_name[each].torch_device) for each in names}
+            homes.setdefault(name.rpartition(".")[0], set()).update(places)
         if not homes:
             raise ValueError("a device map is of modules; this plan is of a step, or the model has no parameters")
         for module, found in homes.items():
@@ -98,63 +121,70 @@ class Placed:
 
 
 class PlacedModule(nn.Module):
-    """Runs a placed model, for one caller at a time: as it is (`pytorch`), `compiled` by the first call, or by its
-    `plan`. Threads of a plan start with the first call, and end with `close` or with this object."""
+    """Runs a placed model, for one caller at a time, in one of the ways that `Placed.runs` names or by its plan.
 
-    def __init__(self, placed: Placed, run: Literal["pytorch", "compiled", "plan"]) -> None:
+    Another kind of call (shape, dtype, gradients, training mode, or new weights where they are constants) runs the
+    model as written, with one warning. Threads of a plan start with the first call, and end with `close` or with this
+    object.
+    """
+
+    def __init__(self, placed: Placed, run: str) -> None:
         super().__init__()
         self.run = run
-        self._placed = placed
         self._executor: AnyExecutor | None = None
-        self._compiled = compiled_step(placed.program) if run == COMPILED else None
         self._turn = threading.Lock()
+        self._guarded = placed.runs.get(run)
+        if self._guarded is None:
+            if run not in (PLAN, COMPILED):
+                raise ValueError(f"there is no way {run!r} to run it; there are {', '.join(placed.runs)}")
+            if placed.program is None:
+                reason = placed.result["left_out"].get(run) or placed.result["no_plan"]
+                raise ValueError(f"there is no {run} of it: {reason}; place it with seconds=None")
+            self._placed, self._program = placed, placed.program
+            self._compiled = compiled_step(placed.program) if run == COMPILED else None
+            self._guarded = GuardedRun(*_guard(placed.model, placed.inputs), self._by_program)
 
     def forward(self, *inputs: Any) -> Any:
-        """What the model, or the step, returns for `inputs`.
-
-        Raises:
-            ValueError: structure, shapes or dtypes are not those of the example inputs.
-        """
-        placed = self._placed
-        state = {name: value.detach() for name, value in placed.parameters.items()}
-        tensors = placed.program.check_inputs([*state.values(), *placed.input_spec.flatten_up_to(inputs)])
+        """What the model, or the step, returns for `inputs`."""
+        assert self._guarded is not None
         with self._turn:
-            if self.run == PYTORCH:
-                with _modes(placed.modes):
-                    return as_written(placed.model, inputs)
-            if self._compiled is not None:
-                tensors = [
-                    laid_out(got.detach(), like) for got, like in zip(tensors, placed.program.inputs, strict=True)
-                ]
-                return placed.program.unflatten(self._compiled(tensors))
-            if self._executor is None:
-                with _threads_kept():
-                    self._executor = executor(placed.program, placed.devices).__enter__()
-            return placed.program.unflatten(self._executor.run(placed.plan, tensors))
+            return self._guarded(*inputs)
+
+    def _by_program(self, *inputs: Any) -> Any:
+        """By the plan, or the captured program compiled."""
+        placed, program = self._placed, self._program
+        state = [value.detach() for value in placed.parameters.values()]
+        tensors = program.check_inputs([*state, *pytree.tree_structure(placed.inputs).flatten_up_to(inputs)])
+        if self._compiled is not None:
+            tensors = [laid_out(got.detach(), like) for got, like in zip(tensors, program.inputs, strict=True)]
+            return program.unflatten(self._compiled(tensors))
+        assert placed.plan is not None
+        if self._executor is None:
+            threads = torch.get_num_threads()
+            try:
+                self._executor = executor(program, placed.devices).__enter__()
+            finally:
+                torch.set_num_threads(threads)
+        return program.unflatten(self._executor.run(placed.plan, tensors))
 
     def close(self) -> None:
         """End its threads; the next call starts others."""
-        with self._turn, _threads_kept():
+        with self._turn:
             running, self._executor = self._executor, None
             if running is not None:
+                threads = torch.get_num_threads()
                 running.__exit__(None, None, None)
+                torch.set_num_threads(threads)
 
     def __del__(self) -> None:
         if "_turn" in self.__dict__:
             self.close()
 
 
-@contextmanager
-def _modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Modules in training or evaluation mode as they were captured; as before afterwards."""
-    before = {module: module.training for module in modes}
-    try:
-        for module, training in modes.items():
-            module.training = training
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
+def _guard(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Callable[..., Any], Guard]:
+    if isinstance(model, Step):
+        return model.function, Guard(None, inputs, weights=False)
+    return model, Guard(model, inputs, weights=False)
 
 
 def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
@@ -163,16 +193,6 @@ def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
         return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
     with torch.no_grad():
         return model(*inputs)
-
-
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    """What else the caller computes has as many threads as before."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def place(
@@ -184,16 +204,21 @@ def place(
     memory_limit: int | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
+    seconds: float | None = 60.0,
 ) -> Placed:
-    """The fastest plan found for a model or a training step on devices of this machine.
+    """The fastest way found to run a model or a training step on devices of this machine.
 
         placed = gst.place(model, (x,), devices=["cpu:0", "cpu:1", "cpu:0-1"])
         print(placed.explain())
         y = placed.module()(x)
 
+    A model is tried as it is, compiled, and frozen (weights as constants: only in evaluation mode, where no parameter
+    requires a gradient), on all cores and on one. What computes something else on random inputs is left out. Plans for
+    its operations are searched for where they could be faster; a step has these and the compiled step beside it.
+
     Args:
-        model: whose inference is placed (`model.eval()` first, if dropout is to be off), or a `Step`
-            (`gst.programs.training_step` makes one), which brings its own inputs.
+        model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a
+            `Step` (`gst.programs.training_step` makes one), which brings its own inputs.
         example_inputs: what the model is called with; one tensor, or several in a sequence.
         devices: names, or one text with commas between them, see `gst devices`; all of this machine and the sets of
             cores if None.
@@ -202,30 +227,88 @@ def place(
         memory_limit: bytes that the values of a run may take on each device.
         settings: further settings; `budget` counts.
         progress: told what is going on; a bar on the terminal if None.
+        seconds: about as long as ways are compiled and plans are searched for; what is being compiled then is waited
+            for. None = as long as it takes, and plans are made even where none could win. Ctrl-C while ways are
+            compiled keeps those that are.
 
     Raises:
         ValueError: it cannot be captured or does not run, there is no such device, or no plan fits the memory.
     """
+    started = time.perf_counter()
     step, parameters = _step(model, example_inputs)
-    modes = {} if isinstance(model, Step) else {module: module.training for module in model.modules()}
-    program = capture(step)
-    chosen = usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit)
+    inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
+    chosen = tuple(usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit))
     settings = replace(settings or Settings(), budget=budget)
-    with tempfile.TemporaryDirectory() as temporary, Bars() as bars:
-        directory = Path(temporary) if out is None else Path(out)
-        saved = directory / "program"
-        if not saved.exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            program.save(saved)
-        elif Program.load(saved).key != program.key:
-            raise ValueError(f"{saved} holds another program; give another out")
-        inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
-        eager_step = partial(as_written, model, inputs)
-        result = place_measured(
-            program, saved, chosen, directory, settings, progress or bars.show, eager_step=eager_step
-        )
-    spec = pytree.tree_structure(inputs)
-    return Placed(model, program, tuple(chosen), result.plan, result.task, result.result, parameters, spec, modes)
+    with Bars() as bars:
+        shown = progress or bars.show
+        runs: dict[str, GuardedRun] = {}
+        reasons: dict[str, str] = {}
+        if isinstance(model, Step):
+            runs[PYTORCH] = GuardedRun(*_guard(model, inputs), lambda *inputs: as_written(model, inputs))
+        else:
+            cores = max((len(each) for each in core_numbers(chosen)), default=1)
+            limit = math.inf if seconds is None else seconds
+            found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
+            runs, reasons = found.serious()
+            no_room = "" if seconds is None else _no_room(found, chosen, cores, settings)
+            if no_room:
+                names = [device.name for device in chosen]
+                result = {"devices": names, "no_plan": no_room, **confirmed(found, inputs, SHARE * limit, shown)}
+                return Placed(model, inputs, chosen, result, runs, parameters)
+            left = limit - (time.perf_counter() - started)
+            settings = _within(settings, left, found)
+        program = capture(step)
+        here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
+        here |= {name: partial(failing, reason) for name, reason in reasons.items()}
+        with tempfile.TemporaryDirectory() as temporary:
+            directory = Path(temporary) if out is None else Path(out)
+            saved = _saved(program, directory)
+            placement = place_measured(program, saved, chosen, directory, settings, shown, here=here)
+    result = placement.result | {"left_out": reasons}
+    return Placed(model, inputs, chosen, result, runs, parameters, program, placement.plan, placement.task)
+
+
+def _saved(program: Program, directory: Path) -> Path:
+    path = directory / "program"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        program.save(path)
+    elif Program.load(path).key != program.key:
+        raise ValueError(f"{path} holds another program; give another out")
+    return path
+
+
+def _no_room(found: Candidates, devices: Sequence[Device], cores: int, settings: Settings) -> str:
+    """Why no plan for cores could be the fastest; empty if one could.
+
+    A plan runs the operations one by one, and all cores together cannot do that in less than their share of the time
+    that one core takes for all.
+    """
+    one = found.first_ms.get(Way(PYTORCH, 1).name, found.first_ms[PYTORCH])
+    if any(device.kind != "cpu" for device in devices):
+        return ""
+    if found.best_ms < LEAST_MS:
+        return f"handing values from core to core gains nothing in a program of less than {LEAST_MS:g} ms"
+    least_ms = one / cores * (FUSED_ROOM if "fusion" in settings.tasks else ROOM)
+    if found.best_ms > least_ms:
+        return ""
+    return f"one core takes {one:.2f} ms as written, so none is likely to take less than {least_ms:.2f} ms"
+
+
+def _within(settings: Settings, seconds: float, found: Candidates) -> Settings:
+    """Settings of a search that ends after some seconds, by the time of the model as written."""
+    if math.isinf(seconds):
+        return settings
+    run_s = found.first_ms[PYTORCH] / 1e3
+    plans = int(max(seconds, 0) / 2 / (8 * run_s + 0.05))
+    rounds = int(max(seconds, 0) * SHARE / (12 * run_s))
+    return replace(
+        settings,
+        budget=min(settings.budget, plans),
+        evaluations=min(settings.evaluations, 10 + 20 * plans),
+        repetitions=min(settings.repetitions, max(rounds, LEAST_ROUNDS)),
+        patience_s=0.0,  # it would be waited for before every plan
+    )
 
 
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:

@@ -7,7 +7,8 @@ import numpy as np
 from gst.devices import Measurement
 from gst.devices.execute.measure import median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH
-from gst.placement.pipeline import NUM_BASELINES, Finals, fastest, finalists, is_faster
+from gst.placement.choosing import is_faster
+from gst.placement.pipeline import NUM_BASELINES, Finals, fastest, finalists
 from gst.placement.planning import Planned
 
 

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Timer
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -37,38 +37,46 @@ PYTORCH, COMPILED = "pytorch", "compiled"  # the step as written, and as torch.c
 
 @contextmanager
 def steps_beside(
-    program: Path | str, skip_reason: str = "", eager_step: Callable[[], object] | None = None
+    program: Path | str, skip_reason: str = "", here: Mapping[str, Callable[[], object]] = MappingProxyType({})
 ) -> Iterator[dict[str, Callable[[], float]]]:
-    """What runs a step without a plan, to be timed in turns with plans: `pytorch` and `compiled`; each call is one step
-    and returns its milliseconds. A step that does not compile, or then gives other outputs, raises the reason
-    (`ExecutionError`) whenever it is called.
+    """What runs a step without a plan, to be timed in turns with plans: `pytorch`, `compiled` and what else there is;
+    each call is one step and returns its milliseconds. A step that does not compile, or then gives other outputs,
+    raises the reason (`ExecutionError`) whenever it is called.
 
     Args:
         program: see `PlainPyTorch`.
         skip_reason: why the step is not compiled; it is if empty.
-        eager_step: the step as written, to be run in this process; a process of its own runs `program` if None.
+        here: by name, what runs the step in this process; `pytorch` and `compiled` have processes of their own if they
+            are not among them.
     """
     with ExitStack() as stack:
-        if eager_step is None:
-            runs = {PYTORCH: stack.enter_context(PlainPyTorch(program)).__call__}
-        else:
-            runs = {PYTORCH: partial(_timed_here, eager_step)}
+        runs = {}
+        if PYTORCH not in here:
+            runs[PYTORCH] = stack.enter_context(PlainPyTorch(program)).__call__
+        runs |= {name: partial(rested, step) for name, step in here.items()}
         try:
-            if skip_reason:
-                raise ValueError(skip_reason)
-            runs[COMPILED] = stack.enter_context(PlainPyTorch(program, compiled=True)).__call__
+            if COMPILED not in here:
+                if skip_reason:
+                    raise ValueError(skip_reason)
+                runs[COMPILED] = stack.enter_context(PlainPyTorch(program, compiled=True)).__call__
         except ValueError as error:
-            runs[COMPILED] = partial(_fail, str(error))
+            runs[COMPILED] = partial(failing, str(error))
         yield runs
 
 
-def _timed_here(step: Callable[[], object]) -> float:
+def rested(step: Callable[[], object]) -> float:
+    """Milliseconds of a step in this process; afterwards a rest, until its idle threads sleep."""
     elapsed_ms = timed(step)
     time.sleep(SPIN_S)
     return elapsed_ms
 
 
-def _fail(reason: str) -> NoReturn:
+def failing(reason: str) -> NoReturn:
+    """Stands for a step that cannot run.
+
+    Raises:
+        ExecutionError: always, with the reason.
+    """
     raise ExecutionError(reason)
 
 

@@ -1,0 +1,236 @@
+"""The ways to run a whole model that are worth having: compared with the model on fresh inputs, timed in turns."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from gst.devices.describe.machine import machine_record
+from gst.devices.execute.measure import Measurement, measure, median_interval
+from gst.devices.execute.plain import COMPILED, PYTORCH, SPIN_S, rested
+from gst.placement.guards import Guard
+from gst.placement.whole import FROZEN, Function, Way, difference, ways, whole_run
+from gst.process.progress import Progress, no_progress
+
+LOOKS = 3  # runs of each way before only those that may win are timed in earnest
+MAY_WIN = 1.25  # times the fastest of the first look, at most
+SCALES = 1.3  # times as long on one core as on all: then no way is compiled for one core
+AUTOTUNE_S = 240.0  # that must be left, for the compiler to measure kernels
+SEED = 0  # of the inputs on which outputs are compared
+LEAST_ROUNDS, MOST_ROUNDS = 7, 25  # of each set of runs at the end
+TIMES = ("median_ms", "low_ms", "high_ms")
+
+
+class GuardedRun:
+    """Runs a model one way where a call is what it was made for, and otherwise the model itself, with one warning.
+
+    Args:
+        model: as written, for calls of another kind.
+        guard: what tells.
+        run: called as the model is.
+    """
+
+    def __init__(self, model: Function, guard: Guard, run: Function) -> None:
+        self.model, self.guard, self.run = model, guard, run
+        self._has_warned = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        reason = self.guard.reason(inputs)
+        if reason is None:
+            return self.run(*inputs)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"gst: {reason}; such calls run the model as written (said once). Place the model anew for them",
+                stacklevel=2,
+            )
+        return self.model(*inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Ways to run a model whole, the simplest first.
+
+    Args:
+        runs: by name, those that compute what the model does.
+        reasons: by name, why others are left out.
+        first_ms: the least of a few runs in turns, of those in `runs`.
+    """
+
+    runs: Mapping[str, GuardedRun]
+    reasons: Mapping[str, str]
+    first_ms: Mapping[str, float]
+
+    @property
+    def best_ms(self) -> float:
+        """Of the fastest, at first look."""
+        return min(self.first_ms.values())
+
+    def serious(self) -> tuple[dict[str, GuardedRun], dict[str, str]]:
+        """Those that may win, with the model as written and as compiled, to compare; and why others may not."""
+        kept = {
+            name: run
+            for name, run in self.runs.items()
+            if name in (PYTORCH, COMPILED) or self.first_ms[name] <= MAY_WIN * self.best_ms
+        }
+        slow = {name: f"{ms:.2f} ms at first look" for name, ms in self.first_ms.items() if name not in kept}
+        return kept, {**self.reasons, **slow}
+
+
+def candidates(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    cores: int,
+    seconds: float = math.inf,
+    compiled: bool = True,
+    progress: Progress = no_progress,
+) -> Candidates:
+    """Make the ways to run a model whole and look at each.
+
+    Args:
+        model: in the mode in which it is to run.
+        inputs: what it is called with.
+        cores: of the devices that it may use.
+        seconds: no way is begun after half of them. Ctrl-C ends it too, with what there is.
+        compiled: whether anything is compiled.
+        progress: told which way is made.
+
+    Examples:
+        >>> import torch
+        >>> found = candidates(nn.ReLU(), (torch.ones(2),), cores=1, compiled=False)
+        >>> list(found.runs)[0], found.reasons["compiled"]
+        ('pytorch', 'left out, as asked')
+    """
+    started = time.perf_counter()
+    every = ways(model, inputs, cores)
+    runs: dict[str, GuardedRun] = {}
+    reasons: dict[str, str] = {}
+    took: dict[str, float] = {}
+    by_promise = sorted(every, key=_promise)
+    try:
+        for number, way in enumerate(by_promise):
+            spent = time.perf_counter() - started
+            late = "" if spent <= seconds / 2 else "no time to compile it"
+            if way.autotune and seconds - spent < AUTOTUNE_S:
+                late = f"it takes minutes; give {AUTOTUNE_S:g} seconds or more"
+            if reason := _left_out(way, compiled, late, took):
+                reasons[way.name] = reason
+                continue
+            so_far = f", {min(took.values()):.1f} ms so far" if took else ""
+            progress(f"trying {way.name}{so_far}", number, len(every))
+            try:
+                run = whole_run(model, way, inputs)
+                if way.kind != PYTORCH and (wrong := difference(run, model, inputs, SEED)):
+                    reasons[way.name] = f"gives other outputs: {wrong}"
+                    continue
+            except Exception as error:  # whatever a compiler raises
+                first = (str(error).strip().splitlines() or ["no message"])[0]
+                reasons[way.name] = f"{type(error).__name__}: {first[:200]}"
+                if way.name == PYTORCH:
+                    raise
+                continue
+            guard = Guard(model if way.kind != PYTORCH else None, inputs, way.kind == FROZEN)
+            runs[way.name] = GuardedRun(model, guard, run)
+            took[way.name] = _least_ms({way.name: runs[way.name]}, inputs)[way.name]
+    except KeyboardInterrupt:
+        if PYTORCH not in runs:
+            raise
+    reasons |= {way.name: "stopped before it" for way in every if way.name not in {**runs, **reasons}}
+    in_order = {way.name: runs[way.name] for way in every if way.name in runs}
+    progress("looking at each way to run it", 0, 1)
+    return Candidates(in_order, reasons, _least_ms(in_order, inputs))
+
+
+def _promise(way: Way) -> tuple[bool, ...]:
+    """What is tried first (False before True): nothing to compile, then the fastest as a rule."""
+    return way.kind != PYTORCH, way.autotune, way.threads is not None, way.channels_last, way.kind != FROZEN
+
+
+def _left_out(way: Way, compiled: bool, late: str, took: Mapping[str, float]) -> str:
+    if way.kind == PYTORCH:
+        return ""
+    if not compiled:
+        return "left out, as asked"
+    if late:
+        return f"left out: {late}"
+    one = took.get(Way(PYTORCH, 1).name)
+    if way.threads == 1 and one is not None and one > SCALES * took[PYTORCH]:
+        return f"left out: one thread takes {one / took[PYTORCH]:.1f} times as long as written"
+    return ""
+
+
+def _least_ms(runs: Mapping[str, GuardedRun], inputs: Sequence[Any]) -> dict[str, float]:
+    measured = measure({name: partial(run, *inputs) for name, run in runs.items()}, LOOKS, 1, time_of=rested)
+    return {name: min(each.samples_ms, default=math.inf) for name, each in measured.items()}
+
+
+# The choice ----------------------------------------------------------------------------------------------------------
+
+
+def is_faster(one: Measurement, other: Measurement) -> bool:
+    """Whether one is faster than the other beyond noise: the 95 % interval of the median difference of runs that took
+    turns lies below 0. What failed is not faster than anything, and slower than what ran."""
+    if one.outcome != "ok" or other.outcome != "ok":
+        return one.outcome == "ok"
+    differences = np.subtract(one.samples_ms, other.samples_ms)
+    return median_interval(differences.tolist(), np.random.default_rng(0))[2] < 0
+
+
+def winner(names: Sequence[str], sets: Sequence[Mapping[str, Measurement]]) -> str:
+    """The first of `names`, or the next that is faster than it beyond noise in every set of runs, and so on.
+
+    Args:
+        names: the simplest first; what was not measured in every set cannot win.
+        sets: measurements by name, the runs of a set in turns.
+    """
+    best = names[0]
+    for challenger in names[1:]:
+        if all(challenger in runs and is_faster(runs[challenger], runs[best]) for runs in sets):
+            best = challenger
+    return best
+
+
+def confirmed(
+    found: Candidates, inputs: Sequence[Any], seconds: float, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Time the ways that may win in two sets of fresh runs in turns, and choose the winner.
+
+    Args:
+        found: the ways.
+        inputs: what the model is called with.
+        seconds: about as long as each set may take.
+        progress: told which set runs.
+
+    Returns:
+        What `gst.placement.planning.placed_result` and `gst.placement.pipeline.Finals.figures` say of plans; `left_out`
+        says why others were not timed.
+    """
+    runs, reasons = found.serious()
+    calls = {name: partial(run, *inputs) for name, run in runs.items()}
+    round_s = sum(found.first_ms[name] / 1e3 + SPIN_S for name in runs)
+    rounds = int(min(max(seconds / round_s, LEAST_ROUNDS), MOST_ROUNDS))
+    progress("timing the ways to run it", 0, 2)
+    first = measure(calls, rounds, 2, time_of=rested)
+    progress("timing them once more", 1, 2)
+    second = measure(calls, rounds, 2, time_of=rested)
+    best = winner(list(runs), (first, second))
+    plans: dict[str, dict[str, Any]] = {name: {"feasible": False, "reason": reason} for name, reason in reasons.items()}
+    for name, each in first.items():
+        times = {key: getattr(each, key) for key in TIMES} | {
+            f"again_{key}": getattr(second[name], key) for key in TIMES
+        }
+        plans[name] = {**times, "feasible": each.outcome == "ok", "reason": each.reason, "runs": each.repetitions}
+    medians = {f"{name}_ms": second[name].median_ms if name in second else None for name in (PYTORCH, COMPILED)}
+    winner_ms = second[best].median_ms
+    return {
+        "runtime": "measured", "best": best, "objective": winner_ms, "winner": best, "winner_ms": winner_ms, **medians,
+        "plans": plans, "left_out": reasons, "machine": machine_record(),
+    }  # fmt: skip

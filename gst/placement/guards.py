@@ -1,0 +1,102 @@
+"""What a placed model takes for granted: shapes, dtypes, gradients, training mode and, if they are constants, weights.
+
+Everything is compared before each call, in microseconds: what was found out once is kept as tuples, and the loops are
+those of C (`map`, `all`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_training, _version = attrgetter("training"), attrgetter("_version")
+_requires_grad = attrgetter("requires_grad")
+
+
+class Guard:
+    """Compares a call with what was placed.
+
+    Args:
+        model: a module, or None for a step, which has no state of its own.
+        inputs: what it was placed with.
+        weights: whether weights are constants, so that a new value of one is found too.
+
+    Examples:
+        >>> model = nn.Linear(2, 2).eval()
+        >>> guard = Guard(model, (torch.ones(1, 2),), weights=True)
+        >>> guard.reason((torch.zeros(1, 2),)) is None
+        True
+        >>> guard.reason((torch.zeros(3, 2),))
+        'input 0 is torch.float32 (3, 2) on cpu, not torch.float32 (1, 2) on cpu'
+        >>> _ = model.train()
+        >>> guard.reason((torch.ones(1, 2),))
+        'a module changed between training and evaluation mode'
+    """
+
+    def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool) -> None:
+        leaves, self._spec = pytree.tree_flatten(tuple(inputs))
+        self._is_flat = all(isinstance(each, Tensor) for each in inputs)
+        self._wanted = tuple(_description(each) for each in leaves)
+        self._modules = () if model is None else tuple(model.modules())
+        self._modes = tuple(map(_training, self._modules))
+        self._rooms = tuple(
+            (room, name, value)
+            for module in self._modules
+            for room in (module._modules, module._parameters, module._buffers)
+            for name, value in room.items()
+        )
+        self._gets: tuple[Callable[[str], Any], ...] = tuple(room.get for room, _, _ in self._rooms)
+        self._names = tuple(name for _, name, _ in self._rooms)
+        self._values = tuple(value for _, _, value in self._rooms)
+        self._parameters = () if model is None else tuple(model.parameters())
+        self._gradients = tuple(map(_requires_grad, self._parameters))
+        constants = [] if model is None or not weights else [*self._parameters, *model.buffers()]
+        self._constants = tuple(constants)
+        self._versions = tuple(map(_version, self._constants))
+        self._addresses = tuple(map(Tensor.data_ptr, self._constants))
+
+    def reason(self, inputs: tuple[Any, ...]) -> str | None:
+        """Why the call is another one than that which was placed; None if it is not."""
+        if self._is_flat:
+            if len(inputs) != len(self._wanted):
+                return f"{len(inputs)} inputs, not {len(self._wanted)}"
+            leaves: Sequence[Any] = inputs
+        else:
+            try:
+                leaves = self._spec.flatten_up_to(inputs)
+            except ValueError as error:
+                return f"inputs have another structure: {error}"
+        for number, (value, wanted) in enumerate(zip(leaves, self._wanted, strict=True)):
+            got = _description(value)
+            if got != wanted:
+                return f"input {number} is {_words(got)}, not {_words(wanted)}"
+        if tuple(map(_training, self._modules)) != self._modes:
+            return "a module changed between training and evaluation mode"
+        if not all(map(is_, (get(name) for get, name in zip(self._gets, self._names, strict=True)), self._values)):
+            return "a module, a parameter or a buffer was replaced"
+        if torch.is_grad_enabled() and tuple(map(_requires_grad, self._parameters)) != self._gradients:
+            return "parameters require other gradients"
+        if self._constants and (
+            tuple(map(_version, self._constants)) != self._versions
+            or tuple(map(Tensor.data_ptr, self._constants)) != self._addresses
+        ):
+            return "weights changed, which are constants of the compiled code"
+        return None
+
+
+def _description(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, value.requires_grad
+    return value
+
+
+def _words(description: Any) -> str:
+    if isinstance(description, tuple) and len(description) == 4 and isinstance(description[0], torch.Size):
+        shape, dtype, device, gradient = description
+        return f"{dtype} {tuple(shape)} on {device}" + " with a gradient" * gradient
+    return repr(description)[:80]

@@ -1,0 +1,188 @@
+"""A model run whole, without a plan: as written, by `torch.compile`, or frozen; on some cores; in some memory layout.
+
+Frozen means that weights are constants of the compiled code (`torch._inductor.config.freezing`): batch normalisations
+are folded into convolutions and weights are packed once instead of in every call. That is for inference alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gst.devices.execute.plain import COMPILED, PYTORCH
+from gst.programs import outputs_differ
+
+FROZEN = "frozen"
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+Function = Callable[..., Any]
+
+
+class Way(NamedTuple):
+    """How a whole model runs.
+
+    Args:
+        kind: 'pytorch' (as written), 'compiled' or 'frozen'.
+        threads: that PyTorch has while it runs; None = as many as it has.
+        channels_last: images are given with their channels innermost.
+        autotune: `max_autotune`, the compiler measures several kernels for each matrix product.
+    """
+
+    kind: str
+    threads: int | None = None
+    channels_last: bool = False
+    autotune: bool = False
+
+    @property
+    def name(self) -> str:
+        """What results call it.
+
+        Examples:
+            >>> Way("frozen", 1, channels_last=True).name, Way("pytorch").name
+            ('frozen, channels last, 1 thread', 'pytorch')
+        """
+        parts = [self.kind, *["max autotune"] * self.autotune, *["channels last"] * self.channels_last]
+        if self.threads is not None:
+            parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
+        return ", ".join(parts)
+
+
+def ways(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Way]:
+    """The ways in which a model may be run, the simplest first of those that compare.
+
+    Args:
+        model: in the mode in which it is to run.
+        inputs: what it is called with.
+        cores: of the devices that it may use.
+
+    Examples:
+        >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
+        >>> [way.name for way in ways(model, (torch.ones(1, 2),), cores=torch.get_num_threads())][:3]
+        ['pytorch', 'compiled', 'frozen']
+    """
+    default = torch.get_num_threads()
+    counts = [count for count in dict.fromkeys((cores, 1)) if count != default]
+    kinds = [Way(PYTORCH), Way(COMPILED)]
+    if may_freeze(model):
+        kinds.append(Way(FROZEN))
+        if any(isinstance(each, Tensor) and each.dim() == 4 for each in pytree.tree_leaves(list(inputs))):
+            kinds.append(Way(FROZEN, channels_last=True))
+        kinds.append(Way(FROZEN, autotune=True))
+    return kinds + [way._replace(threads=count) for count in counts for way in kinds if not way.autotune]
+
+
+def may_freeze(model: nn.Module) -> bool:
+    """Whether the weights of a model may become constants: it is in evaluation mode and none requires a gradient."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return not (
+        any(module.training for module in model.modules())
+        or any(each.requires_grad or each.is_inference() for each in tensors)
+        or not tensors
+    )
+
+
+def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
+    """What runs a model that way, called as the model is, without gradients; compiled by a first call with `inputs`.
+
+    Raises:
+        Exception: whatever a compiler raises.
+
+    Examples:
+        >>> run = whole_run(nn.ReLU(), Way("pytorch", threads=1), ())
+        >>> run(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
+    if way.kind == PYTORCH:
+        return _on_threads(model, way.threads)
+    from torch._inductor import config
+
+    threads = way.threads or torch.get_num_threads()
+    options: dict[str, Any] = {"cpp.threads": threads}
+    if way.kind == FROZEN:
+        options["freezing"] = True
+    if way.autotune:
+        options["max_autotune"] = True
+    # Dynamo compares options when it looks for compiled code of the same model, and asks the global setting whether
+    # weights are constants.
+    function: Function = torch.compile(model, options=options)
+    if way.channels_last:
+        function = _with_channels_last(function)
+    run = _on_threads(function, threads)
+    with config.patch(freezing=way.kind == FROZEN, compile_threads=1):  # no pool of processes
+        run(*inputs)
+    return run
+
+
+def _on_threads(function: Function, threads: int | None) -> Function:
+    """Without gradients and with a number of threads, which others have back afterwards."""
+    if threads is None:
+
+        def as_is(*inputs: Any) -> Any:
+            with torch.no_grad():
+                return function(*inputs)
+
+        return as_is
+
+    def run(*inputs: Any) -> Any:
+        before = torch.get_num_threads()
+        if before == threads:
+            with torch.no_grad():
+                return function(*inputs)
+        torch.set_num_threads(threads)
+        try:
+            with torch.no_grad():
+                return function(*inputs)
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def _with_channels_last(function: Function) -> Function:
+    def run(*inputs: Any) -> Any:
+        return function(*pytree.tree_map_only(Tensor, _channels_last, inputs))
+
+    return run
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+
+def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
+    """Other inputs of the same shapes, dtypes and strides: numbers of the same mean and deviation; integers and truth
+    values in another order, so that they stay in their range.
+
+    Examples:
+        >>> fresh_inputs([torch.arange(4)], seed=0)[0].sort().values
+        tensor([0, 1, 2, 3])
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def fresh(value: Tensor) -> Tensor:
+        new = torch.empty_like(value)
+        if value.is_floating_point():
+            numbers = value.detach().double()
+            spread = float(numbers.std()) if value.numel() > 1 else 0.0
+            normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            return new.copy_(float(numbers.mean()) + (spread or 1.0) * normal) if value.numel() else new
+        order = torch.randperm(value.numel(), generator=generator)
+        return new.copy_(value.flatten()[order].reshape(value.shape))
+
+    return tuple(pytree.tree_map_only(Tensor, fresh, list(inputs)))
+
+
+def difference(run: Function, model: Function, inputs: Sequence[Any], seed: int) -> str | None:
+    """What differs first between two functions on fresh random inputs; None if their outputs agree.
+
+    Examples:
+        >>> difference(torch.sin, torch.cos, [torch.ones(3)], seed=0) is None
+        False
+    """
+    given = fresh_inputs(inputs, seed)
+    with torch.no_grad():
+        want = pytree.tree_leaves(model(*given))
+        return outputs_differ(pytree.tree_leaves(run(*given)), want)

@@ -1,0 +1,241 @@
+"""A model run whole: as written, compiled, frozen; never other outputs, never a stale assumption, simplest first."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gst
+from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.plain import COMPILED, PYTORCH
+from gst.placement import choosing
+from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
+from gst.placement.guards import Guard
+from gst.placement.planning import Settings
+from gst.placement.whole import FROZEN, Way, difference, fresh_inputs, may_freeze, ways, whole_run
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+
+
+class Small(nn.Module):
+    """A convolution with batch normalisation and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.norm(self.convolution(x)).relu()).mean((2, 3))
+
+
+@pytest.fixture
+def model() -> Small:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Small().eval().requires_grad_(False)
+
+
+IMAGE = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+
+
+def guarded(model: nn.Module, weights: bool = True) -> tuple[GuardedRun, list[tuple[Any, ...]]]:
+    """A run that notes the calls which it takes."""
+    calls: list[tuple[Any, ...]] = []
+
+    def run(*inputs: Any) -> Any:
+        calls.append(inputs)
+        with torch.no_grad():
+            return model(*inputs)
+
+    return GuardedRun(model, Guard(model, (IMAGE,), weights), run), calls
+
+
+def test_a_call_like_the_example_is_not_warned_of(model: Small) -> None:
+    run, calls = guarded(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(run(IMAGE + 1), model(IMAGE + 1))
+    assert len(calls) == 1
+
+
+def to_training(model: Small) -> None:
+    model.dropout.train()
+
+
+def halve(model: Small) -> None:
+    model.convolution.weight.mul_(0.5)
+
+
+def other_data(model: Small) -> None:
+    model.convolution.weight.data = model.convolution.weight.data * 2
+
+
+def replace(model: Small) -> None:
+    model.norm = nn.Identity()
+
+
+def replace_parameter(model: Small) -> None:
+    model.convolution.bias = nn.Parameter(torch.ones(4), requires_grad=False)
+
+
+def train_weights(model: Small) -> None:
+    model.convolution.requires_grad_(True)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (to_training, "between training and evaluation mode"), (halve, "weights changed"), (other_data, "weights changed"),
+    (replace, "was replaced"), (replace_parameter, "was replaced"), (train_weights, "require other gradients"),
+])  # fmt: skip
+def test_a_model_that_changed_runs_as_written_and_says_so_once(
+    model: Small, change: Callable[[Small], None], words: str
+) -> None:
+    run, calls = guarded(model)
+    change(model)
+    with pytest.warns(UserWarning, match=words):
+        run(IMAGE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(IMAGE)
+    assert not calls
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    ((IMAGE[:1],), r"\(1, 3, 8, 8\)"), ((IMAGE.double(),), "float64"), ((IMAGE.clone().requires_grad_(),), "gradient"),
+    ((IMAGE, IMAGE), "2 inputs, not 1"), ((2.5,), "2.5"),
+])  # fmt: skip
+def test_another_kind_of_call_goes_to_the_model_as_written(model: Small, call: tuple[Any, ...], words: str) -> None:
+    calls: list[Any] = []
+    written: list[Any] = []
+    run = GuardedRun(lambda *inputs: written.append(inputs), Guard(model, (IMAGE,), False), calls.append)
+    with pytest.warns(UserWarning, match=words):
+        run(*call)
+    assert len(written) == 1 and not calls
+
+
+def test_an_input_that_requires_a_gradient_gets_one(model: Small) -> None:
+    run, calls = guarded(model)
+    x = IMAGE.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="gradient"):
+        run(x).sum().backward()
+    assert x.grad is not None and not calls
+
+
+def test_weights_that_are_no_constants_may_change(model: Small) -> None:
+    run, calls = guarded(model, weights=False)
+    halve(model)
+    run(IMAGE)
+    assert len(calls) == 1
+
+
+def test_only_inference_that_nothing_learns_from_is_frozen(model: Small) -> None:
+    assert may_freeze(model)
+    model.norm.train()
+    assert not may_freeze(model)
+    model.eval().convolution.requires_grad_(True)
+    assert not may_freeze(model)
+    assert not any(way.kind == FROZEN for way in ways(model, (IMAGE,), 2))
+
+
+def test_ways_are_the_simplest_first_on_all_cores_and_on_one(model: Small) -> None:
+    threads = torch.get_num_threads()
+    names = [way.name for way in ways(model, (IMAGE,), threads + 1)]
+    assert names[:4] == [PYTORCH, COMPILED, FROZEN, "frozen, channels last"]
+    assert f"pytorch, {threads + 1} threads" in names
+    assert len(set(names)) == len(names)
+
+
+def test_threads_are_as_before_after_a_call_that_fails() -> None:
+    threads = torch.get_num_threads()
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert torch.get_num_threads() == threads + 1
+            raise KeyError("no such thing")
+
+    with pytest.raises(KeyError):
+        whole_run(Fails(), Way(PYTORCH, threads + 1), (IMAGE,))(IMAGE)
+    assert torch.get_num_threads() == threads
+
+
+def test_fresh_inputs_have_the_form_of_the_examples_and_other_numbers() -> None:
+    columns = torch.arange(12.0).reshape(3, 4).T
+    (new,) = fresh_inputs((columns,), seed=0)
+    assert new.stride() == columns.stride() and new.dtype == columns.dtype and not torch.equal(new, columns)
+    assert torch.equal(fresh_inputs((columns,), seed=0)[0], new)
+
+
+def test_what_computes_something_else_is_found(model: Small) -> None:
+    assert difference(lambda x: model(x) + 1, model, (IMAGE,), 0) is not None
+    assert difference(lambda x: model(x), model, (IMAGE,), 0) is None
+
+
+def test_a_way_with_other_outputs_and_one_that_fails_are_left_out_with_their_reasons(
+    model: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(model: nn.Module, way: Way, inputs: Any) -> Callable[..., Any]:
+        if way.kind == COMPILED:
+            raise RuntimeError("no compiler\nand more")
+        return model if way.kind == PYTORCH else lambda x: model(x) * 1.01
+
+    monkeypatch.setattr(choosing, "whole_run", made)
+    found = candidates(model, (IMAGE,), cores=1)
+    assert set(found.runs) <= {PYTORCH, "pytorch, 1 thread"}
+    assert found.reasons[COMPILED] == "RuntimeError: no compiler"
+    assert "gives other outputs: output 0 is off by" in found.reasons[FROZEN]
+
+
+def test_an_interrupt_keeps_what_was_found(model: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(model: nn.Module, way: Way, inputs: Any) -> Callable[..., Any]:
+        if way.kind != PYTORCH:
+            raise KeyboardInterrupt
+        return model
+
+    monkeypatch.setattr(choosing, "whole_run", made)
+    found = candidates(model, (IMAGE,), cores=1)
+    assert PYTORCH in found.runs and found.reasons[FROZEN] == "stopped before it"
+
+
+def test_no_way_is_begun_when_the_time_is_up(model: Small) -> None:
+    found = candidates(model, (IMAGE,), cores=1, seconds=0.0)
+    assert found.reasons[COMPILED] == "left out: no time to compile it"
+
+
+def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small) -> None:
+    def found(*delays: int) -> Candidates:
+        def waiting(milliseconds: int) -> GuardedRun:
+            import time
+
+            return GuardedRun(model, Guard(None, (IMAGE,), False), lambda x: time.sleep(milliseconds / 1e3))
+
+        names = [PYTORCH, COMPILED, FROZEN][: len(delays)]
+        runs = {name: waiting(delay) for name, delay in zip(names, delays, strict=True)}
+        return Candidates(runs, {}, dict(zip(names, map(float, delays), strict=True)))
+
+    assert confirmed(found(4, 4), (IMAGE,), 0.0)["winner"] == PYTORCH
+    result = confirmed(found(30, 20, 4), (IMAGE,), 0.0)
+    assert result["winner"] == FROZEN and result["winner_ms"] < result["compiled_ms"] < result["pytorch_ms"]
+    slow = found(4, 20, 40).serious()
+    assert list(slow[0]) == [PYTORCH, COMPILED] and slow[1] == {FROZEN: "40.00 ms at first look"}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@needs_compiler
+def test_a_frozen_model_computes_what_the_model_does(model: Small) -> None:
+    placed = gst.place(model, IMAGE, devices=["cpu:0"], settings=Settings(patience_s=0.0), seconds=120.0)
+    assert FROZEN in placed.runs and COMPILED in placed.runs
+    for name, run in placed.runs.items():
+        torch.testing.assert_close(run(IMAGE + 1), model(IMAGE + 1), msg=name)
+    assert placed.result["winner_ms"] <= placed.result["pytorch_ms"]
+    frozen, compiled = placed.module(FROZEN), placed.module(COMPILED)
+    halve(model)
+    with pytest.warns(UserWarning, match="weights changed"):
+        torch.testing.assert_close(frozen(IMAGE), model(IMAGE))
+    torch.testing.assert_close(compiled(IMAGE), model(IMAGE))
