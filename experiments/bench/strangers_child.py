@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import gst
 from experiments.bench.executor import ratio_interval
 from experiments.bench.strangers_program import module_of
 from gst.data.graphnet import read_sources
 from gst.devices.execute.measure import Measurement, measure, timed
 from gst.programs import outputs_differ
 
-PLACED = "placed"
+PLACED, DIRECT = "placed", "direct"
 REST_S = 0.01  # between runs, until idle threads of OpenMP sleep
 Run = Callable[[], Any]
 
@@ -42,9 +43,10 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
         settings: `ways` (of eager, compiled, frozen), `threads` (numbers), and `rounds`.
 
     Returns:
-        nodes (calls in its graph), parameters, and for each way its median, low and high ms: `eager:2` is the module as
-        written on two threads; `winner`, `seconds_to_plan`, the ratios `over_eager` and `over_best` with intervals, and
-        `reasons` of ways that failed.
+        nodes (calls in its graph), parameters, threads (the most), and for each way its median, low and high ms:
+        `eager:2` is the module as written on two threads, `direct` what was placed without its guard; the ratios
+        `over_eager`, `over_best` (of eager and compiled on all threads) and `over_direct`, with their intervals;
+        `winner`, `seconds_to_plan`, and `reasons` of ways that failed.
     """
     source = next(each for each in read_sources(data) if each.name == name)
     module, inputs = module_of(source)
@@ -52,8 +54,10 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     torch.set_num_threads(most)
     runs: dict[str, Run] = {}
     started = time.perf_counter()
-    placed, winner = _placed(module, inputs, settings)
-    runs[PLACED], seconds = placed, time.perf_counter() - started
+    placed = gst.place(module, inputs)
+    runs[PLACED], seconds = partial(placed.module(), *inputs), time.perf_counter() - started
+    if placed.winner in placed.runs:
+        runs[DIRECT] = partial(placed.runs[placed.winner].run, *inputs)
     reasons = {}
     with torch.no_grad():
         want = pytree.tree_leaves(module(*inputs))
@@ -70,7 +74,7 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
                 runs.pop(label, None)
                 reasons[label] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     torch.set_num_threads(most)
-    if difference := outputs_differ(pytree.tree_leaves(placed()), want):
+    if difference := outputs_differ(pytree.tree_leaves(runs[PLACED]()), want):
         reasons[PLACED] = f"wrong outputs: {difference}"
     measured = measure(runs, settings["rounds"], time_of=_rested)
     parameters = sum(each.numel() for each in module.parameters())
@@ -78,7 +82,7 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     return {
         **sizes,
         **_figures(measured, most, reasons),
-        "winner": winner,
+        "winner": placed.winner,
         "seconds_to_plan": seconds,
         "reasons": reasons,
     }
@@ -95,19 +99,14 @@ def _figures(measured: Mapping[str, Measurement], most: int, reasons: Mapping[st
     had = [label for label in (f"eager:{most}", f"compiled:{most}") if label in ms and label not in reasons]
     best = min(had, key=lambda label: ms[label][0])
     samples = {label: np.array(measured[label].samples_ms) for label in (PLACED, f"eager:{most}", best)}
+    guard = ratio_interval(samples[PLACED], np.array(measured[DIRECT].samples_ms)) if DIRECT in ms else None
     return {
+        "over_direct": guard,
         "ms": ms,
         "best_other": best,
         "over_eager": ratio_interval(samples[f"eager:{most}"], samples[PLACED]),
         "over_best": ratio_interval(samples[best], samples[PLACED]),
     }
-
-
-def _placed(module: nn.Module, inputs: Sequence[Tensor], settings: Mapping[str, Any]) -> tuple[Run, str]:
-    import gst
-
-    placed = gst.place(module, inputs)
-    return partial(placed.module(), *inputs), str(placed.result["winner"])
 
 
 # What a user has without gst ------------------------------------------------------------------------------------------

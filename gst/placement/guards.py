@@ -6,7 +6,7 @@ those of C (`map`, `all`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, is_
 from typing import Any
 
@@ -44,15 +44,8 @@ class Guard:
         self._wanted = tuple(_description(each) for each in leaves)
         self._modules = () if model is None else tuple(model.modules())
         self._modes = tuple(map(_training, self._modules))
-        self._rooms = tuple(
-            (room, name, value)
-            for module in self._modules
-            for room in (module._modules, module._parameters, module._buffers)
-            for name, value in room.items()
-        )
-        self._gets: tuple[Callable[[str], Any], ...] = tuple(room.get for room, _, _ in self._rooms)
-        self._names = tuple(name for _, name, _ in self._rooms)
-        self._values = tuple(value for _, _, value in self._rooms)
+        rooms = [room for each in self._modules for room in (each._modules, each._parameters, each._buffers) if room]
+        self._rooms = tuple((room, tuple(room.values())) for room in rooms)
         self._parameters = () if model is None else tuple(model.parameters())
         self._gradients = tuple(map(_requires_grad, self._parameters))
         constants = [] if model is None or not weights else [*self._parameters, *model.buffers()]
@@ -77,8 +70,9 @@ class Guard:
                 return f"input {number} is {_words(got)}, not {_words(wanted)}"
         if tuple(map(_training, self._modules)) != self._modes:
             return "a module changed between training and evaluation mode"
-        if not all(map(is_, (get(name) for get, name in zip(self._gets, self._names, strict=True)), self._values)):
-            return "a module, a parameter or a buffer was replaced"
+        for room, values in self._rooms:
+            if len(room) != len(values) or not all(map(is_, room.values(), values)):
+                return "a module, a parameter or a buffer was replaced"
         if torch.is_grad_enabled() and tuple(map(_requires_grad, self._parameters)) != self._gradients:
             return "parameters require other gradients"
         if self._constants and (

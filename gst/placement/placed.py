@@ -33,6 +33,7 @@ from gst.programs import Program, Step, capture, inference_step
 
 PLAN = "plan"
 ROOM, FUSED_ROOM = 0.9, 0.5  # of all cores' share of the time on one core: what plans may come down to, with fusion
+TO_PLAN = 0.4  # of the seconds, at least: operations are profiled before anything is planned
 LEAST_MS = 1.0  # of a program that a plan is made for
 SHARE = 0.1  # of the seconds that each of two sets of runs at the end may take
 
@@ -250,12 +251,12 @@ def place(
             limit = math.inf if seconds is None else seconds
             found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
             runs, reasons = found.serious()
-            no_room = "" if seconds is None else _no_room(found, chosen, cores, settings)
+            left = limit - (time.perf_counter() - started)
+            no_room = "" if seconds is None else _no_room(found, chosen, cores, settings, left / limit)
             if no_room:
                 names = [device.name for device in chosen]
                 result = {"devices": names, "no_plan": no_room, **confirmed(found, inputs, SHARE * limit, shown)}
                 return Placed(model, inputs, chosen, result, runs, parameters)
-            left = limit - (time.perf_counter() - started)
             settings = _within(settings, left, found)
         program = capture(step)
         here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
@@ -278,8 +279,8 @@ def _saved(program: Program, directory: Path) -> Path:
     return path
 
 
-def _no_room(found: Candidates, devices: Sequence[Device], cores: int, settings: Settings) -> str:
-    """Why no plan for cores could be the fastest; empty if one could.
+def _no_room(found: Candidates, devices: Sequence[Device], cores: int, settings: Settings, left: float) -> str:
+    """Why no plan for cores could be the fastest, or found in the share of the time that is left; empty if one could.
 
     A plan runs the operations one by one, and all cores together cannot do that in less than their share of the time
     that one core takes for all.
@@ -291,7 +292,7 @@ def _no_room(found: Candidates, devices: Sequence[Device], cores: int, settings:
         return f"handing values from core to core gains nothing in a program of less than {LEAST_MS:g} ms"
     least_ms = one / cores * (FUSED_ROOM if "fusion" in settings.tasks else ROOM)
     if found.best_ms > least_ms:
-        return ""
+        return "" if left > TO_PLAN else "compiling took the time; give more seconds, or None for as long as it takes"
     return f"one core takes {one:.2f} ms as written, so none is likely to take less than {least_ms:.2f} ms"
 
 
