@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,17 @@ from gst.devices import AnyExecutor, Device, Plan, executor
 from gst.devices.describe.machine import core_numbers, usable_devices
 from gst.devices.execute.calls import laid_out
 from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step, failing
-from gst.placement.choosing import LEAST_ROUNDS, Candidates, GuardedRun, candidates, confirmed
+from gst.placement.choosing import GuardedRun, candidates, confirmed
 from gst.placement.drawing import explanation
 from gst.placement.guards import Guard
 from gst.placement.pipeline import place_measured
 from gst.placement.planning import Settings
+from gst.placement.room import SHARE, no_room, within
 from gst.placement.task import Task
-from gst.placement.whole import Way
-from gst.process.progress import Bars, Progress
+from gst.process.progress import Bars, Progress, notice
 from gst.programs import Program, Step, capture, inference_step
 
 PLAN = "plan"
-ROOM, FUSED_ROOM = 0.9, 0.5  # of all cores' share of the time on one core: what plans may come down to, with fusion
-TO_PLAN = 0.4  # of the seconds, at least: operations are profiled before anything is planned
-LEAST_MS = 1.0  # of a program that a plan is made for
-SHARE = 0.1  # of the seconds that each of two sets of runs at the end may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,44 +226,61 @@ def place(
         settings: further settings; `budget` counts.
         progress: told what is going on; a bar on the terminal if None.
         seconds: about as long as ways are compiled and plans are searched for; what is being compiled then is waited
-            for. None = as long as it takes, and plans are made even where none could win. Ctrl-C while ways are
-            compiled keeps those that are.
+            for. None = as long as it takes, and plans are made even where none could win. Ctrl-C keeps, of a model,
+            the ways that are compiled.
 
     Raises:
         ValueError: it cannot be captured or does not run, there is no such device, or no plan fits the memory.
     """
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
     started = time.perf_counter()
     step, parameters = _step(model, example_inputs)
     inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
     chosen = tuple(usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit))
     settings = replace(settings or Settings(), budget=budget)
+    limit = math.inf if seconds is None else seconds
     with Bars() as bars:
         shown = progress or bars.show
-        runs: dict[str, GuardedRun] = {}
-        reasons: dict[str, str] = {}
         if isinstance(model, Step):
-            runs[PYTORCH] = GuardedRun(*_guard(model, inputs), lambda *inputs: as_written(model, inputs))
-        else:
-            cores = max((len(each) for each in core_numbers(chosen)), default=1)
-            limit = math.inf if seconds is None else seconds
-            found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
-            runs, reasons = found.serious()
-            left = limit - (time.perf_counter() - started)
-            no_room = "" if seconds is None else _no_room(found, chosen, cores, settings, left / limit)
-            if no_room:
-                names = [device.name for device in chosen]
-                result = {"devices": names, "no_plan": no_room, **confirmed(found, inputs, SHARE * limit, shown)}
-                return Placed(model, inputs, chosen, result, runs, parameters)
-            settings = _within(settings, left, found)
-        program = capture(step)
-        here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
-        here |= {name: partial(failing, reason) for name, reason in reasons.items()}
-        with tempfile.TemporaryDirectory() as temporary:
-            directory = Path(temporary) if out is None else Path(out)
-            saved = _saved(program, directory)
-            placement = place_measured(program, saved, chosen, directory, settings, shown, here=here)
-    result = placement.result | {"left_out": reasons}
-    return Placed(model, inputs, chosen, result, runs, parameters, program, placement.plan, placement.task)
+            whole = {PYTORCH: GuardedRun(*_guard(model, inputs), lambda *inputs: as_written(model, inputs))}
+            return _by_plans(
+                model, step, inputs, chosen, parameters, settings, Path(out) if out else None, shown, whole
+            )
+        cores = max((len(each) for each in core_numbers(chosen)), default=1)
+        found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
+        runs, reasons = found.serious()
+        left = limit - (time.perf_counter() - started)
+        no_plan = "" if math.isinf(limit) else no_room(found, chosen, cores, settings, left / limit)
+        if not no_plan or memory_limit is not None:
+            settings = within(settings, left, found.first_ms[PYTORCH])
+            try:
+                return _by_plans(
+                    model, step, inputs, chosen, parameters, settings, Path(out) if out else None, shown, runs, reasons
+                )
+            except KeyboardInterrupt:
+                notice("stopped planning; the fastest way to run the model whole is confirmed")
+                no_plan = "stopped before one was measured to the end"
+        result = confirmed(found, inputs, SHARE * limit, shown)
+    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan}
+    return Placed(model, inputs, chosen, result, runs, parameters)
+
+
+def _by_plans(
+    model: nn.Module | Step, step: Step, inputs: tuple[Any, ...], devices: tuple[Device, ...],
+    parameters: Mapping[str, Tensor], settings: Settings, out: Path | None, progress: Progress,
+    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str] = MappingProxyType({}),
+) -> Placed:  # fmt: skip
+    """Capture the step and search for plans, which are measured beside the ways to run it whole."""
+    program = capture(step)
+    here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
+    here |= {name: partial(failing, reason) for name, reason in reasons.items()}
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary) if out is None else out
+        saved = _saved(program, directory)
+        placement = place_measured(program, saved, devices, directory, settings, progress, here=here)
+    result = placement.result | {"left_out": dict(reasons)}
+    return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
 
 
 def _saved(program: Program, directory: Path) -> Path:
@@ -277,39 +291,6 @@ def _saved(program: Program, directory: Path) -> Path:
     elif Program.load(path).key != program.key:
         raise ValueError(f"{path} holds another program; give another out")
     return path
-
-
-def _no_room(found: Candidates, devices: Sequence[Device], cores: int, settings: Settings, left: float) -> str:
-    """Why no plan for cores could be the fastest, or found in the share of the time that is left; empty if one could.
-
-    A plan runs the operations one by one, and all cores together cannot do that in less than their share of the time
-    that one core takes for all.
-    """
-    one = found.first_ms.get(Way(PYTORCH, 1).name, found.first_ms[PYTORCH])
-    if any(device.kind != "cpu" for device in devices):
-        return ""
-    if found.best_ms < LEAST_MS:
-        return f"handing values from core to core gains nothing in a program of less than {LEAST_MS:g} ms"
-    least_ms = one / cores * (FUSED_ROOM if "fusion" in settings.tasks else ROOM)
-    if found.best_ms > least_ms:
-        return "" if left > TO_PLAN else "compiling took the time; give more seconds, or None for as long as it takes"
-    return f"one core takes {one:.2f} ms as written, so none is likely to take less than {least_ms:.2f} ms"
-
-
-def _within(settings: Settings, seconds: float, found: Candidates) -> Settings:
-    """Settings of a search that ends after some seconds, by the time of the model as written."""
-    if math.isinf(seconds):
-        return settings
-    run_s = found.first_ms[PYTORCH] / 1e3
-    plans = int(max(seconds, 0) / 2 / (8 * run_s + 0.05))
-    rounds = int(max(seconds, 0) * SHARE / (12 * run_s))
-    return replace(
-        settings,
-        budget=min(settings.budget, plans),
-        evaluations=min(settings.evaluations, 10 + 20 * plans),
-        repetitions=min(settings.repetitions, max(rounds, LEAST_ROUNDS)),
-        patience_s=0.0,  # it would be waited for before every plan
-    )
 
 
 def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:

@@ -132,6 +132,22 @@ def test_where_no_plan_can_win_none_is_made(model: Branches) -> None:
         placed.module("fastest")
 
 
+def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gst.placement.placed.place_measured", stopped)
+    placed = gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK, seconds=None)
+    assert placed.winner in placed.runs and "stopped before" in placed.explain()
+    with pytest.raises(KeyboardInterrupt):
+        gst.place(training_step("branches", model, lambda m, x: m(x).mean(), [torch.zeros(4, 16)]), devices=["cpu:0"])
+
+
+def test_a_time_that_is_none_is_refused(model: Branches) -> None:
+    with pytest.raises(ValueError, match="seconds is 0; want more than 0, or None"):
+        gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], seconds=0)
+
+
 def test_another_program_in_the_same_directory_is_refused(
     model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
