@@ -55,9 +55,27 @@ def test_no_plan_of_a_larger_graph_beats_the_bound(seed: int) -> None:
         assert bound <= task.simulator.run(plan).makespan_us * ROUNDING
 
 
-def test_a_chain_takes_its_fastest_times() -> None:
-    times = np.array([[3.0, 4.0, 5.0], [4.0, 2.0, 6.0]])
-    assert lower_bound_us(made_up(np.array([[0, 1], [1, 2]]), times, apart(2))) == pytest.approx(10.0)
+def test_a_chain_stays_or_pays_for_transfers() -> None:
+    """3 + 2 + 5 on the fastest devices would pay for two transfers; 3 + 4 + 5 and 4 + 2 + 6 pay for none."""
+    chain, times = np.array([[0, 1], [1, 2]]), np.array([[3.0, 4.0, 5.0], [4.0, 2.0, 6.0]])
+    for latency, least in ((0.0, 10.0), (0.5, 11.0), (2.0, 12.0)):
+        task = made_up(chain, times, apart(2), latency_us=latency)
+        assert lower_bound_us(task) == pytest.approx(least) == pytest.approx(optimum(task))
+
+
+def test_producers_share_a_device_or_pay_for_transfers() -> None:
+    """Three operations of 4, then one of 1 on one of their devices: 4 + transfer + 1, unless all stay there."""
+    edges, times = np.array([[0, 1, 2], [3, 3, 3]]), np.array([[4.0, 4.0, 4.0, 1.0]] * 3)
+    for latency, least in ((2.0, 7.0), (6.0, 11.0), (9.0, 13.0)):
+        task = made_up(edges, times, apart(3), latency_us=latency)
+        assert lower_bound_us(task) == pytest.approx(least) == pytest.approx(optimum(task))
+
+
+def test_devices_that_are_alike_are_looked_at_once() -> None:
+    task = random_task(0, nodes=40, devices=apart(2), grouped=False)
+    times = task.times_us[[0]].repeat(8, 0)
+    bounds = [lower_bound_us(made_up(task.costs.edges, times[:count], apart(count))) for count in (2, 8)]
+    assert bounds[1] <= bounds[0]
 
 
 def test_what_depends_on_nothing_is_shared_out_evenly() -> None:

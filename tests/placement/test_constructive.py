@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gst.cli import main
+from gst.placement.baselines.chains import moved
 from gst.placement.constructive import training
 from gst.placement.constructive.generated import SHAPES, generated_problem
 from gst.placement.constructive.network import (
@@ -31,7 +32,7 @@ from gst.placement.constructive.tables import MOST_CONSUMERS, tables_of
 from gst.placement.constructive.training import State, train
 from gst.placement.public.baselines import upward_rank
 from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule, moved
+from gst.placement.public.schedules import Schedule
 
 
 def random_weights(seed: int) -> np.ndarray:

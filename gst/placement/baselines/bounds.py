@@ -1,14 +1,14 @@
-"""Lower bound of the makespan: critical path, and work that has to be shared by the devices."""
+"""Lower bound of the makespan: chains of operations with transfers, and work that has to be shared by the devices."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
-from gst.devices.simulate.simulator import longest_ways
+from gst.placement.baselines.chains import Chains, heads
 from gst.placement.baselines.list_kernels import TaskArrays
 from gst.placement.baselines.list_schedules import task_arrays
 from gst.placement.task import Task
@@ -18,7 +18,7 @@ STEPS = 64  # of the thresholds of heads and tails
 
 
 def lower_bound_us(task: Task) -> float:
-    """Microseconds that every plan takes at least, whatever its order and however cheap transfers are.
+    """Microseconds that every plan takes at least, whatever its order.
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
@@ -29,7 +29,8 @@ def lower_bound_us(task: Task) -> float:
 
     The greater of two bounds:
 
-    - the critical path, each operation on its fastest device;
+    - the longest chain, each operation on the device where that is shortest: producers of a value are on the same
+      device, one after the other, or pay a transfer (`gst.placement.baselines.chains.heads`);
     - for operations that start after a head h at the earliest and after which at least a tail t is to come, h + their
       work + t, for `STEPS` x `STEPS` choices of h and t, among them none of either (on one machine this is a bound of
       Carlier, The one-machine sequencing problem, EJOR 11, 1982).
@@ -39,18 +40,35 @@ def lower_bound_us(task: Task) -> float:
     together cost 1 a microsecond. Every such price is sound. With several resources the prices are those at which all
     operations cost most: the dual of the linear program that takes operations apart at will.
     """
-    arrays = task_arrays(task)
-    least = task.times_us.min(0)
-    tail = longest_ways(least, np.zeros_like(least), arrays.indptr, arrays.consumers) - least
-    head = _heads(least, arrays)
-    return float(max((head + least + tail).max(), window_bound(head, tail, priced_work(*_resources(task, arrays)))))
+    arrays, some, nodes = task_arrays(task), _two_of_each(task), np.arange(task.num_nodes)
+    chains = Chains(
+        arrays.times_us, task.colocation, arrays.num_bytes, task.costs.latency_us, 1 / task.costs.bytes_per_us,
+        np.zeros((0, 0, 0)), np.zeros(len(task.devices), np.int64),
+    )  # fmt: skip
+    readers = np.repeat(nodes, np.diff(arrays.indptr))  # whose value moves: the amount of an edge is that of a node
+    head = heads(arrays.producer_indptr, arrays.producers, arrays.producers, nodes, some, False, chains)
+    tail = heads(arrays.indptr, arrays.consumers, readers, nodes[::-1].copy(), some, True, chains)
+    times = arrays.times_us[some]
+    longest = float(np.where(np.isfinite(times), head + times + tail, np.inf).min(0).max())
+    work = priced_work(*_resources(task, arrays))
+    return max(longest, window_bound(head.min(0), tail.min(0), work))
 
 
-def _heads(least: Float64[np.ndarray, " nodes"], arrays: TaskArrays) -> Float64[np.ndarray, " nodes"]:
-    """The longest way to the start of each node: that to the end, of the program backwards."""
-    starts = np.concatenate([[0], np.cumsum(np.diff(arrays.producer_indptr)[::-1])])
-    readers = np.ascontiguousarray((len(least) - 1 - arrays.producers)[::-1])
-    return longest_ways(np.ascontiguousarray(least[::-1]), np.zeros_like(least), starts, readers)[::-1] - least
+def _two_of_each(task: Task) -> Int64[np.ndarray, " some"]:
+    """Of devices that may be exchanged for each other two stand for all: here, and elsewhere."""
+    chosen: list[int] = []
+    for device in range(len(task.devices)):
+        if sum(_are_alike(task, one, device) for one in chosen) < 2:
+            chosen.append(device)
+    return np.array(chosen)
+
+
+def _are_alike(task: Task, one: int, other: int) -> bool:
+    exchanged = np.arange(len(task.devices))
+    exchanged[[one, other]] = other, one
+    links = (task.costs.latency_us, task.costs.bytes_per_us)
+    same = all((link == link[np.ix_(exchanged, exchanged)]).all() for link in links)
+    return same and bool((task.times_us[one] == task.times_us[other]).all())
 
 
 def _resources(

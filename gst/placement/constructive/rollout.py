@@ -11,9 +11,10 @@ from typing import no_type_check
 
 import numpy as np
 
+from gst.placement.baselines.chains import moved
 from gst.placement.constructive.network import HIDDEN, LAYER, NUM_FEATURES, NUM_PRIORITIES, OUTPUT
 from gst.placement.constructive.tables import MOST_CONSUMERS
-from gst.placement.public.schedules import moved, run_first_come
+from gst.placement.public.schedules import run_first_come
 from gst.placement.published import uniform
 from partitioners.compiled import compiled
 

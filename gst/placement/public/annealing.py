@@ -8,8 +8,9 @@ from typing import no_type_check
 import numpy as np
 
 from gst.devices.simulate.simulator import longest_ways
+from gst.placement.baselines.chains import moved
 from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule, moved, run_by_ready, run_first_come, run_in_order
+from gst.placement.public.schedules import Schedule, run_by_ready, run_first_come, run_in_order
 from gst.placement.published import uniform
 from gst.process.progress import Progress, no_progress
 from partitioners.compiled import compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from typing import Any, no_type_check
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -11,9 +11,9 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from gst.placement.baselines.bounds import priced_work, window_bound
+from gst.placement.baselines.chains import heads, moved
 from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule, moved
-from partitioners.compiled import compiled
+from gst.placement.public.schedules import Schedule
 
 MOST_PROVED, MOST_CHOICES = 120, 2_000  # operations that CP-SAT is asked about, and choices of a device for one
 
@@ -24,10 +24,8 @@ TOLERANCE = 1e-6  # of its solution
 def lower_bound(problem: Problem) -> float:
     """What every plan takes at least, in `problem.graph.unit`, whatever its order.
 
-    The greater of two bounds. The first is of chains: an operation on a device starts when the values of its producers
-    are there; some of these are on the same device, one after the other, and the others pay a transfer, whichever
-    choice is best (as Papadimitriou and Yannakakis, SIAM J. Computing 19(2), 1990, for producers alone). The second
-    adds the work that devices share between such heads and tails, see `gst.placement.baselines.bounds`.
+    The greater of two bounds. The first is of chains with transfers (`gst.placement.baselines.chains.heads`). The
+    second adds the work that devices share between such heads and tails, see `gst.placement.baselines.bounds`.
 
     Examples:
         >>> from pathlib import Path
@@ -41,10 +39,10 @@ def lower_bound(problem: Problem) -> float:
     for number in range(int(classes.max()) + 1):  # two of those alike stand for all: here, and elsewhere
         chosen += np.flatnonzero(classes == number)[:2].tolist()
     some = np.array(chosen, np.int64)
-    head = _heads(
+    head = heads(
         arrays.producer_indptr, arrays.producers, arrays.in_edges, np.arange(problem.num_nodes), some, False, arrays
     )
-    tail = _heads(
+    tail = heads(
         arrays.indptr, arrays.consumers, arrays.out_edges, np.arange(problem.num_nodes)[::-1].copy(), some, True, arrays
     )
     times = arrays.times[some]
@@ -58,57 +56,6 @@ def lower_bound(problem: Problem) -> float:
 def _alike(problem: Problem) -> Int64[np.ndarray, " devices"]:
     """The number of the class of each device: those of one may be exchanged for each other."""
     return np.unique(np.stack([problem.kind, problem.arrays.limits]), axis=1, return_inverse=True)[1].reshape(-1)
-
-
-@compiled
-@no_type_check
-def _heads(indptr, others, edges, order, devices, backwards, arrays):
-    """Of each node on each of some devices, what passes at least before it starts (or, backwards, after it ends).
-
-    Args:
-        indptr, others, edges: whose values each node waits for (or, backwards, who waits for its value).
-        order: of nodes, those first that others wait for.
-        devices: numbers of the devices.
-    """
-    nodes, count, times = len(order), len(devices), arrays.times
-    head = np.zeros((count, nodes))
-    for node in order:
-        first, degree = indptr[node], indptr[node + 1] - indptr[node]
-        if degree == 0:
-            continue
-        away, near, here = np.empty(degree), np.empty(degree), np.empty(degree)
-        for mine in range(count):
-            for number in range(degree):
-                other, edge = others[first + number], edges[first + number]
-                away[number] = np.inf
-                for there in range(count):
-                    if there == mine or arrays.groups[other] == arrays.groups[node]:
-                        continue
-                    if backwards:
-                        transfer = moved(edge, devices[mine], devices[there], arrays)
-                    else:
-                        transfer = moved(edge, devices[there], devices[mine], arrays)
-                    away[number] = min(away[number], head[there, other] + times[devices[there], other] + transfer)
-                near[number], here[number] = head[mine, other], times[devices[mine], other]
-            dearest, soonest = np.argsort(-away), np.argsort(near)
-            rank = np.empty(degree, np.int64)
-            rank[dearest] = np.arange(degree)
-            low, high = 0, degree  # how many of the dearest are near: the least for which they take as long as the rest
-            least = np.inf
-            while low <= high:
-                middle = (low + high) // 2
-                limit = away[dearest[middle]] if middle < degree else 0.0
-                taken = 0.0
-                for number in soonest:
-                    if rank[number] < middle:
-                        taken = max(taken, near[number]) + here[number]
-                least = min(least, max(taken, limit))
-                if taken >= limit:
-                    high = middle - 1
-                else:
-                    low = middle + 1
-            head[mine, node] = least
-    return head
 
 
 def relaxed_bound(problem: Problem, seconds: float) -> float:

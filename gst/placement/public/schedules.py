@@ -11,19 +11,9 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from gst.placement.baselines.chains import moved
 from gst.placement.public.problem import Arrays, Problem
 from partitioners.compiled import compiled
-
-
-@compiled
-@no_type_check
-def moved(edge, here, there, arrays):
-    """Time that the value of an edge takes from a device to another."""
-    if here == there:
-        return 0.0
-    if len(arrays.table):
-        return arrays.table[edge, arrays.kind[here], arrays.kind[there]]
-    return arrays.fixed[here, there] + arrays.amounts[edge] * arrays.per_amount[here, there]
 
 
 @compiled
