@@ -183,10 +183,17 @@ def public_problems() -> str:
     return summary(result("public_graphs_all")["rows"])
 
 
+def public_policy(name: str) -> str:
+    from experiments.reproductions.public_policy import controls, summary
+
+    rows = result(name)["rows"]
+    return summary(rows) + "\n\n" + controls(rows)
+
+
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
     "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "public graphs": public_graphs,
-    "public problems": public_problems,
+    "public problems": public_problems, "public policy": lambda: public_policy("public_policy"),
     "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip
 NUMBERS: list[Number] = [

@@ -48,13 +48,20 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         default="placement,schedule",
         help="what is decided, separated by commas, of placement, schedule, fusion (default: %(default)s)",
     )
+    place.add_argument(
+        "--policy",
+        default="shipped",
+        metavar="FILE",
+        help="weights of gst train-policy whose plans annealing begins with, for --graph with --machine: a file, "
+        "'shipped' or 'none' (default: %(default)s)",
+    )
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     place.add_argument(
         "--seconds",
         type=float,
         default=10.0,
         metavar="S",
-        help="of annealing, for --graph with --machine; small problems have as long again for a proof by CP-SAT, if "
+        help="of search, for --graph with --machine; small problems have as long again for a proof by CP-SAT, if "
         "ortools is installed (default: %(default)g)",
     )
     place.add_argument(
@@ -207,8 +214,14 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
 def _place_public(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.public.placing import place_by_options, table
 
+    proposer = None
+    if options.policy != "none":
+        from gst.placement.constructive.network import load_weights
+        from gst.placement.constructive.proposing import proposer_of
+
+        proposer = proposer_of(load_weights(None if options.policy == "shipped" else Path(options.policy)))
     with Bars() as bars:
-        result = place_by_options(options, bars.show)
+        result = place_by_options(options, bars.show, proposer)
     print(table(result))
     print(f"The plan is in {result['plan_file']}")
     return result

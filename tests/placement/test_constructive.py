@@ -31,6 +31,7 @@ from gst.placement.constructive.rollout import roll_out, window_of
 from gst.placement.constructive.tables import MOST_CONSUMERS, tables_of
 from gst.placement.constructive.training import State, train
 from gst.placement.public.baselines import upward_rank
+from gst.placement.public.placing import SHARE, place_public
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
 
@@ -297,3 +298,51 @@ def test_the_command_trains_goes_on_and_refuses(tmp_path: Path, capsys: pytest.C
     ):
         assert main(["train-policy", "--out", str(tmp_path / "other"), *arguments]) == 2
         assert reason in capsys.readouterr().err
+
+
+def test_the_shipped_weights_are_better_than_before_training_on_problems_held_out() -> None:
+    logs = {}
+    for name, weights in (("shipped", load_weights()), ("before", initial_weights(0))):
+        plans = [propose(generated_problem(10**9 + seed, nodes=120), weights).greedy for seed in range(40)]
+        logs[name] = float(np.mean([np.log(plan.makespan) for plan in plans if plan is not None]))
+    assert logs["shipped"] < logs["before"] - 0.01
+
+
+def test_annealing_begins_with_the_best_plan_of_a_policy() -> None:
+    problem = generated_problem(11, nodes=200, devices=4, shape="transformer")
+    without, _ = place_public(problem, 0.0)
+    best = propose(problem, load_weights(), samples=200).best
+    assert best is not None
+    calls = []
+
+    def proposals(asked: Problem, seconds: float, seed: int) -> dict[str, Schedule]:
+        calls.append((asked, seconds, seed))
+        return {"policy:best": best}
+
+    result, plan = place_public(problem, 0.3, seed=5, proposer=proposals)
+    assert calls == [(problem, 0.0, 5), (problem, pytest.approx(0.3 * SHARE), 5)]
+    assert result["plans"]["policy:best"]["makespan"] == best.makespan < without["objective"]
+    assert plan.makespan <= best.makespan and result["plans"]["annealing"]["makespan"] <= best.makespan
+    nothing, _ = place_public(problem, 0.1, proposer=lambda *_: {})
+    assert "annealing" in nothing["plans"] and nothing["objective"] <= without["objective"]
+
+
+def test_gst_place_begins_with_the_policy_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(0)
+    ends = [(int(generator.integers(max(0, node - 9), node)), node) for node in range(3, 60) for _ in range(2)]
+    costs = "\n".join(f"{cost}0000000,{cost}0000000" for cost in generator.integers(1, 99, 60).tolist())
+    lines = ["60", "", *(",".join(str(pair[side]) for pair in ends) for side in (0, 1)), costs]
+    (tmp_path / "graph.txt").write_text("\n".join(lines) + "\n")
+    place = ["place", "--graph", str(tmp_path / "graph.txt"), "--machine", "gpus:3", "--seconds", "0.2", "--quiet"]
+    place += ["--out", str(tmp_path / "out")]
+    assert main(place) == 0
+    assert "policy:best" in capsys.readouterr().out
+    assert main([*place, "--policy", "none"]) == 0
+    assert "policy" not in capsys.readouterr().out
+    save_weights(tmp_path / "mine.npz", initial_weights(0))
+    assert main([*place, "--policy", str(tmp_path / "mine.npz")]) == 0
+    assert "policy:best" in capsys.readouterr().out
+    assert main([*place, "--policy", str(tmp_path / "none.npz")]) == 2
+    assert "there is no such file" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ NUM_FEATURES, NUM_PRIORITIES = len(FEATURES), len(PRIORITIES)
 LAYER = NUM_PRIORITIES + NUM_FEATURES  # where the first layer begins, (HIDDEN, NUM_FEATURES + 1), biases last
 OUTPUT = LAYER + HIDDEN * (NUM_FEATURES + 1)  # where the weights of the hidden units begin
 NUM_WEIGHTS = OUTPUT + HIDDEN
+SHIPPED = "constructive.npz"
 RULE = {"start": -1.0, "finish_and_optimistic": -2.0, "inputs_of_consumers_here": 0.3, "rank_below_first": 0.3}
 """Weights by hand of four features: .7 % behind the better of HEFT and min-EFT, on generated problems."""
 
@@ -72,12 +74,15 @@ def save_weights(path: Path, weights: Weights) -> None:
         np.savez(file, weights=weights, features=np.array(FEATURES), priorities=np.array(PRIORITIES))
 
 
-def load_weights(path: Path) -> Weights:
-    """Weights from a file that `gst train-policy` wrote.
+def load_weights(path: Path | None = None) -> Weights:
+    """Weights from a file that `gst train-policy` wrote; those that come with the package if None.
 
     Raises:
         ValueError: the file is missing, no such file, or of a policy with other features.
     """
+    if path is None:
+        with resources.as_file(resources.files("gst.placement.constructive") / SHIPPED) as shipped:
+            return load_weights(shipped)
     arrays = read_arrays(path)
     if missing := {"weights", "features", "priorities"} - arrays.keys():
         raise ValueError(f"{path}: has no {', '.join(sorted(missing))}; want a file that gst train-policy wrote")

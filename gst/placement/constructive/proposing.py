@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from gst.placement.constructive.tables import tables_of
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
 
-NOISE = 0.15  # standard deviation of what is added to each weight of a sample
+NOISE = 0.3  # standard deviation of what is added to each weight of a sample
 BATCH_S = 0.05  # seconds between two looks at the clock
 
 
@@ -89,3 +90,22 @@ def propose(
         batch = max(1, min(int(rate * BATCH_S), 4 * batch, left))
         rows = weights + noise * generator.standard_normal((batch, NUM_WEIGHTS), np.float32)
     return Proposal(greedy, greedy if plan is None or total == 1 else Schedule(problem, *plan), total)
+
+
+def proposer_of(weights: Weights) -> Callable[[Problem, float, int], dict[str, Schedule]]:
+    """A function of a problem, seconds and a seed, which gives the plans that `gst place` begins annealing with:
+    `policy` and `policy:best`, as far as the memories hold them.
+
+    Examples:
+        >>> from gst.placement.constructive.generated import generated_problem
+        >>> from gst.placement.constructive.network import initial_weights
+        >>> list(proposer_of(initial_weights(0))(generated_problem(1, nodes=30, devices=2), 0.01, 0))
+        ['policy', 'policy:best']
+    """
+
+    def proposals(problem: Problem, seconds: float, seed: int) -> dict[str, Schedule]:
+        proposal = propose(problem, weights, seconds, seed=seed)
+        plans = {"policy": proposal.greedy, "policy:best": proposal.best}
+        return {name: plan for name, plan in plans.items() if plan is not None}
+
+    return proposals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,25 @@ from gst.placement.public.schedules import Schedule
 from gst.process.progress import Progress, no_progress
 
 NEAR = 1e-9  # shares by which times that are equal may differ
+SHARE = 0.3  # of the time of a search that goes to plans of a policy, before annealing
+
+Proposer = Callable[[Problem, float, int], dict[str, Schedule]]
+"""Called with a problem, seconds and a seed: plans of a policy by name, for annealing to begin with."""
 
 
 def place_public(
-    problem: Problem, seconds: float = 5.0, seed: int = 0, proof_s: float = 0.0, progress: Progress = no_progress
+    problem: Problem,
+    seconds: float = 5.0,
+    seed: int = 0,
+    proof_s: float = 0.0,
+    progress: Progress = no_progress,
+    proposer: Proposer | None = None,
 ) -> tuple[dict[str, Any], Schedule]:
     """Place a published problem: the result for JSON, and the best plan.
 
     Args:
-        seconds: of annealing, from the best baseline on.
+        seconds: of search: of annealing, from the best baseline on.
+        proposer: of plans that annealing may begin with too; it has `SHARE` of the seconds, annealing what is left.
         proof_s: seconds that a linear program and CP-SAT each have for a better bound, see
             `gst.placement.public.bounds`; CP-SAT is not asked where the plan meets the bound already.
 
@@ -58,9 +68,19 @@ def place_public(
         bound, by = relaxed, "linear program"
     if seconds > 0 and start.makespan > bound * (1 + NEAR):
         anneal(problem, start, steps=1)  # compiled before the clock starts
+        left = seconds
+        if proposer is not None:
+            proposer(problem, 0.0, seed)
+            begun = time.perf_counter()
+            proposals = proposer(problem, SHARE * seconds, seed)
+            left -= time.perf_counter() - begun
+            plans |= proposals
+            times |= dict.fromkeys(list(proposals)[-1:], seconds - left)
+            start = min([start, *proposals.values()], key=lambda plan: plan.makespan)
         begun = time.perf_counter()
-        plans["annealing"], steps = anneal(problem, start, seconds, seed=seed, progress=progress)
-        times["annealing"] = time.perf_counter() - begun
+        if left > 0:
+            plans["annealing"], steps = anneal(problem, start, left, seed=seed, progress=progress)
+            times["annealing"] = time.perf_counter() - begun
     best = min(plans, key=lambda name: plans[name].makespan if not plans[name].reason else np.inf)
     if proof_s > 0 and plans[best].makespan > bound * (1 + NEAR):
         progress("proving", 0, 1000)
@@ -99,8 +119,13 @@ def _ratio(time_taken: float, other: float) -> float:
     return time_taken / other if other > 0 else 1.0 if time_taken <= 0 else float("inf")
 
 
-def place_by_options(options: Namespace, progress: Progress = no_progress) -> dict[str, Any]:
+def place_by_options(
+    options: Namespace, progress: Progress = no_progress, proposer: Proposer | None = None
+) -> dict[str, Any]:
     """Do what `gst place --graph FILE --machine NAME:N` asks, and write `plan.json`.
+
+    Args:
+        proposer: see `place_public`.
 
     Raises:
         ValueError: the options contradict each other, the file is not readable (see `read_public_graph`), there is no
@@ -114,7 +139,7 @@ def place_by_options(options: Namespace, progress: Progress = no_progress) -> di
         raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
     limit = parse_bytes(options.memory_limit) if options.memory_limit else None
     problem = public_problem(read_public_graph(options.graph), options.machine, limit)
-    result, plan = place_public(problem, options.seconds, options.seed, options.seconds, progress)
+    result, plan = place_public(problem, options.seconds, options.seed, options.seconds, progress, proposer)
     out = options.out or Path("runs/place") / options.graph.stem
     save_public_plan(problem, plan, out / "plan.json")
     return {"command": options.command, **result, "plan_file": str(out / "plan.json")}
