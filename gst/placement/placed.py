@@ -29,6 +29,7 @@ from gst.placement.pipeline import place_measured
 from gst.placement.planning import Settings
 from gst.placement.room import SHARE, no_room, within
 from gst.placement.task import Task
+from gst.placement.whole import repeats
 from gst.process.progress import Bars, Progress, notice
 from gst.programs import Program, Step, capture, inference_step
 
@@ -230,7 +231,8 @@ def place(
             the ways that are compiled.
 
     Raises:
-        ValueError: it cannot be captured or does not run, there is no such device, or no plan fits the memory.
+        ValueError: it does not run, it cannot be captured and is no pure function, there is no such device, or no plan
+            fits the memory.
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
@@ -244,20 +246,18 @@ def place(
         shown = progress or bars.show
         if isinstance(model, Step):
             whole = {PYTORCH: GuardedRun(*_guard(model, inputs), lambda *inputs: as_written(model, inputs))}
-            return _by_plans(
-                model, step, inputs, chosen, parameters, settings, Path(out) if out else None, shown, whole
-            )
+            return _by_plans(model, capture(step), inputs, chosen, parameters, settings, out, shown, whole)
+        program, no_plan = _captured(model, step, inputs)
         cores = max((len(each) for each in core_numbers(chosen)), default=1)
         found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
         runs, reasons = found.serious()
         left = limit - (time.perf_counter() - started)
-        no_plan = "" if math.isinf(limit) else no_room(found, chosen, cores, settings, left / limit)
-        if not no_plan or memory_limit is not None:
+        if not math.isinf(limit) and memory_limit is None:
+            no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit)
+        if program is not None and not no_plan:
             settings = within(settings, left, found.first_ms[PYTORCH])
             try:
-                return _by_plans(
-                    model, step, inputs, chosen, parameters, settings, Path(out) if out else None, shown, runs, reasons
-                )
+                return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest way to run the model whole is confirmed")
                 no_plan = "stopped before one was measured to the end"
@@ -267,20 +267,33 @@ def place(
 
 
 def _by_plans(
-    model: nn.Module | Step, step: Step, inputs: tuple[Any, ...], devices: tuple[Device, ...],
-    parameters: Mapping[str, Tensor], settings: Settings, out: Path | None, progress: Progress,
+    model: nn.Module | Step, program: Program, inputs: tuple[Any, ...], devices: tuple[Device, ...],
+    parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
     runs: Mapping[str, GuardedRun], reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Placed:  # fmt: skip
-    """Capture the step and search for plans, which are measured beside the ways to run it whole."""
-    program = capture(step)
+    """Search for plans, which are measured beside the ways to run it whole."""
     here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
     here |= {name: partial(failing, reason) for name, reason in reasons.items()}
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary) if out is None else out
+        directory = Path(temporary) if out is None else Path(out)
         saved = _saved(program, directory)
         placement = place_measured(program, saved, devices, directory, settings, progress, here=here)
     result = placement.result | {"left_out": dict(reasons)}
     return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
+
+
+def _captured(model: nn.Module, step: Step, inputs: Sequence[Any]) -> tuple[Program | None, str]:
+    """The program of a model, or None and the reason: then it can only be run whole.
+
+    Raises:
+        ValueError: it cannot be captured, and what it returns or leaves behind changes from call to call.
+    """
+    try:
+        return capture(step), ""
+    except ValueError as error:
+        if repeats(model, inputs):
+            return None, str(error)
+        raise
 
 
 def _saved(program: Program, directory: Path) -> Path:

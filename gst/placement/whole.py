@@ -17,7 +17,7 @@ from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.programs import outputs_differ
 
 FROZEN = "frozen"
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+MOST_KEPT = 128  # pieces of compiled code of one model
 Function = Callable[..., Any]
 
 
@@ -97,6 +97,7 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     """
     if way.kind == PYTORCH:
         return _on_threads(model, way.threads)
+    from torch import _dynamo as dynamo
     from torch._inductor import config
 
     threads = way.threads or torch.get_num_threads()
@@ -107,11 +108,12 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
         options["max_autotune"] = True
     # Dynamo compares options when it looks for compiled code of the same model, and asks the global setting whether
     # weights are constants.
-    function: Function = torch.compile(model, options=options)
+    function: Function = torch.compile(model, options=options, dynamic=False)
     if way.channels_last:
         function = _with_channels_last(function)
     run = _on_threads(function, threads)
-    with config.patch(freezing=way.kind == FROZEN, compile_threads=1):  # no pool of processes
+    # No pool of processes; and every way of every shape is kept, where Dynamo would give up after eight.
+    with config.patch(freezing=way.kind == FROZEN, compile_threads=1), dynamo.config.patch(recompile_limit=MOST_KEPT):
         run(*inputs)
     return run
 
@@ -168,7 +170,9 @@ def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
             numbers = value.detach().double()
             spread = float(numbers.std()) if value.numel() > 1 else 0.0
             normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            return new.copy_(float(numbers.mean()) + (spread or 1.0) * normal) if value.numel() else new
+            if value.numel():
+                new.copy_(float(numbers.mean()) + (spread or 1.0) * normal)
+            return new.requires_grad_(value.requires_grad)
         order = torch.randperm(value.numel(), generator=generator)
         return new.copy_(value.flatten()[order].reshape(value.shape))
 
@@ -186,3 +190,18 @@ def difference(run: Function, model: Function, inputs: Sequence[Any], seed: int)
     with torch.no_grad():
         want = pytree.tree_leaves(model(*given))
         return outputs_differ(pytree.tree_leaves(run(*given)), want)
+
+
+def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
+    """Whether a model returns the same twice and leaves its weights and its inputs as they are.
+
+    Examples:
+        >>> repeats(nn.Dropout(), (torch.ones(99),)), repeats(nn.Dropout().eval(), (torch.ones(99),))
+        (False, True)
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [each for each in pytree.tree_leaves(list(inputs)) if isinstance(each, Tensor)]
+    before = [each._version for each in tensors]
+    with torch.no_grad():
+        first, second = (pytree.tree_leaves(model(*inputs)) for _ in range(2))
+    return outputs_differ(first, second) is None and [each._version for each in tensors] == before

@@ -143,6 +143,18 @@ def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkey
         gst.place(training_step("branches", model, lambda m, x: m(x).mean(), [torch.zeros(4, 16)]), devices=["cpu:0"])
 
 
+def test_a_model_that_cannot_be_captured_runs_whole_if_it_is_a_pure_function() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.sum() > 0 else x - 1
+
+    placed = gst.place(Branching(), torch.ones(3), devices=["cpu:0"], settings=QUICK, seconds=None)
+    torch.testing.assert_close(placed.module()(-torch.ones(3)), -2 * torch.ones(3))
+    assert "cannot be captured" in placed.explain()
+    with pytest.raises(ValueError, match="draws random numbers"):
+        gst.place(nn.Dropout(), torch.ones(99), devices=["cpu:0"])
+
+
 def test_a_time_that_is_none_is_refused(model: Branches) -> None:
     with pytest.raises(ValueError, match="seconds is 0; want more than 0, or None"):
         gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], seconds=0)
