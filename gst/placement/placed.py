@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +13,21 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from gst.devices import AnyExecutor, Device, Plan, executor
+from gst.devices import Device, Plan
 from gst.devices.describe.machine import core_numbers, usable_devices
-from gst.devices.execute.calls import laid_out
-from gst.devices.execute.plain import COMPILED, PYTORCH, compiled_step, failing
+from gst.devices.execute.plain import COMPILED, PYTORCH, failing
 from gst.placement.choosing import GuardedRun, candidates, confirmed
 from gst.placement.drawing import explanation
-from gst.placement.guards import Guard
 from gst.placement.pipeline import place_measured
+from gst.placement.placed_module import PLAN, PlacedModule, as_written, guard_of
 from gst.placement.planning import Settings
 from gst.placement.room import SHARE, no_room, within
 from gst.placement.task import Task
 from gst.placement.whole import repeats
 from gst.process.progress import Bars, Progress, notice
 from gst.programs import Program, Step, capture, inference_step
-
-PLAN = "plan"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,81 +113,6 @@ class Placed:
         return {module: found.pop() for module, found in homes.items()}
 
 
-class PlacedModule(nn.Module):
-    """Runs a placed model, for one caller at a time, in one of the ways that `Placed.runs` names or by its plan.
-
-    Another kind of call (shape, dtype, gradients, training mode, or new weights where they are constants) runs the
-    model as written, with one warning. Threads of a plan start with the first call, and end with `close` or with this
-    object.
-    """
-
-    def __init__(self, placed: Placed, run: str) -> None:
-        super().__init__()
-        self.run = run
-        self._executor: AnyExecutor | None = None
-        self._turn = threading.Lock()
-        self._guarded = placed.runs.get(run)
-        if self._guarded is None:
-            if run not in (PLAN, COMPILED):
-                raise ValueError(f"there is no way {run!r} to run it; there are {', '.join(placed.runs)}")
-            if placed.program is None:
-                reason = placed.result["left_out"].get(run) or placed.result["no_plan"]
-                raise ValueError(f"there is no {run} of it: {reason}; place it with seconds=None")
-            self._placed, self._program = placed, placed.program
-            self._compiled = compiled_step(placed.program) if run == COMPILED else None
-            self._guarded = GuardedRun(*_guard(placed.model, placed.inputs), self._by_program)
-
-    def forward(self, *inputs: Any) -> Any:
-        """What the model, or the step, returns for `inputs`."""
-        assert self._guarded is not None
-        with self._turn:
-            return self._guarded(*inputs)
-
-    def _by_program(self, *inputs: Any) -> Any:
-        """By the plan, or the captured program compiled."""
-        placed, program = self._placed, self._program
-        state = [value.detach() for value in placed.parameters.values()]
-        tensors = program.check_inputs([*state, *pytree.tree_structure(placed.inputs).flatten_up_to(inputs)])
-        if self._compiled is not None:
-            tensors = [laid_out(got.detach(), like) for got, like in zip(tensors, program.inputs, strict=True)]
-            return program.unflatten(self._compiled(tensors))
-        assert placed.plan is not None
-        if self._executor is None:
-            threads = torch.get_num_threads()
-            try:
-                self._executor = executor(program, placed.devices).__enter__()
-            finally:
-                torch.set_num_threads(threads)
-        return program.unflatten(self._executor.run(placed.plan, tensors))
-
-    def close(self) -> None:
-        """End its threads; the next call starts others."""
-        with self._turn:
-            running, self._executor = self._executor, None
-            if running is not None:
-                threads = torch.get_num_threads()
-                running.__exit__(None, None, None)
-                torch.set_num_threads(threads)
-
-    def __del__(self) -> None:
-        if "_turn" in self.__dict__:
-            self.close()
-
-
-def _guard(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Callable[..., Any], Guard]:
-    if isinstance(model, Step):
-        return model.function, Guard(None, inputs, weights=False)
-    return model, Guard(model, inputs, weights=False)
-
-
-def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
-    """What a model or a step returns for inputs, without gradients."""
-    if isinstance(model, Step):  # a training step takes gradients itself
-        return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
-    with torch.no_grad():
-        return model(*inputs)
-
-
 def place(
     model: nn.Module | Step,
     example_inputs: Sequence[Any] | Any = (),
@@ -245,7 +164,7 @@ def place(
     with Bars() as bars:
         shown = progress or bars.show
         if isinstance(model, Step):
-            whole = {PYTORCH: GuardedRun(*_guard(model, inputs), lambda *inputs: as_written(model, inputs))}
+            whole = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *inputs: as_written(model, inputs))}
             return _by_plans(model, capture(step), inputs, chosen, parameters, settings, out, shown, whole)
         program, no_plan = _captured(model, step, inputs)
         cores = max((len(each) for each in core_numbers(chosen)), default=1)
