@@ -28,6 +28,7 @@ from gst.devices.execute.measure import Log
 from gst.process.progress import Bars, Progress
 from gst.process.tuning import WAITING
 
+MOST_LOAD = 0.1  # share of the cores that others may take while a program is timed
 SLOWER = 0.97  # of the best of eager and compiled: more than 3 % slower
 
 
@@ -88,7 +89,8 @@ def _row(data: Path, name: str, settings: Mapping[str, Any], time_limit_s: float
 
 
 def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Number of programs that ran, geometric means, and the names of those that are slower than what their user had."""
+    """Number of programs that ran, geometric means, and the names of those that are slower than what their user had,
+    that gave wrong outputs, and that were timed on a busy machine."""
     ran = {name: row for name, row in rows.items() if "failed" not in row}
     if not ran:
         return {"ran": 0, "failed": len(rows)}
@@ -99,6 +101,7 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "over_best": statistics.geometric_mean(row["over_best"][0] for row in ran.values()),
         "slower": sorted(name for name, row in ran.items() if row["over_best"][0] < SLOWER),
         "wrong": sorted(name for name, row in ran.items() if "placed" in row["reasons"]),
+        "busy": sorted(name for name, row in ran.items() if row["load"] > MOST_LOAD),
         "seconds_to_plan": statistics.median(row["seconds_to_plan"] for row in ran.values()),
     }
 
@@ -121,6 +124,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             f"{result['ran']} programs: {result['over_eager']:.2f} times as fast as eager, {result['over_best']:.2f} "
             f"times as the best of eager and compiled; slower: {', '.join(result['slower']) or 'none'}"
         )
+        if result["busy"]:
+            print(f"{len(result['busy'])} were timed while others used the cores: these times say little")
     if options.plot is not None:
         draw(result, options.plot)
     return result

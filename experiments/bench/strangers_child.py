@@ -46,7 +46,8 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
         nodes (calls in its graph), parameters, threads (the most), and for each way its median, low and high ms:
         `eager:2` is the module as written on two threads, `direct` what was placed without its guard; the ratios
         `over_eager`, `over_best` (of eager and compiled on all threads) and `over_direct`, with their intervals;
-        `winner`, `seconds_to_plan`, and `reasons` of ways that failed.
+        `winner`, `seconds_to_plan`, `reasons` of ways that failed, and `load`, the share of the cores that other
+        processes took while these were timed.
     """
     source = next(each for each in read_sources(data) if each.name == name)
     module, inputs = module_of(source)
@@ -79,6 +80,7 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     measured = measure(runs, settings["rounds"], time_of=_rested)
     parameters = sum(each.numel() for each in module.parameters())
     sizes = {"nodes": len(module.graph.nodes), "parameters": parameters, "threads": most}
+    load = max(each.load for each in measured.values())
     return {
         **sizes,
         **_figures(measured, most, reasons),

@@ -211,7 +211,7 @@ def confirmed(
 
     Returns:
         What `gst.placement.planning.placed_result` and `gst.placement.pipeline.Finals.figures` say of plans; `left_out`
-        says why others were not timed.
+        says why others were not timed, `load` which share of the cores other processes took meanwhile.
     """
     runs, reasons = found.serious()
     calls = {name: partial(run, *inputs) for name, run in runs.items()}
@@ -233,4 +233,5 @@ def confirmed(
     return {
         "runtime": "measured", "best": best, "objective": winner_ms, "winner": best, "winner_ms": winner_ms, **medians,
         "plans": plans, "left_out": reasons, "machine": machine_record(),
+        "load": max(each.load for each in (*first.values(), *second.values())),
     }  # fmt: skip

@@ -29,6 +29,8 @@ from gst.placement.whole import repeats
 from gst.process.progress import Bars, Progress, notice
 from gst.programs import Program, Step, capture, inference_step
 
+MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed
+
 
 @dataclass(frozen=True, eq=False)
 class Placed:
@@ -78,6 +80,8 @@ class Placed:
     def explain(self) -> str:
         """What each way takes, where the time goes under the plan, and why it is no faster, in a few lines."""
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms"]
+        if (load := self.result.get("load", 0.0)) > MOST_LOAD:
+            lines.append(f"other processes took {load:.0%} of the cores meanwhile: place it again when they are done")
         for name in (*self.runs, *self.result["left_out"]):
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")

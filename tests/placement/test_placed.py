@@ -66,7 +66,8 @@ def test_what_was_measured_to_be_fastest_is_what_runs(model: Branches, monkeypat
     placed = gst.place(model, example, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert placed.result["plans"]["compiled"]["reason"] == "left out, as asked"
     assert placed.result["winner_ms"] <= placed.result["pytorch_ms"], "never slower than what the user had"
-    monkeypatch.setattr("gst.placement.placed_module.compiled_step", lambda program: lambda inputs: eager(program, inputs))
+    compiled = "gst.placement.placed_module.compiled_step"
+    monkeypatch.setattr(compiled, lambda program: lambda inputs: eager(program, inputs))
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
     for winner, run in (("pytorch", "pytorch"), ("compiled", "compiled"), (placed.result["best"], "plan")):

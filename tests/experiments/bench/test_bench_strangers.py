@@ -93,12 +93,19 @@ def test_rows_are_taken_over_and_told_together(tmp_path: Path, monkeypatch: pyte
     def row(data: Path, name: str, settings: object, time_limit_s: float) -> dict[str, object]:
         calls.append(name)
         ratios = {"over_eager": [2.0, 1.9, 2.1], "over_best": [0.9, 0.8, 0.95]}
-        return {**ratios, "ms": {"placed": [3.0, 2.9, 3.1]}, "reasons": {}, "seconds_to_plan": 7.0, "winner": "plan"}
+        return {
+            **ratios,
+            "ms": {"placed": [3.0, 2.9, 3.1]},
+            "reasons": {},
+            "load": 0.5,
+            "seconds_to_plan": 7.0,
+            "winner": "plan",
+        }
 
     monkeypatch.setattr(strangers, "_row", row)
     for _ in range(2):
         result = strangers.bench(FIXTURE, [], tmp_path, {"rounds": 3}, 1.0, lambda *_: None)
     assert calls == ["small_net.tiny"], "the second time it is on disk"
-    assert result["slower"] == ["small_net.tiny"] and result["over_eager"] == pytest.approx(2.0)
+    assert result["slower"] == result["busy"] == ["small_net.tiny"] and result["over_eager"] == pytest.approx(2.0)
     strangers.bench(FIXTURE, [], tmp_path, {"rounds": 4}, 1.0, lambda *_: None)
     assert len(calls) == 2, "with other settings it is measured anew"
