@@ -87,6 +87,7 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
         "winner": placed.winner,
         "seconds_to_plan": seconds,
         "reasons": reasons,
+        "load": load,
     }
 
 
