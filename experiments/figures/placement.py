@@ -194,6 +194,7 @@ TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
     "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "public graphs": public_graphs,
     "public problems": public_problems, "public policy": lambda: public_policy("public_policy"),
+    "giant policy": lambda: public_policy("public_policy_giant"),
     "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip
 NUMBERS: list[Number] = [

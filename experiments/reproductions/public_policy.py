@@ -215,9 +215,9 @@ def _row(family: str, problem: Problem, bound: float, options: argparse.Namespac
 
 
 def _command(options: argparse.Namespace) -> str:
-    giant = "--giant " if options.giant else ""
+    giant = f" --giant --json {options.json}" if options.giant else ""
     numbers = f"--seconds {options.seconds:g} --seeds {options.seeds}"
-    return f"python -m experiments.reproductions.public_policy {giant}{numbers}"
+    return f"python -m experiments.reproductions.public_policy {numbers}{giant}"
 
 
 if __name__ == "__main__":
