@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gst.devices import Measurement
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.placement import choosing
@@ -221,6 +223,27 @@ def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small) -> None:
     assert result["winner"] == FROZEN and result["winner_ms"] < result["compiled_ms"] < result["pytorch_ms"]
     slow = found(4, 20, 40).serious()
     assert list(slow[0]) == [PYTORCH, COMPILED] and slow[1] == {FROZEN: "40.00 ms at first look"}
+
+
+def test_noise_that_hides_the_faster_way_is_answered_with_more_runs(
+    model: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+
+    def measured(calls: dict[str, Any], repetitions: int, *_: Any, **__: Any) -> dict[str, Measurement]:
+        rounds.append(repetitions)
+        written, frozen = np.full(repetitions, 10.0), np.full(repetitions, 8.0)
+        frozen[1 :: 2 if len(rounds) <= 2 else repetitions] = 30.0  # three of seven runs were disturbed, then one
+        return {
+            name: Measurement(name, None, tuple(each), float(np.median(each)), 0.0, 0.0)
+            for name, each in zip(calls, (written, frozen), strict=True)
+        }
+
+    monkeypatch.setattr(choosing, "measure", measured)
+    run, _ = guarded(model)
+    found = Candidates({PYTORCH: run, FROZEN: run}, {}, {PYTORCH: 10.0, FROZEN: 8.0})
+    assert confirmed(found, (IMAGE,), 0.0)["winner"] == FROZEN
+    assert rounds == [7, 7, 14, 14]
 
 
 @pytest.mark.e2e
