@@ -4,7 +4,7 @@
     python -m experiments.bench strangers --data FOLDER --json strangers.json --plot strangers.png
 
 Each sample runs in a process of its own with an empty compile cache, and its row is on disk as soon as it is known:
-the same command goes on from there.
+the same command goes on from there, and tries again what failed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bench(
     if missing := [name for name in names if name not in sources]:
         raise ValueError(f"{data} has no sample {missing[0]!r}; there are {', '.join(sources)}")
     log = Log(out / "strangers.jsonl")
-    done = {row["key"]: row["row"] for row in log.read()}
+    done = {row["key"]: row["row"] for row in log.read() if "failed" not in row["row"]}
     rows: dict[str, dict[str, Any]] = {}
     chosen = list(names or sources)
     for number, name in enumerate(chosen):
