@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, devices, nn, placement, programs
+    from gst.cost.step_time.estimate import estimate
     from gst.data.collate import collate
     from gst.data.frameworks import from_dgl, from_networkx
     from gst.data.pyg import from_pyg
@@ -39,6 +40,7 @@ _HOMES = {
     "SegmentBatch": "gst.method.batch",
     "SegmentedGraph": "gst.graphs.segments",
     "collate": "gst.data.collate",
+    "estimate": "gst.cost.step_time.estimate",
     "from_dgl": "gst.data.frameworks",
     "from_networkx": "gst.data.frameworks",
     "from_pyg": "gst.data.pyg",
@@ -50,8 +52,8 @@ _HOMES = {
 
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "LayerHistories", "SegmentBatch", "SegmentedGraph",
-    "__version__", "collate", "cost", "data", "devices", "from_dgl", "from_networkx", "from_pyg", "nn", "open_store",
-    "place", "placement", "prepare", "programs", "segment",
+    "__version__", "collate", "cost", "data", "devices", "estimate", "from_dgl", "from_networkx", "from_pyg", "nn",
+    "open_store", "place", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 
 

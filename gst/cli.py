@@ -26,8 +26,8 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = (
-    "place", "demo", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace", "bench", "devices",
-    "doctor",
+    "place", "demo", "estimate", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace", "bench",
+    "devices", "doctor",
 )  # fmt: skip
 GO_ON = {
     "place": "the same command with --resume goes on",
@@ -131,6 +131,8 @@ def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
     match name:
         case "place" | "demo":
             from gst.commands.place import add_place as add
+        case "estimate":
+            from gst.commands.estimate import add_estimate as add
         case "train-policy":
             from gst.commands.train_policy import add_train_policy as add
         case "sweep":

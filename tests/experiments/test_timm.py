@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from experiments.reproductions.timm.__main__ import main
-from experiments.reproductions.timm.kernels import CLASSES, COLUMNS, kernels_of
-from experiments.reproductions.timm.machines import machine_of
-from experiments.reproductions.timm.model import Model, efficiencies, folds_of, load, save, scores
+from experiments.reproductions.timm.model import efficiencies, folds_of, predict, scores
 from experiments.reproductions.timm.programs import load_rows
 from experiments.reproductions.timm.tables import family, read_tables, setting_of
+from gst.cost.step_time.kernels import CLASSES, COLUMNS, kernels_of
+from gst.cost.step_time.machines import machine_of
+from gst.cost.step_time.model import Model, load, save
 from gst.data.graphnet import operator_graph, read_sources
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
@@ -131,12 +132,12 @@ def test_a_checkpoint_predicts_as_the_model(data, tmp_path):
     weights = np.ones((1, rows.terms.shape[1]), np.float32).astype(np.float64)
     model = Model([setting], weights, {"": weights[0]}, [], {"gpu infer eager": 0.5, "new machine": 1.0})
     save(model, tmp_path / "model.pt")
-    for first, second in zip(model.predict(rows), load(tmp_path / "model.pt").predict(rows), strict=True):
+    for first, second in zip(predict(model, rows), predict(load(tmp_path / "model.pt"), rows), strict=True):
         assert np.array_equal(first, second)
-    assert model.predict(rows)[1].tolist() == [0.5, 1.0]
+    assert predict(model, rows)[1].tolist() == [0.5, 1.0]
     assert scores(rows, rows.log_step)["median_error"] == 0
     (tmp_path / "broken.pt").write_bytes(b"none")
-    with pytest.raises(ValueError, match=r"broken\.pt is no checkpoint"):
+    with pytest.raises(ValueError, match=r"broken\.pt holds no model of step times"):
         load(tmp_path / "broken.pt")
 
 

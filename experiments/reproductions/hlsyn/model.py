@@ -14,7 +14,8 @@ from scipy.stats import kendalltau
 from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.network import LoopTreeNetwork, predict, train_network
 from experiments.reproductions.hlsyn.splits import by_group, family
-from experiments.reproductions.trees import Trees, train_trees
+from experiments.reproductions.trees import train_trees
+from gst.cost.trees import Trees
 from gst.process.progress import bar
 
 COVERED = 0.9  # share of designs that an interval should hold

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.commands import parser_of, run
+from gst.cost import step_time
 from gst.files.writing import write_json
 
-CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
+CHECKPOINT = Path(step_time.__file__).with_name("weights.pt")
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 CACHE = Path("runs/timm/rows.npz")
 
@@ -34,7 +35,8 @@ def _rows(options: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _train(options: argparse.Namespace) -> None:
-    from experiments.reproductions.timm.model import Settings, save, train
+    from experiments.reproductions.timm.model import Settings, train
+    from gst.cost.step_time.model import save
 
     rows = _rows(options)
     model = train(rows, Settings(), options.seed)
@@ -45,11 +47,12 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from experiments.reproductions.timm.model import load, scores
+    from experiments.reproductions.timm.model import predict, scores
+    from gst.cost.step_time.model import load
 
     model = load(options.checkpoint)
     rows = _rows(options)
-    result = scores(rows, *model.predict(rows))
+    result = scores(rows, *predict(model, rows))
     if options.json:
         write_json(options.json, result)
     for name, each in (*result["machines"].items(), ("all", result)):

@@ -15,11 +15,13 @@ from experiments.reproductions.timm.model import (
     efficiencies,
     folds_of,
     kind_of,
+    predict,
     scores,
     train,
 )
-from experiments.reproductions.timm.programs import TERMS, Rows
+from experiments.reproductions.timm.programs import Rows
 from experiments.reproductions.trees import train_trees
+from gst.cost.step_time.rows import TERMS
 from gst.files.writing import write_json
 from gst.process.progress import bar
 
@@ -78,12 +80,12 @@ def least_squares(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray
 
 def ours_untrained_trees(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray, " rows"]:
     """The model without its trees: efficiencies of each table drawn towards those of its kind."""
-    return train(train_rows, Settings(boosted=0), seed, calibrated=False).predict(rows)[0]
+    return predict(train(train_rows, Settings(boosted=0), seed, calibrated=False), rows)[0]
 
 
 def ours(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray, " rows"]:
     """The model."""
-    return train(train_rows, Settings(), seed, calibrated=False).predict(rows)[0]
+    return predict(train(train_rows, Settings(), seed, calibrated=False), rows)[0]
 
 
 METHODS: dict[str, Predictor] = {

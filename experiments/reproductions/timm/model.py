@@ -1,25 +1,19 @@
-"""Step times of image models: efficiencies of kernel classes by table (least squares), and trees that correct them.
-
-time = sum over classes and terms of (time at peak rates) x weight, weight >= 0     [terms: products, bytes, launches]
-log time += trees(shares of the classes, descriptors of the kernels, setting, rates of the machine)
-"""
+"""Training of the model of step times (`gst.cost.step_time.model`): efficiencies of kernel classes by table (least
+squares), trees on what they leave over, and the widths of intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float64
 
-from experiments.reproductions.timm.kernels import CLASSES
-from experiments.reproductions.timm.programs import PRODUCTS as WITH_PRODUCTS
-from experiments.reproductions.timm.programs import TERMS, Rows
-from experiments.reproductions.timm.tables import Setting
-from experiments.reproductions.trees import Trees, train_trees
+from experiments.reproductions.timm.programs import Rows
+from experiments.reproductions.trees import train_trees
+from gst.cost.step_time.kernels import CLASSES
+from gst.cost.step_time.model import Model, kind_of, tree_columns
+from gst.cost.step_time.rows import PRODUCTS as WITH_PRODUCTS
+from gst.cost.step_time.rows import TERMS
 from gst.process.progress import bar
 
 COVERED = 0.9  # share of measurements that an interval should hold
@@ -41,61 +35,9 @@ class Settings(NamedTuple):
     folds: int = 5
 
 
-class Model(NamedTuple):
-    """A trained model.
-
-    Args:
-        settings: of the tables it was trained on.
-        weights: of every term of these tables: (tables, terms).
-        pools: kinds of tables, see `kind_of`, and the weights of each.
-        boosted: sets of trees.
-        widths: half width of an interval of log time for each kind of table; for machines never measured, in addition.
-    """
-
-    settings: list[Setting]
-    weights: Float64[np.ndarray, "tables terms"]
-    pools: dict[str, Float64[np.ndarray, " terms"]]
-    boosted: list[Trees]
-    widths: dict[str, float]
-
-    def weights_of(self, setting: Setting) -> Float64[np.ndarray, " terms"]:
-        """Efficiencies of a table: its own, else those of its machine's most similar tables, else those of its kind."""
-        alike = [place for place, each in enumerate(self.settings)
-                 if kind_of(each) == kind_of(setting) and each.machine == setting.machine]  # fmt: skip
-        if not alike:
-            kind = kind_of(setting)
-            return self.pools.get(kind, self.pools.get(kind.removesuffix(" half"), self.pools[""]))
-        same = [place for place in alike if self.settings[place].is_channels_last == setting.is_channels_last] or alike
-        gaps = np.array([abs(self.settings[place].torch - setting.torch) for place in same])
-        return self.weights[np.array(same)[gaps == gaps.min()]].mean(0)
-
-    def predict(self, rows: Rows) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
-        """log of milliseconds, and half the width of an interval that holds 90 % of the programs of new families."""
-        of = {setting: self.weights_of(setting) for setting in {each.setting for each in rows.measurements}}
-        weighted = rows.terms * np.stack([of[each.setting] for each in rows.measurements])
-        physical = np.log(np.maximum(weighted.sum(1), 1e-6))
-        columns = _columns(rows, weighted)
-        correction = np.mean([each.predict(columns) for each in self.boosted], 0) if self.boosted else 0.0
-        machines = {each.machine for each in self.settings}
-        widths = [
-            self.widths.get(kind_of(each.setting), max(self.widths.values()))
-            if each.setting.machine in machines else self.widths["new machine"]
-            for each in rows.measurements
-        ]  # fmt: skip
-        return physical + correction, np.array(widths)
-
-
-def kind_of(setting: Setting) -> str:
-    """Tables whose kernels are alike: CPU or GPU, inference or training, compiled or not, 16 bits without autocast."""
-    place = "cpu" if setting.machine.startswith("cpu") else "gpu"
-    compiler = "compiled" if setting.is_compiled else "eager"
-    return f"{place} {setting.mode} {compiler}" + (" half" if setting.precision == "half" else "")
-
-
-def _columns(rows: Rows, weighted: Float64[np.ndarray, "rows terms"]) -> Float64[np.ndarray, "rows columns"]:
-    shares = weighted.reshape(len(rows), TERMS, len(CLASSES)) / np.maximum(weighted.sum(1), 1e-9)[:, None, None]
-    gap = np.log(np.maximum(weighted.sum(1), 1e-6)) - rows.columns[:, 0]
-    return np.concatenate([shares.sum(1), shares.sum(2), rows.columns, rows.setting, gap[:, None]], 1)
+def predict(model: Model, rows: Rows) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+    """log of milliseconds of each row, and half the width of its interval."""
+    return model.predict([each.setting for each in rows.measurements], *rows[1:4])
 
 
 def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) -> Model:
@@ -119,7 +61,7 @@ def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) ->
     model = Model(tables, weights, pools, [], {"": 1.0, "new machine": 1.0})
     weighted = rows.terms * weights[table]
     residual = rows.log_step - np.log(np.maximum(weighted.sum(1), 1e-6))
-    columns = _columns(rows, weighted)
+    columns = tree_columns(weighted, rows.columns, rows.setting)
     boosted = [
         train_trees(
             columns, residual, np.ones(len(rows)), seed + member, trees=settings.trees, leaves=16, rate=0.05, fewest=30,
@@ -174,7 +116,7 @@ def _widths(rows: Rows, settings: Settings, seed: int) -> dict[str, float]:
     for fold in bar(range(settings.folds), desc="families left out"):
         model = train(rows.where(folds != fold), few, seed + fold, calibrated=False)
         rest = rows.where(folds == fold)
-        errors[folds == fold] = np.abs(model.predict(rest)[0] - rest.log_step)
+        errors[folds == fold] = np.abs(predict(model, rest)[0] - rest.log_step)
     kinds = np.array([kind_of(each.setting) for each in rows.measurements])
     widths = {kind: float(np.quantile(errors[kinds == kind], COVERED)) for kind in sorted(set(kinds))}
     machines = np.array([each.setting.machine for each in rows.measurements])
@@ -183,7 +125,7 @@ def _widths(rows: Rows, settings: Settings, seed: int) -> dict[str, float]:
         if len(set(machines)) > 1:
             rest = rows.where(machines == machine)
             model = train(rows.where(machines != machine), few, seed, calibrated=False)
-            unseen.append(np.abs(model.predict(rest)[0] - rest.log_step))
+            unseen.append(np.abs(predict(model, rest)[0] - rest.log_step))
     return widths | {"new machine": float(np.quantile(np.concatenate(unseen), COVERED)) if unseen else 1.0}
 
 
@@ -206,43 +148,3 @@ def scores(rows: Rows, log_step: np.ndarray, width: np.ndarray | None = None) ->
 
     machine = np.array([each.setting.machine for each in rows.measurements])
     return of(np.ones(len(rows), bool)) | {"machines": {str(each): of(machine == each) for each in np.unique(machine)}}
-
-
-def save(model: Model, path: Path) -> None:
-    """Write a file that `load` reads without unpickling."""
-
-    def small(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int32 if array.dtype.kind == "i" else np.float32))
-
-    torch.save(
-        {
-            "settings": [tuple(each) for each in model.settings], "weights": small(model.weights),
-            "pools": {str(kind): small(each) for kind, each in model.pools.items()},
-            "widths": {str(kind): each for kind, each in model.widths.items()},
-            "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
-        }, path,
-    )  # fmt: skip
-
-
-def load(path: Path) -> Model:
-    """A model that `save` wrote.
-
-    Raises:
-        ValueError: the file is none.
-    """
-
-    def wide(tensor: torch.Tensor) -> Any:
-        return tensor.numpy().astype(np.float64 if tensor.is_floating_point() else np.int64)
-
-    def trees(parts: Sequence[Any]) -> Trees:
-        return Trees(float(parts[0]), *map(wide, parts[1]))
-
-    try:
-        saved = torch.load(path, weights_only=True)
-        return Model(
-            [Setting(*each) for each in saved["settings"]], wide(saved["weights"]),
-            {str(kind): wide(each) for kind, each in saved["pools"].items()}, [trees(each) for each in saved["trees"]],
-            {str(kind): float(each) for kind, each in saved["widths"].items()},
-        )  # fmt: skip
-    except (OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
-        raise ValueError(f"{path} is no checkpoint of this reproduction; make one with its command train") from error

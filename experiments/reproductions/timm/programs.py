@@ -12,22 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from experiments.reproductions.timm.kernels import CLASSES, COLUMNS, Kernels, kernels_of
-from experiments.reproductions.timm.machines import Machine, machine_of
-from experiments.reproductions.timm.tables import Measurement, Setting, read_tables
+from experiments.reproductions.timm.tables import Measurement, read_tables
+from gst.cost.step_time.kernels import COLUMNS, Kernels, kernels_of
+from gst.cost.step_time.machines import machine_of
+from gst.cost.step_time.rows import row_of
 from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
 from gst.process.progress import bar
 
 VERSION = 1  # of what a row holds
-TERMS = 4  # times of a class: products, activations, parameters, launches
-LAUNCH = {False: 0.003, True: 0.01}  # ms of a launch on a GPU and on a CPU, before it is scaled by what is learned
-PRODUCTS = frozenset(
-    place for place, name in enumerate(CLASSES) if name.startswith(("conv ", "linear", "matmul", "attention"))
-)
 AREAS = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows", "positions")]
 """Columns that grow with the area of an image."""
-DEPTHWISE = np.array(["depthwise" in name for name in CLASSES])
 
 
 class Rows(NamedTuple):
@@ -151,44 +146,6 @@ def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) ->
 def _image_pixels(weights: dict[str, Weight]) -> int:
     images = [each.shape for name, each in weights.items() if is_image_input(name, each)]
     return math.prod(images[0][2:]) if images else 0
-
-
-def row_of(
-    kernels: Kernels, batch: int, image_size: int, setting: Setting, machine: Machine | None = None
-) -> tuple[Float64[np.ndarray, " terms"], Float64[np.ndarray, " columns"], Float64[np.ndarray, " 7"]]:
-    """Terms, columns and setting of a program at a batch; see `Rows`."""
-    machine = machine or machine_of(setting.machine)
-    named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
-    times = np.where(kernels.grows > 0, batch, 1.0)
-    flops, activations = named["flops"] * times, (named["bytes read"] + named["bytes written"]) * times
-    peak = np.where((named["is half"] > 0) & ~DEPTHWISE[kernels.kind], machine.half, machine.single)
-    launch = np.full(len(times), LAUNCH[machine.is_cpu])
-    parts = (flops / (peak * 1e9), activations / (machine.bandwidth * 1e6),
-             named["bytes of parameters"] / (machine.bandwidth * 1e6), launch)  # fmt: skip
-    terms = np.stack([np.bincount(kernels.kind, part, len(CLASSES)) for part in parts])
-    peak_time = np.maximum(parts[0], parts[1] + parts[2]) + 1e-9
-
-    def log(array: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(array, 1e-9))
-
-    inner, outputs = named["inner"], named["outputs"]
-    described = np.stack([
-        log(flops), log(activations + 1), log(parts[0] / np.maximum(parts[1], 1e-12)), log(named["rows"] * times),
-        log(outputs), log(inner), log(named["window"]), log(named["groups"]), log(named["positions"]),
-        log(named["operations"]), inner % 8 == 0, outputs % 8 == 0, outputs % 64 == 0, log(outputs * named["groups"]),
-        named["stride"], log((activations + named["bytes of parameters"]) / machine.cache / 1e6),
-    ], 1)  # fmt: skip
-    is_product = np.isin(kernels.kind, list(PRODUCTS))
-    share = peak_time / peak_time.sum()
-    means = [
-        (share * chosen) @ described / max(float((share * chosen).sum()), 1e-9)
-        for chosen in (np.ones(len(share)), is_product, ~is_product)
-    ]
-    sums = [math.log(peak_time.sum()), math.log(len(times)), math.log(batch), image_size / 224,
-            math.log(max(parts[0].sum(), 1e-12) / max(parts[1].sum(), 1e-12))]  # fmt: skip
-    numbers = [setting.is_channels_last, setting.is_compiled, setting.torch, machine.half, machine.bandwidth,
-               setting.precision == "half", machine.is_cpu]  # fmt: skip
-    return terms.ravel(), np.concatenate([sums, *means]), np.array(numbers, np.float64)
 
 
 def load_rows(data: Path, cache: Path | None = None) -> tuple[Rows, dict[str, int]]:

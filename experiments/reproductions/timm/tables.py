@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from gst.cost.step_time.rows import Setting
 from gst.files.archives import dataset_files
 from gst.files.untrusted import plain, shown
 
@@ -18,26 +19,6 @@ NAMES = re.compile(
 )
 PRECISIONS = {"amp": "amp", "amp_bf16": "amp", "bf16": "half", "fp16": "half", "float16": "half", "bfloat16": "half"}
 PREFIXES = re.compile(r"^(tf|test|ese|legacy|gluon|ssl|swsl|ig)_")
-
-
-class Setting(NamedTuple):
-    """What all rows of a table have in common.
-
-    Args:
-        machine: as the file's name has it, such as `rtx3090` or `cpu-i9_10940x`.
-        mode: `infer` or `train`.
-        precision: `amp`, `half` or `fp32`; see `kernels_of`.
-        is_channels_last: the layout is NHWC.
-        torch: version times 100, such as 291 for 2.9.1.
-        is_compiled: by TorchInductor.
-    """
-
-    machine: str
-    mode: str
-    precision: str
-    is_channels_last: bool
-    torch: int
-    is_compiled: bool
 
 
 class Measurement(NamedTuple):

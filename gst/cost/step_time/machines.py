@@ -1,8 +1,11 @@
-"""Peak rates of machines, as their makers publish them: what describes a machine that no table was measured on."""
+"""Peak rates of machines, as their makers publish them: what describes a machine that nobody measured here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+from gst.files.untrusted import plain, read_object, shown
 
 
 class Machine(NamedTuple):
@@ -55,19 +58,38 @@ MACHINES = {
 
 
 def machine_of(name: str) -> Machine:
-    """Rates of a machine by the name in a table's file; case, `-` and `_` make no difference.
+    """Rates of a machine by its name; case, `-` and `_` make no difference. A path ending in `.json` names a file with
+    the fields of `Machine`.
 
     Raises:
-        ValueError: its rates are not here.
+        ValueError: its rates are not here, or the file does not hold them.
 
     Examples:
         >>> machine_of("RTX_4090").bandwidth
         1008
     """
+    if name.endswith(".json"):
+        return _read(Path(name))
     machine = _PLAIN.get(_plain(name))
     if machine is None:
-        raise ValueError(f"machine {name} has no rates; add them to MACHINES in machines.py of this reproduction")
+        raise ValueError(
+            f"machine {plain(name)} has no rates; known are {', '.join(MACHINES)}; describe another one by a file "
+            f"{name}.json with {', '.join(Machine._fields)}"
+        )
     return machine
+
+
+def _read(path: Path) -> Machine:
+    fields = read_object(path)
+    unknown, missing = fields.keys() - set(Machine._fields), set(Machine._fields[:-1]) - fields.keys()
+    if unknown or missing:
+        wrong = f"lacks {', '.join(sorted(missing))}" if missing else f"has {', '.join(sorted(unknown))} besides"
+        raise ValueError(f"{path} {wrong}; it wants {', '.join(Machine._fields)}")
+    rates = {name: fields[name] for name in Machine._fields[:-1]}
+    for name, value in rates.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+            raise ValueError(f"{path}: {name} is {shown(value)}; want a positive number")
+    return Machine(**rates, is_cpu=fields.get("is_cpu", False) is True)
 
 
 def _plain(name: str) -> str:

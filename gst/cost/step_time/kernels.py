@@ -209,7 +209,7 @@ def _groups(first: Value, weight: tuple[int, ...]) -> int:
 
 
 def _bytes(value: Value, width: dict[int, int], full: dict[int, int]) -> float:
-    return min(value.numel, full.get(value.storage, value.numel)) * width.get(value.name, 4)
+    return float(min(value.numel, full.get(value.storage, value.numel)) * width.get(value.name, 4))
 
 
 Row = tuple[int, tuple[float, ...], float]
@@ -224,14 +224,14 @@ def _row(
     full: dict[int, int],
 ) -> Row:  # fmt: skip
     main = next((step for step in steps if step.operation.kind in PRODUCTS), None)
-    activations = sum(_bytes(v, width, full) for v in reads.values() if not v.is_parameter)
-    parameters = sum(_bytes(v, width, full) for v in reads.values() if v.is_parameter)
-    written = sum(_bytes(v, width, full) for v in writes.values())
+    activations = math.fsum(_bytes(v, width, full) for v in reads.values() if not v.is_parameter)
+    parameters = math.fsum(_bytes(v, width, full) for v in reads.values() if v.is_parameter)
+    written = math.fsum(_bytes(v, width, full) for v in writes.values())
     result = steps[-1].writes[0]
     spatial = math.prod(result.shape[2:]) if len(result.shape) == 4 else math.prod(result.shape[1:-1])
     grows = 0.0 if all(v.is_parameter for v in writes.values()) else 1.0
     work = float(sum(v.numel for step in steps for v in step.writes))
-    shape = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    shape: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     is_half = 0.0
     if main is not None:
         work, shape = _product(main)
@@ -270,8 +270,8 @@ def _product(step: _Step) -> tuple[float, tuple[float, ...]]:
         inner = first.shape[-1] if first.shape else 1
     outputs = result.shape[-1] if result.shape else 1
     groups = math.prod(result.shape[:-2]) if PRODUCTS[kind] == "matmul" else 1
-    rows = result.numel / max(outputs * groups, 1)
-    return 2.0 * result.numel * inner, (float(rows), float(outputs), float(inner), 1.0, 1.0, float(groups))
+    each = result.numel / max(outputs * groups, 1)
+    return 2.0 * result.numel * inner, (each, float(outputs), float(inner), 1.0, 1.0, float(groups))
 
 
 def _fused(steps: list[_Step], width: dict[int, int], full: dict[int, int]) -> list[Row]:

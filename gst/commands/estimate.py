@@ -1,0 +1,105 @@
+"""`gst estimate`: what it takes, does and prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gst.data.graphnet import FxSource
+    from gst.programs import Program
+
+PRECISIONS = {"fp32": "fp32", "amp": "amp", "half": "half", "fp16": "half", "bf16": "half"}
+SHOWN = 5  # classes of kernels of each machine
+
+
+def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    estimate = command(
+        commands,
+        "estimate",
+        _estimate,
+        "say how long a program takes on machines that are not here",
+        "gst estimate inception --on rtx4090,h100\n"
+        "gst estimate mypackage.training:make_step --on a100 --compile --json estimate.json\n"
+        "gst estimate samples/resnet18 --on rtx3060,my_machine.json --batch 64 --precision amp",
+    )
+    estimate.add_argument(
+        "program",
+        help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), or the folder of a "
+        "GraphNet sample",
+    )
+    estimate.add_argument(
+        "--on", default="rtx4090,a100,h100", metavar="MACHINES",
+        help="names with commas between, or .json files with peak rates (default: %(default)s); `--on list` lists them",
+    )  # fmt: skip
+    estimate.add_argument(
+        "--batch", type=int, help="samples of a step of a GraphNet sample (default: 1); programs have theirs"
+    )
+    estimate.add_argument("--compile", action="store_true", help="as compiled by TorchInductor")
+    estimate.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32",
+        help="fp32: as captured; half, fp16, bf16: weights and inputs of 16 bits; amp: autocast (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _estimate(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.cost.step_time.estimate import estimate
+    from gst.cost.step_time.machines import machine_of
+
+    machines = [name.strip() for name in options.on.split(",") if name.strip()]
+    if options.on == "list":
+        return _list()
+    for name in machines:  # before a program is captured
+        machine_of(name)
+    program = _program(options.program)
+    if options.batch is not None and (options.batch < 1 or not hasattr(program, "weights")):
+        raise ValueError(
+            f"--batch {options.batch} is for GraphNet samples, from 1; a captured step has its own batch, such as "
+            "inception:batch=64"
+        )
+    results = [
+        estimate(program, (), name, PRECISIONS[options.precision], options.compile, options.batch or 1)  # type: ignore[arg-type]
+        for name in machines
+    ]
+    first = results[0]
+    print(f"{first.program}: {first.parameter_bytes / 2**20:,.1f} MiB of parameters, "
+          f"at most {first.activation_bytes / 2**20:,.1f} MiB of other values")  # fmt: skip
+    print(f"{'machine':<16}{'ms':>10}{'90 % of such programs':>26}   costliest")
+    for each in results:
+        least, most = each.interval
+        costs = ", ".join(f"{cost.kind} {cost.milliseconds / each.milliseconds:.0%}" for cost in each.costs[:SHOWN])
+        print(f"{each.machine:<16}{each.milliseconds:>10.4g}{f'{least:.4g} to {most:.4g}':>26}   {costs}")
+    for basis in dict.fromkeys(each.basis for each in results):
+        names = ", ".join(each.machine for each in results if each.basis == basis)
+        print(f"{names}: {basis}.")
+    return {"program": first.program, "estimates": [each.to_dict() for each in results]}
+
+
+def _list() -> dict[str, Any]:
+    from gst.cost.step_time.machines import MACHINES
+
+    print(f"{'machine':<18}{'16-bit TFLOP/s':>15}{'32-bit':>9}{'GB/s':>8}{'cache, MB':>11}{'cores':>7}")
+    for name, each in MACHINES.items():
+        print(f"{name:<18}{each.half:>15}{each.single:>9}{each.bandwidth:>8}{each.cache:>11}{each.cores:>7}")
+    return {"machines": {name: each._asdict() for name, each in MACHINES.items()}}
+
+
+def _program(name: str) -> Program | FxSource:
+    """A captured step, or the one GraphNet sample of a folder."""
+    if not Path(name).exists():
+        from gst.programs import traced
+
+        return traced(name)
+    from gst.data.graphnet import read_sources
+
+    sources = list(read_sources(Path(name))) if Path(name).is_dir() else []
+    if not sources:
+        raise ValueError(f"{name} holds no GraphNet sample: want a folder with model.py and weight_meta.py")
+    if len(sources) != 1:
+        names = ", ".join(each.name for each in sources[:5])
+        raise ValueError(f"{name} holds {len(sources)} samples ({names}, ...); name the folder of one")
+    return replace(sources[0], name=sources[0].name or Path(name).resolve().name)

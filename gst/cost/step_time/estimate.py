@@ -1,0 +1,180 @@
+"""Estimate how long a program takes on a machine that is not here: from its kernels, the machine's peak rates, and a
+model trained on step times that others measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+from torch import nn
+
+from gst.cost.step_time.captured import batch_of, is_training, operators, peak_memory
+from gst.cost.step_time.kernels import CLASSES, COLUMNS, Kernels, kernels_of
+from gst.cost.step_time.machines import Machine, machine_of
+from gst.cost.step_time.model import Model, load
+from gst.cost.step_time.rows import TERMS, Setting, kernel_times, row_of
+from gst.data.graphnet import FxSource, is_image_input, operator_graph
+from gst.programs import Program, capture_module
+
+Precision = Literal["fp32", "amp", "half"]
+TORCH = 291  # version times 100 that is estimated for, the newest of the tables
+MOST_LAUNCH = {False: 2.5, True: 1.0}  # of `LAUNCH`, on a GPU and on a CPU: 7.5 and 10 us
+GROWING = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows")]
+"""Columns of kernels that grow with the batch."""
+
+
+class Cost(NamedTuple):
+    """What kernels of one class take together.
+
+    Args:
+        kind: one of `gst.cost.step_time.kernels.CLASSES`.
+        kernels: how many.
+        milliseconds: of all.
+    """
+
+    kind: str
+    kernels: int
+    milliseconds: float
+
+
+class Estimate(NamedTuple):
+    """How long a step takes on a machine.
+
+    Args:
+        program: its name.
+        machine: as asked for.
+        milliseconds: of one step.
+        interval: least and most milliseconds, made to hold 90 % of programs like those that were measured.
+        costs: by class of kernels, the costliest first; they add up to `milliseconds`.
+        parameter_bytes: of weights and buffers.
+        activation_bytes: of other values, the most at once if each is freed after its last use.
+        basis: what the estimate rests on, in a sentence.
+    """
+
+    program: str
+    machine: str
+    milliseconds: float
+    interval: tuple[float, float]
+    costs: tuple[Cost, ...]
+    parameter_bytes: float
+    activation_bytes: float
+    basis: str
+
+    def __str__(self) -> str:
+        least, most = self.interval
+        return f"{self.program} on {self.machine}: {self.milliseconds:.3g} ms ({least:.3g} to {most:.3g})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict() | {"costs": [each._asdict() for each in self.costs]}
+
+
+def estimate(
+    program: nn.Module | Program | FxSource, inputs: Sequence[Any] = (), on: str = "h100",
+    precision: Precision = "fp32", is_compiled: bool = False, batch: int = 1,
+) -> Estimate:  # fmt: skip
+    """Estimate the time of a step on a machine.
+
+    Args:
+        program: a model, which is captured without gradients; a captured step; or a GraphNet sample.
+        inputs: examples of what a model is called with.
+        on: name of the machine (`gst.cost.step_time.machines.MACHINES`), or a `.json` file with its peak rates.
+        precision: `fp32` as captured; `half`: weights and inputs of 16 bits; `amp`: under autocast to 16 bits.
+        is_compiled: by TorchInductor.
+        batch: samples of a step, of a GraphNet sample; others have theirs.
+
+    Raises:
+        ValueError: the machine is unknown, or the program has no operation that moves data.
+
+    Examples:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
+        >>> images = torch.zeros(32, 3, 224, 224)
+        >>> times = [estimate(model, (images,), on=name).milliseconds for name in ("rtx3060", "h100")]
+        >>> times[0] > 2 * times[1] > 0
+        True
+        >>> estimate(model, (images,)).costs[0].kind
+        'conv kxk'
+    """
+    machine, weights = machine_of(on), _weights()
+    if isinstance(program, FxSource):
+        name, mode = program.name, "infer"
+        images = [each.shape for label, each in program.inputs.items() if is_image_input(label, each)]
+        side = round(math.sqrt(math.prod(images[0][2:]))) if images else 0
+        operations = operator_graph(program)
+        kernels = kernels_of(operations, precision, is_compiled)
+        growth = float(batch)
+    else:
+        captured = program if isinstance(program, Program) else capture_module(program, tuple(inputs))
+        name, mode = captured.name, "train" if is_training(captured) else "infer"
+        batch, side = batch_of(captured)
+        operations = operators(captured)
+        kernels, growth = _per_sample(kernels_of(operations, precision, is_compiled), batch), 1.0
+    setting = Setting(_name_of(on, weights), mode, precision, False, TORCH, is_compiled)
+    time, width, basis = _predicted(kernels, batch, side, setting, machine, weights)
+    costs = _costs(kernels, batch, machine, _efficiencies(setting, side, machine, weights), time)
+    parameters, activations = peak_memory(operations)
+    share = 0.5 if precision == "half" else 1.0
+    interval = (time / math.exp(width), time * math.exp(width))
+    return Estimate(name, on, time, interval, costs, parameters * share, activations * share * growth, basis)
+
+
+@cache
+def _weights() -> Model:
+    return load(Path(__file__).with_name("weights.pt"))
+
+
+def _name_of(on: str, model: Model) -> str:
+    """The machine's name in the tables that the model was trained on, where it is among them."""
+    if on.endswith(".json"):
+        return "cpu" if machine_of(on).is_cpu else "gpu"
+    known = {each.machine for each in model.settings}
+    return next((name for name in known if machine_of(name) is machine_of(on)), "cpu" if machine_of(on).is_cpu else on)
+
+
+def _per_sample(kernels: Kernels, batch: int) -> Kernels:
+    columns = kernels.columns.copy()
+    columns[:, GROWING] /= np.where(kernels.grows > 0, batch, 1)[:, None]
+    return kernels._replace(columns=columns)
+
+
+def _predicted(
+    kernels: Kernels, batch: int, side: int, setting: Setting, machine: Machine, model: Model
+) -> tuple[float, float, str]:
+    """Milliseconds, half the width of the interval of their logarithm, and what they rest on."""
+    terms, columns, numbers = row_of(kernels, batch, side or 224, setting, machine)
+    measured = any(each.machine == setting.machine for each in model.settings)
+    basis = f"efficiencies {'measured on this machine' if measured else 'of its kind, at its peak rates'}"
+    logs, widths = model.predict([setting], terms[None], columns[None], numbers[None])
+    if side:
+        return math.exp(logs[0]), float(widths[0]), f"{basis}, with image models of other families"
+    width = float(math.hypot(widths[0], model.widths["new machine"]))
+    time = float(terms @ _efficiencies(setting, side, machine, model).ravel())
+    return time, width, f"{basis}, with image models alone: a program of another kind may be further off"
+
+
+def _efficiencies(setting: Setting, side: int, machine: Machine, model: Model) -> Float64[np.ndarray, "terms classes"]:
+    """Weights of terms by class of kernels. The tables hold image models at large batches, which say little about
+    launches: elsewhere these take at most `MOST_LAUNCH` of what `LAUNCH` says."""
+    weights = model.weights_of(setting).reshape(TERMS, len(CLASSES)).copy()
+    if not side:
+        weights[3] = np.minimum(weights[3], MOST_LAUNCH[machine.is_cpu])
+    return weights
+
+
+def _costs(
+    kernels: Kernels, batch: int, machine: Machine, weights: Float64[np.ndarray, "terms classes"], time: float
+) -> tuple[Cost, ...]:
+    weights = weights[:, kernels.kind]
+    each = (kernel_times(kernels, batch, machine) * weights).sum(0)
+    each *= time / max(float(each.sum()), 1e-12)
+    costs = [
+        Cost(CLASSES[kind], int((kernels.kind == kind).sum()), float(each[kernels.kind == kind].sum()))
+        for kind in np.unique(kernels.kind).tolist()
+    ]
+    return tuple(sorted(costs, key=lambda cost: -cost.milliseconds))

@@ -1,0 +1,133 @@
+"""A model of step times: efficiencies of kernel classes on machines that were measured, and trees that correct them.
+
+time = sum over classes and terms of (time at peak rates) x weight, weight >= 0     [terms: products, bytes, launches]
+log time += trees(shares of the classes, descriptors of the kernels, setting, rates of the machine)
+
+`python -m experiments.reproductions.timm train` trains it, and its README says how far it is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from gst.cost.step_time.kernels import CLASSES
+from gst.cost.step_time.rows import TERMS, Setting
+from gst.cost.trees import Trees
+
+Terms = Float64[np.ndarray, "rows terms"]
+Columns = Float64[np.ndarray, "rows columns"]
+
+
+class Model(NamedTuple):
+    """A trained model.
+
+    Args:
+        settings: of the tables it was trained on.
+        weights: of every term of these tables: (tables, terms).
+        pools: kinds of tables, see `kind_of`, and the weights of each.
+        boosted: sets of trees.
+        widths: half width of an interval of log time for each kind of table; for machines never measured, in addition.
+    """
+
+    settings: list[Setting]
+    weights: Float64[np.ndarray, "tables terms"]
+    pools: dict[str, Float64[np.ndarray, " terms"]]
+    boosted: list[Trees]
+    widths: dict[str, float]
+
+    def weights_of(self, setting: Setting) -> Float64[np.ndarray, " terms"]:
+        """Efficiencies of a table: its own, else those of its machine's most similar tables, else those of its kind."""
+        alike = [place for place, each in enumerate(self.settings)
+                 if kind_of(each) == kind_of(setting) and each.machine == setting.machine]  # fmt: skip
+        if not alike:
+            kind = kind_of(setting)
+            return self.pools.get(kind, self.pools.get(kind.removesuffix(" half"), self.pools[""]))
+        same = [place for place in alike if self.settings[place].is_channels_last == setting.is_channels_last] or alike
+        gaps = np.array([abs(self.settings[place].torch - setting.torch) for place in same])
+        return self.weights[np.array(same)[gaps == gaps.min()]].mean(0)
+
+    def predict(
+        self, settings: Sequence[Setting], terms: Terms, columns: Columns, numbers: Float64[np.ndarray, "rows 7"]
+    ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+        """log of milliseconds, and half the width of an interval that holds 90 % of the programs of new families.
+
+        Args:
+            settings: of each row.
+            terms, columns, numbers: as `gst.cost.step_time.rows.row_of` gives them, row by row.
+        """
+        of = {setting: self.weights_of(setting) for setting in set(settings)}
+        weighted = terms * np.stack([of[each] for each in settings])
+        physical = np.log(np.maximum(weighted.sum(1), 1e-6))
+        described = tree_columns(weighted, columns, numbers)
+        correction = np.mean([each.predict(described) for each in self.boosted], 0) if self.boosted else 0.0
+        machines = {each.machine for each in self.settings}
+        widths = [
+            self.widths.get(kind_of(each), max(self.widths.values()))
+            if each.machine in machines else self.widths["new machine"]
+            for each in settings
+        ]  # fmt: skip
+        return physical + correction, np.array(widths)
+
+
+def kind_of(setting: Setting) -> str:
+    """Tables whose kernels are alike: CPU or GPU, inference or training, compiled or not, 16 bits without autocast."""
+    place = "cpu" if setting.machine.startswith("cpu") else "gpu"
+    compiler = "compiled" if setting.is_compiled else "eager"
+    return f"{place} {setting.mode} {compiler}" + (" half" if setting.precision == "half" else "")
+
+
+def tree_columns(
+    weighted: Terms, columns: Columns, numbers: Float64[np.ndarray, "rows 7"]
+) -> Float64[np.ndarray, "rows descriptors"]:
+    """What trees see of each row: shares of classes and terms, its columns and setting, and how far it is from peak."""
+    total = weighted.sum(1)
+    shares = weighted.reshape(len(weighted), TERMS, len(CLASSES)) / np.maximum(total, 1e-9)[:, None, None]
+    gap = np.log(np.maximum(total, 1e-6)) - columns[:, 0]
+    return np.concatenate([shares.sum(1), shares.sum(2), columns, numbers, gap[:, None]], 1)
+
+
+def save(model: Model, path: Path) -> None:
+    """Write a file that `load` reads without unpickling."""
+
+    def small(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int32 if array.dtype.kind == "i" else np.float32))
+
+    torch.save(
+        {
+            "settings": [tuple(each) for each in model.settings], "weights": small(model.weights),
+            "pools": {str(kind): small(each) for kind, each in model.pools.items()},
+            "widths": {str(kind): each for kind, each in model.widths.items()},
+            "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
+        }, path,
+    )  # fmt: skip
+
+
+def load(path: Path) -> Model:
+    """A model that `save` wrote.
+
+    Raises:
+        ValueError: the file is none.
+    """
+
+    def wide(tensor: torch.Tensor) -> Any:
+        return tensor.numpy().astype(np.float64 if tensor.is_floating_point() else np.int64)
+
+    def trees(parts: Sequence[Any]) -> Trees:
+        return Trees(float(parts[0]), *map(wide, parts[1]))
+
+    try:
+        saved = torch.load(path, weights_only=True)
+        return Model(
+            [Setting(*each) for each in saved["settings"]], wide(saved["weights"]),
+            {str(kind): wide(each) for kind, each in saved["pools"].items()}, [trees(each) for each in saved["trees"]],
+            {str(kind): float(each) for kind, each in saved["widths"].items()},
+        )  # fmt: skip
+    except (OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"{path} holds no model of step times; experiments.reproductions.timm trains one") from error
