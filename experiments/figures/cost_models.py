@@ -153,8 +153,29 @@ def neusight() -> str:
     return table(["mean error, %", *(name.replace("_", " ") for name in machines)], rows)
 
 
+def kernelbench() -> str:
+    methods = result("kernelbench")["methods"]
+    keys = ("right", "right_where_eager_is_faster", "longer")
+    rows = [
+        [host.replace("_", " "), name, *(f"{each[key]:.1f}" for key in keys)]
+        for name, hosts in methods.items()
+        for host, each in hosts.items()
+    ]
+    return table(["host", "", "right, %", "right where eager is faster, %", "longer than the faster, %"], sorted(rows))
+
+
+def kernelbench_times() -> str:
+    rows = [
+        [host.replace("_", " "), way, *(f"{each[key]:.0f}" for key in ("median_error", "p90_error", "coverage"))]
+        for host, ways in result("kernelbench")["step_time"].items()
+        for way, each in ways.items()
+    ]
+    return table(["host", "", "median error, %", "90th percentile, %", "in 90 % intervals, %"], rows)
+
+
 TABLES = {
-    "hlsyn": hlsyn, "neusight": neusight, "timm": timm,
+    "hlsyn": hlsyn, "neusight": neusight, "timm": timm, "kernelbench": kernelbench,
+    "kernelbench times": kernelbench_times,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),

@@ -141,3 +141,15 @@ def test_what_cannot_be_estimated_is_said_in_one_line(
     assert main(["estimate", *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("side", [64, 0])
+def test_no_program_is_faster_than_at_peak_rates(is_compiled: bool, side: int) -> None:
+    layers = nn.Conv2d(3, 96, 11, 4) if side else nn.Linear(4096, 4096)  # classes whose efficiencies are 0 somewhere
+    inputs = torch.zeros(256, 3, side, side) if side else torch.zeros(4096, 4096)
+    program = capture_module(layers.eval(), (inputs,))
+    kernels = kernels_of(operators(program), "fp32", is_compiled)
+    for name in ("h100", "rtx4090", "cpu-i9_10940x"):
+        least = kernels.columns[:, COLUMNS.index("flops")].sum() / machine_of(name).single / 1e9
+        assert estimate(program, on=name, is_compiled=is_compiled).milliseconds >= 0.999 * least > 0

@@ -22,6 +22,7 @@ MACHINES = {"H100_Modal": "h100", "H100_PCIe_LambdaLabs": "h100-pcie"}
 FOLDS = 10
 MATTERS = 0.1  # relative difference from which the choice counts
 TORCH = 250  # version times 100, with which the programs were timed
+LEAST = 1e-3  # milliseconds that trees are told at least
 
 
 class Rows(NamedTuple):
@@ -53,7 +54,7 @@ def rows_of(timings: Sequence[Timing], programs: Mapping[str, Compared]) -> Rows
             terms, described, _ = row_of(kernels, 1, 224, setting)
             by_class = terms.reshape(TERMS, len(CLASSES))
             both.append(estimate(compared.program, on=machine, is_compiled=is_compiled))
-            seen += [by_class.sum(0) / by_class.sum(), described, np.log([both[-1].milliseconds])]
+            seen += [by_class.sum(0) / by_class.sum(), described, np.log([max(both[-1].milliseconds, LEAST)])]
         columns.append(np.concatenate([*seen, seen[4][:1] - seen[1][:1]]))  # compiled against eager at peak rates
         estimates.append([(one.milliseconds, *one.interval) for one in both])
     return Rows(chosen, np.stack(columns), np.array(estimates))

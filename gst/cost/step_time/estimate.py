@@ -146,15 +146,22 @@ def _per_sample(kernels: Kernels, batch: int) -> Kernels:
 def _predicted(
     kernels: Kernels, batch: int, side: int, setting: Setting, machine: Machine, model: Model
 ) -> tuple[float, float, str]:
-    """Milliseconds, half the width of the interval of their logarithm, and what they rest on."""
+    """Milliseconds, half the width of the interval of their logarithm, and what they rest on.
+
+    No program is faster than at the peak rates: image models say nothing about some classes of kernels.
+    """
     terms, columns, numbers = row_of(kernels, batch, side or 224, setting, machine)
     measured = any(each.machine == setting.machine for each in model.settings)
     basis = f"efficiencies {'measured on this machine' if measured else 'of its kind, at its peak rates'}"
     logs, widths = model.predict([setting], terms[None], columns[None], numbers[None])
+    products, activations, parameters, _ = times = kernel_times(kernels, batch, machine)
+    least = np.maximum(products, activations + parameters)
     if side:
-        return math.exp(logs[0]), float(widths[0]), f"{basis}, with image models of other families"
+        time = max(math.exp(logs[0]), float(least.sum()))
+        return time, float(widths[0]), f"{basis}, with image models of other families"
     width = float(math.hypot(widths[0], model.widths["new machine"]))
-    time = float(terms @ _efficiencies(setting, side, machine, model).ravel())
+    weighted = (times * _efficiencies(setting, side, machine, model)[:, kernels.kind]).sum(0)
+    time = float(np.maximum(weighted, least).sum())
     return time, width, f"{basis}, with image models alone: a program of another kind may be further off"
 
 
