@@ -18,13 +18,17 @@ def parser_of(name: str, description: str | None) -> tuple[argparse.ArgumentPars
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> None:
-    """Call `run` of the chosen command, on one thread. A `ValueError` is a line on stderr and exit status 1."""
+    """Call `run` of the chosen command, on one thread; the caller has its threads back afterwards. A `ValueError` is a
+    line on stderr and exit status 1."""
     import torch
 
     options = parser.parse_args(arguments)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         options.run(options)
     except ValueError as error:
         print(f"{parser.prog.rpartition('.')[2]}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    finally:
+        torch.set_num_threads(threads)
