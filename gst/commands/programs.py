@@ -17,6 +17,7 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "capture a PyTorch training step, or read an XLA program, as a graph",
         "gst trace rnnlm\ngst trace rnnlm:layers=8,hidden=512\n"
         "gst trace mypackage.training:make_step --json step.json\n"
+        "gst trace gpt --for cuda\n"
         "gst trace --hlo program.txt --out program.npz",
     )
     source = trace.add_mutually_exclusive_group(required=True)
@@ -28,6 +29,10 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     source.add_argument(
         "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
     )
+    trace.add_argument(
+        "--for", dest="kind", choices=("cpu", "cuda"), default="cpu",
+        help="kind of device whose operators are captured; cuda needs no GPU (default: %(default)s)",
+    )  # fmt: skip
     trace.add_argument(
         "--out", type=Path, metavar="FILE.npz", help="with --hlo: the graph as a TpuGraphs file, for gst rank"
     )
@@ -44,11 +49,12 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
     from gst.programs.features import flops
     from gst.programs.traces import TRACES
 
-    program = traced(options.program)
-    path = trace_path(options.program, TRACES)
+    program = traced(options.program, kind=options.kind)
+    path = trace_path(options.program, TRACES, options.kind)
     kinds = Counter(operation.name.rsplit("_", 1)[0] for operation in program.operations)
     result: dict[str, Any] = {
         "program": program.name,
+        "kind": options.kind,
         "num_nodes": program.num_nodes,
         "num_edges": program.graph.num_edges,
         "num_groups": program.num_groups,
@@ -64,6 +70,8 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _trace_hlo(options: argparse.Namespace) -> dict[str, Any]:
+    if options.kind != "cpu":
+        raise ValueError("--for goes with a PyTorch program: an XLA program is read as it is")
     from collections import Counter
 
     from gst.data.hlo import OPCODE_NAMES, read_hlo, write_npz

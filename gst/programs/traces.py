@@ -108,8 +108,8 @@ def _from_function(name: str, module_name: str, function_name: str) -> Step:
 # Traces on disk ------------------------------------------------------------------------------------------------------
 
 
-def traced(name: str, cache: Path = TRACES) -> Program:
-    """The program of a step by its name (see `resolve`), from `cache` if it was traced before.
+def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
+    """The program of a step by its name (see `resolve`), for a kind of device, from `cache` if it was traced before.
 
     It is traced again once a source file changed that the step is made of (found by import statements, outside of
     installed packages), and by another version of torch, of this package or of transformers. Files that a step reads
@@ -123,12 +123,12 @@ def traced(name: str, cache: Path = TRACES) -> Program:
         >>> traced("rnnlm:layers=1,steps=2", Path("traces")).key == program.key  # read from disk
         True
     """
-    directory = trace_path(name, cache)
+    directory = trace_path(name, cache, kind)
     with suppress(ValueError, OSError):
         if _is_current(directory):
             return Program.load(directory / "program")
     before = set(sys.modules)
-    program = capture(resolve(name))
+    program = capture(resolve(name), kind)
     imported_now = set(sys.modules) - before
     sources = own_sources({_module(name), "gst.programs.tracing", *imported_now})
     if not _changed_since_import(set(sources) - set(filter(None, map(source_of, imported_now)))):
@@ -136,7 +136,7 @@ def traced(name: str, cache: Path = TRACES) -> Program:
     return program
 
 
-def trace_path(name: str, cache: Path = TRACES) -> Path:
+def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
     """Where `traced` keeps the program of that name, as made by these versions and by the module of that name here.
 
     Examples:
@@ -151,6 +151,7 @@ def trace_path(name: str, cache: Path = TRACES) -> Path:
         with suppress(ImportError, ValueError, AttributeError):
             spec = find_spec(head)
             versions.append(spec and spec.origin)
+    versions += [] if kind == "cpu" else [kind]
     digest = hashlib.sha256(json.dumps([name, versions]).encode()).hexdigest()[:16]
     return cache / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}-{digest}"
 

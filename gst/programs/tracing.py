@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import gc
 import operator
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from gst.graphs.graph import Graph
+from gst.programs.described import CUDA, is_foreign, run_described
 from gst.programs.features import colocate, node_features, opcode
 from gst.programs.operation import Operation, Reference
 from gst.programs.program import Program
@@ -29,36 +35,97 @@ KeyPath = tuple[Any, ...]
 """Keys that lead to a leaf of nested tuples, lists and dictionaries."""
 
 
-def capture(step: Step) -> Program:
+def capture(step: Step, kind: str = "cpu") -> Program:
     """Trace `step` into a program of aten operations; nothing is computed, shapes are those of `step.inputs`.
 
     Operations in place become operations out of place. `detach` and repeated views (the same transpose of the same
     weight) are dropped, as they compute nothing.
 
+    Args:
+        step: what is traced; its inputs lie on the CPU.
+        kind: of the device that operations are chosen for: `cpu`, or `cuda`, which need not be here. A program for
+            CUDA has no operators of CPUs, and attention by operators that devices of every kind run.
+
     Raises:
-        ValueError: an input is no tensor, the step depends on values (`.item()`, `if loss > 0`), draws random numbers,
-            changes an input in place without returning the new value, captures a tensor of more than a GiB, or does
-            something else that cannot be traced.
+        ValueError: there is no such kind, an input is no tensor, the step depends on values (`.item()`,
+            `if loss > 0`), draws random numbers, changes an input in place without returning the new value, captures a
+            tensor of more than a GiB, or does something else that cannot be traced.
 
     Examples:
         >>> program = capture(Step("double", lambda x: {"twice": x + x}, (torch.ones(2),)))
         >>> [str(operation.target) for operation in program.operations]
         ['None', 'aten.add.Tensor']
     """
+    if kind == "cpu":
+        return _captured(step)
+    if kind != "cuda":
+        raise ValueError(f"there is no capture for {kind!r}; want cpu or cuda")
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place) / "program"
+        run_described(
+            lambda: _without_values(_captured(step, FakeTensorMode(allow_non_fake_inputs=True))).save(directory)
+        )
+        return replace(Program.load(directory), inputs=_flat_inputs(step))
+
+
+def _flat_inputs(step: Step) -> tuple[Tensor, ...]:
+    return tuple(value.detach() for value in pytree.tree_leaves(step.inputs))
+
+
+def _without_values(program: Program) -> Program:
+    """With inputs of one element, shown in the shape that is wanted: little is written to the disk.
+
+    Raises:
+        ValueError: an operator is one of CPUs alone.
+    """
+    for operation in program.operations:
+        if operation.kind == "operation" and is_foreign(str(operation.target)):
+            raise ValueError(f"step {program.name!r} calls {operation.target} itself, which only CPUs run")
+    inputs = tuple(torch.zeros((), dtype=each.dtype, device="cpu").expand(each.shape) for each in program.inputs)
+    return replace(program, inputs=inputs)
+
+
+class _ConstantsOnDevice(TorchFunctionMode):
+    """Tensors that a step closes over, moved to the device for which it is captured; `_flatten` drops the copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, self._on_device, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _on_device(self, value: Tensor) -> Tensor:
+        if isinstance(value, FakeTensor) or type(value) is not Tensor or value.device.type != "cpu":
+            return value
+        if id(value) not in self.moved:
+            self.moved[id(value)] = value, value.to(CUDA)
+        return self.moved[id(value)][1]
+
+
+def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
+    """Trace a step on the CPU, or in a mode that has described devices as if its inputs were on one."""
     pairs, spec = pytree.tree_flatten_with_path(step.inputs)
     labels = [pytree.keystr(path) for path, _ in pairs]
     for position, (_, value) in enumerate(pairs):
         if not isinstance(value, Tensor):
             raise ValueError(f"step {step.name!r}: flat input {position} is a {type(value).__name__}, want tensors")
     flat = [value.detach() for _, value in pairs]
+    examples = flat
+    if fake is not None:
+        with fake:
+            examples = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=CUDA) for each in flat]
     result: list[tuple[list[Any], pytree.TreeSpec]] = []
 
     def flat_step(*tensors: Tensor) -> list[Any]:
-        paths, tree = pytree.tree_flatten_with_path(step.function(*pytree.tree_unflatten(list(tensors), spec)))
+        with nullcontext() if fake is None else _ConstantsOnDevice():
+            results = step.function(*pytree.tree_unflatten(list(tensors), spec))
+        paths, tree = pytree.tree_flatten_with_path(results)
         result.append(([path for path, _ in paths], tree))
         return [leaf for _, leaf in paths]
 
-    module = trace(flat_step, flat, labels, step.name)
+    module = trace(flat_step, examples, labels, step.name)
     operations, outputs = _flatten(module, step.name)
     paths, output_spec = result[0]
     updates = dict(_updates([path for path, _ in pairs], paths, outputs))
@@ -109,6 +176,9 @@ def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], 
         if node.target is torch.ops.aten.detach.default:
             number_of[node] = args[0]
             continue
+        if node.target is torch.ops.aten._to_copy.default and _is_moved_constant(operations, args, kwargs):
+            number_of[node] = args[0]
+            continue
         signature = f"{node.target} {args} {kwargs}" if node.op == "call_function" and _is_view(node.target) else ""
         if signature and signature in views:
             number_of[node] = views[signature]
@@ -118,6 +188,15 @@ def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], 
         if signature:
             views[signature] = number_of[node]
     return tuple(operations), outputs
+
+
+def _is_moved_constant(operations: Sequence[Operation], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Is it the copy of a constant to `CUDA`, and nothing else?"""
+    constant = operations[args[0].node].constant
+    if constant is None or kwargs.get("device") != CUDA:
+        return False
+    same = {"device": CUDA, "dtype": constant.dtype, "layout": constant.layout}
+    return all(key in same and value == same[key] for key, value in kwargs.items())
 
 
 def _operation(

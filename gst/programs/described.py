@@ -1,0 +1,112 @@
+"""A process of its own that believes in a CUDA device: steps are captured for one on a machine that has none.
+
+PyTorch without CUDA refuses gradients of tensors on `cuda:0`, even of fake ones. A library of 40 lines, compiled once,
+answers its questions about such a device (`described_cuda.cpp`). It is loaded into a fork, so that nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+CUDA = torch.device("cuda:0")
+SOURCE = Path(__file__).with_name("described_cuda.cpp")
+FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC")
+FOREIGN = ("_for_cpu", "mkldnn", "mkl::", "onednn", "fbgemm")
+"""Parts of the names of operators that only CPUs run."""
+
+
+def run_described(function: Callable[[], None]) -> None:
+    """Call `function` in a fork of this process in which `cuda:0` is where new tensors lie; it leaves files behind.
+
+    Args:
+        function: does nothing but trace with fake tensors.
+
+    Raises:
+        ValueError: it raised, with the same message; or there is no fork or no C++ compiler here.
+
+    Examples:
+        >>> run_described(lambda: print(end=""))
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise ValueError("capture for a device that is not here needs an operating system with fork, such as Linux")
+    if torch.cuda.is_initialized():
+        raise ValueError("this process uses CUDA already; capture with kind='cuda' before it, or in another process")
+    library = None if torch.backends.cuda.is_built() else str(_library())
+    context = multiprocessing.get_context("fork")
+    answers, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(function, library, sender))
+    child.start()
+    sender.close()
+    try:
+        failure = answers.recv()
+    except EOFError:
+        failure = "the process that captures for CUDA ended without an answer; capture with kind='cpu' shows more"
+    child.join()
+    if failure is not None:
+        raise ValueError(failure)
+
+
+def is_foreign(operator: str) -> bool:
+    """Does only a CPU run this operator?
+
+    Examples:
+        >>> is_foreign("aten::_scaled_dot_product_flash_attention_for_cpu"), is_foreign("aten::mm")
+        (True, False)
+    """
+    return any(part in operator for part in FOREIGN)
+
+
+def _child(function: Callable[[], None], library: str | None, sender: Connection) -> None:
+    torch.set_num_threads(1)  # threads of OpenMP do not live on in a fork
+    if library:
+        ctypes.CDLL(library).gst_describe_cuda()
+    try:
+        # Autograd's threads are not those of the fork, and attention must run on devices of every kind.
+        with torch.autograd.set_multithreading_enabled(False), sdpa_kernel(SDPBackend.MATH), CUDA:
+            function()
+    except Exception as error:  # whatever the user's code or the tracer raises
+        sender.send(str(error))
+    else:
+        sender.send(None)
+
+
+@lru_cache(maxsize=1)
+def _library() -> Path:
+    """The compiled library, in `$XDG_CACHE_HOME/gst` (`~/.cache/gst`), named by what it was made of."""
+    content = [SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode(), *map(str.encode, FLAGS)]
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"
+    library = directory / f"described-cuda-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}.so"
+    if not library.exists():
+        _compile(library)
+    return library
+
+
+def _compile(library: Path) -> None:
+    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    program = next((path for name in names if name and (path := shutil.which(name))), None)
+    if program is None:
+        raise ValueError("capture for a device that is not here needs a C++ compiler; install g++ or set CXX")
+    home = Path(torch.__file__).parent
+    library.parent.mkdir(parents=True, exist_ok=True)
+    partial = library.with_suffix(f".{os.getpid()}.partial")
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
+    command = [program, *FLAGS, abi, f"-I{home / 'include'}", str(SOURCE), "-o", str(partial), *libraries]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        complaint = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[:200])
+        raise ValueError(f"{program} could not compile the described CUDA device: {complaint}")
+    partial.replace(library)
