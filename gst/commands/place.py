@@ -20,6 +20,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "find the fastest plan of a program on devices: baselines, annealing, learned policies, real measurements",
         "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
         "gst place inception --machine gpus:4 --out runs/place/inception-gpus     # simulated\n"
+        "gst place inception --machine rtx4090:4 --out runs/place/inception-4090  # with the costs of gst estimate\n"
         "gst place --graph bert24_inference.json --out runs/place/bert24 --json runs/bert24.json\n"
         "gst place --graph chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
@@ -41,7 +42,10 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         help="what plans are judged by at the end (default: %(default)s)",
     )
     place.add_argument(
-        "--machine", metavar="NAME", help="simulate a machine that is not here: cores:K or gpus:K, such as gpus:4"
+        "--machine",
+        metavar="NAME",
+        help="simulate a machine that is not here: cores:K, gpus:K, or K of a machine "
+        "of gst estimate --on list, such as rtx4090:4",
     )
     place.add_argument(
         "--tasks",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from gst.cost.step_time.estimate import operation_times_us
+from gst.cost.step_time.machines import machine_of
 from gst.devices import Device
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.simulate.simulator import Contention
@@ -17,6 +19,7 @@ from gst.programs.features import flops
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
 VIEW_US = {"cpu": 0.3, "cuda": 0.0}  # a GPU does nothing for a view
+MOST = 1024  # machines of a kind
 STREAMS = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 """Of GPUs: no thread sleeps or wakes on them; `launch_us` and `link_us` are all that an operation and a copy wait."""
 
@@ -31,6 +34,7 @@ class Chip:
         gb_per_s: of its memory.
         launch_us: that the smallest operation takes.
         memory_bytes: that a plan may take; None = all there is.
+        model: name of the machine by which `gst.cost.step_time` knows it; None = operations take the roofline.
     """
 
     kind: str
@@ -38,6 +42,7 @@ class Chip:
     gb_per_s: float
     launch_us: float
     memory_bytes: int | None = None
+    model: str | None = None
 
     def times_us(
         self,
@@ -80,12 +85,16 @@ class Machine:
         )
 
     def costs(self, program: Program) -> Costs:
-        """Of a program on these chips; an operation takes the roofline of its chip."""
+        """Of a program on these chips; an operation takes the roofline of its chip, or what its `model` estimates."""
         arithmetic, size = flops(program.operations), program.output_bytes.astype(np.float64)
         read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
         computed = np.array([each.kind == "operation" for each in program.operations])
         view = np.array([each.is_view for each in program.operations])
-        rows = [chip.times_us(arithmetic, read + size, view) * computed for chip in self.chips]
+        models = {name: operation_times_us(program, name) for name in {chip.model for chip in self.chips} if name}
+        rows = [
+            (models[chip.model] if chip.model else chip.times_us(arithmetic, read + size, view)) * computed
+            for chip in self.chips
+        ]
         found = profiled_costs(program, self.devices, np.stack(rows))
         apart = found.latency_us > 0
         return replace(
@@ -108,7 +117,8 @@ GPU = Chip("cuda", gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
 
 def machine(name: str) -> Machine:
     """A simulated machine by name: `cores:K` is K cores that copy at 5 GB/s (computing takes the time), `gpus:K` is K
-    GPUs on a bus of 12 GB/s (moving values takes the time).
+    GPUs on a bus of 12 GB/s (moving values takes the time); `rtx4090:K`, or another machine that `gst estimate` knows,
+    is K of these, on the same bus, whose operations take what its model estimates.
 
     Examples:
         >>> [device.name for device in machine("gpus:2").devices]
@@ -117,8 +127,24 @@ def machine(name: str) -> Machine:
     Raises:
         ValueError: no such machine.
     """
+    known, _, number = name.rpartition(":")
+    if known and number.isdecimal() and 1 <= int(number) <= MOST and known not in ("cores", "gpus"):
+        return _estimated(name, known, int(number))
     found = NAME.fullmatch(name)
     if not found or int(found[2]) < 1:
         raise ValueError(f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4")
     count = int(found[2])
     return Machine((CORE,) * count, 20.0, 5.0) if found[1] == "cores" else Machine((GPU,) * count, 15.0, 12.0)
+
+
+def _estimated(name: str, known: str, count: int) -> Machine:
+    try:
+        rates = machine_of(known)
+    except ValueError as error:
+        raise ValueError(
+            f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4, and machines of "
+            "gst estimate --on list, such as rtx4090:4"
+        ) from error
+    kind, launch_us = ("cpu", CORE.launch_us) if rates.is_cpu else ("cuda", GPU.launch_us)
+    chip = Chip(kind, 1e3 * rates.single, rates.bandwidth, launch_us, model=known)
+    return Machine((chip,) * count, 20.0, 5.0) if rates.is_cpu else Machine((chip,) * count, 15.0, 12.0)

@@ -40,8 +40,13 @@ def operators(program: Program) -> list[Operation]:
         >>> [(each.kind, each.writes[0].shape) for each in operators(program) if not each.is_view]
         [('linear', (5, 3))]
     """
+    return [each for node in operators_by_node(program) for each in node]
+
+
+def operators_by_node(program: Program) -> list[list[Operation]]:
+    """The operators of each node of a captured program; none of inputs, constants and items of a result."""
     made: list[tuple[Value, ...]] = []
-    result: list[Operation] = []
+    result: list[list[Operation]] = [[] for _ in program.operations]
     count = 0
     for node, operation in enumerate(program.operations):
         reads = tuple(value for producer in operation.producers for value in made[producer][:1])
@@ -62,7 +67,7 @@ def operators(program: Program) -> list[Operation]:
             count += 1
         made.append(tuple(writes))
         if operation.kind == "operation" and writes:
-            result += _operators(name, operation.args, reads, tuple(writes), is_view, made)
+            result[node] += _operators(name, operation.args, reads, tuple(writes), is_view, made)
     return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from torch import nn
 
-from gst.cost.step_time.captured import batch_of, is_training, operators, peak_memory
+from gst.cost.step_time.captured import batch_of, is_training, operators, operators_by_node, peak_memory
 from gst.cost.step_time.kernels import CLASSES, COLUMNS, Kernels, kernels_of
 from gst.cost.step_time.machines import Machine, machine_of
 from gst.cost.step_time.model import Model, load
@@ -124,6 +124,41 @@ def estimate(
     return Estimate(name, on, time, interval, costs, parameters * share, activations * share * growth, basis)
 
 
+def operation_times_us(program: Program, on: str) -> Float64[np.ndarray, " nodes"]:
+    """Microseconds of each operation of a captured program on a machine, run alone in fp32; 0 of views and inputs.
+
+    None is less than at the machine's peak rates. The efficiencies are those of `estimate`, without its trees, which
+    correct whole image models: the sum is that of `estimate` for other programs.
+
+    Raises:
+        ValueError: the machine is unknown.
+
+    Examples:
+        >>> import torch
+        >>> program = capture_module(nn.Linear(2048, 2048), (torch.zeros(2048, 2048),))
+        >>> [bool(operation_times_us(program, name).sum() > 200) for name in ("rtx3090", "h100")]
+        [True, True]
+    """
+    machine, weights = machine_of(on), _weights()
+    mode = "train" if is_training(program) else "infer"
+    setting = Setting(_name_of(on, weights), mode, "fp32", False, TORCH, False)
+    efficiencies = _efficiencies(setting, 0, machine, weights)
+    result = np.zeros(program.num_nodes)
+    for node, operations in enumerate(operators_by_node(program)):
+        if not all(each.is_view for each in operations):
+            kernels = kernels_of(operations, "fp32", False)
+            result[node] = 1e3 * _at_least_peak(kernels, 1, machine, efficiencies).sum()
+    return result
+
+
+def _at_least_peak(
+    kernels: Kernels, batch: int, machine: Machine, efficiencies: Float64[np.ndarray, "terms classes"]
+) -> Float64[np.ndarray, " kernels"]:
+    times = kernel_times(kernels, batch, machine)
+    weighted = (times * efficiencies[:, kernels.kind]).sum(0)
+    return np.maximum(weighted, np.maximum(times[0], times[1] + times[2]))
+
+
 @cache
 def _weights() -> Model:
     return load(Path(__file__).with_name("weights.pt"))
@@ -154,14 +189,13 @@ def _predicted(
     measured = any(each.machine == setting.machine for each in model.settings)
     basis = f"efficiencies {'measured on this machine' if measured else 'of its kind, at its peak rates'}"
     logs, widths = model.predict([setting], terms[None], columns[None], numbers[None])
-    products, activations, parameters, _ = times = kernel_times(kernels, batch, machine)
+    products, activations, parameters, _ = kernel_times(kernels, batch, machine)
     least = np.maximum(products, activations + parameters)
     if side:
         time = max(math.exp(logs[0]), float(least.sum()))
         return time, float(widths[0]), f"{basis}, with image models of other families"
     width = float(math.hypot(widths[0], model.widths["new machine"]))
-    weighted = (times * _efficiencies(setting, side, machine, model)[:, kernels.kind]).sum(0)
-    time = float(np.maximum(weighted, least).sum())
+    time = float(_at_least_peak(kernels, batch, machine, _efficiencies(setting, side, machine, model)).sum())
     return time, width, f"{basis}, with image models alone: a program of another kind may be further off"
 
 
