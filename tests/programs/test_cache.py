@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gst.devices import eager
-from gst.programs import outputs_differ, trace_path, traced, traces
+from gst.programs import Program, Step, outputs_differ, trace_path, traced, traces
 from gst.programs.traces import digests, own_sources
 
 SMALL = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
@@ -29,9 +29,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = traces.capture
 
-    def counted(step: object) -> object:
-        names.append(step.name)  # type: ignore[attr-defined]
-        return real(step)  # type: ignore[arg-type]
+    def counted(step: Step, kind: str = "cpu") -> Program:
+        names.append(step.name)
+        return real(step, kind)
 
     monkeypatch.setattr(traces, "capture", counted)
     monkeypatch.setattr(traces, "STARTED", float("inf"))  # whoever edits beside this test run does not matter
