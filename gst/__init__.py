@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gst.method.estimator import GraphSegmentTraining
     from gst.method.histories import LayerHistories
     from gst.placement.placed import place
+    from gst.placement.saving import load
 
     __version__: str
 
@@ -44,6 +45,7 @@ _HOMES = {
     "from_dgl": "gst.data.frameworks",
     "from_networkx": "gst.data.frameworks",
     "from_pyg": "gst.data.pyg",
+    "load": "gst.placement.saving",
     "open_store": "gst.graphs.store",
     "place": "gst.placement.placed",
     "prepare": "gst.graphs.store",
@@ -52,8 +54,8 @@ _HOMES = {
 
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "LayerHistories", "SegmentBatch", "SegmentedGraph",
-    "__version__", "collate", "cost", "data", "devices", "estimate", "from_dgl", "from_networkx", "from_pyg", "nn",
-    "open_store", "place", "placement", "prepare", "programs", "segment",
+    "__version__", "collate", "cost", "data", "devices", "estimate", "from_dgl", "from_networkx", "from_pyg", "load",
+    "nn", "open_store", "place", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 
 

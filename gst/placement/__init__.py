@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from gst.placement.pipeline import place_measured
     from gst.placement.placed import Placed, place
     from gst.placement.planning import PlacementResult, Planned, Settings, place_graph, place_simulated, plan_all
+    from gst.placement.saving import load
     from gst.placement.search import Search
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
     "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacementResult", "Plan", "Planned", "Search",
-    "Settings", "SimulatedObjective", "Task", "load_plan", "machine", "place", "place_graph", "place_measured",
+    "Settings", "SimulatedObjective", "Task", "load", "load_plan", "machine", "place", "place_graph", "place_measured",
     "place_simulated", "plan_all", "save_plan",
 ]  # fmt: skip
 
@@ -26,6 +27,7 @@ _MODULES = {
     "gst.placement.pipeline": ("place_measured",),
     "gst.placement.placed": ("Placed", "place"),
     "gst.placement.planning": ("Planned", "PlacementResult", "Settings", "place_graph", "place_simulated", "plan_all"),
+    "gst.placement.saving": ("load",),
     "gst.placement.search": ("Search",),
     "gst.placement.task": ("Task", "load_plan", "save_plan"),
 }

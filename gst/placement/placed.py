@@ -86,9 +86,22 @@ class Placed:
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
             lines.append(f"  {name}: " + (reason or f"{entry['again_median_ms']:.2f} ms"))
+        if self.plan is not None and self.task is None:
+            return "\n".join([*lines, f"its plan for {', '.join(self.plan.devices)} was read from a file"])
         if self.task is None or self.plan is None:
             return "\n".join([*lines, f"no plan was made: {self.result['no_plan']}"])
         return "\n".join([*lines, explanation(self.task, self.plan, self.result)])
+
+    def save(self, path: Path | str) -> None:
+        """Write to one file what won, its plan, what was measured and the example inputs; `gst.load(path, model)`
+        makes it run again. No weights and no code are written: `model.state_dict()` stays yours.
+
+        Raises:
+            ValueError: an input is neither a tensor nor a number, a truth value, a text or None.
+        """
+        from gst.placement.saving import save_placed
+
+        save_placed(self, path)
 
     def device_map(self) -> dict[str, str]:
         """Device of each module that holds parameters, as Accelerate's `dispatch_model` takes it.

@@ -6,6 +6,7 @@ are folded into convolutions and weights are packed once instead of in every cal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,24 @@ class Way(NamedTuple):
         if self.threads is not None:
             parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
         return ", ".join(parts)
+
+    @staticmethod
+    def named(name: str) -> Way:
+        """The way that results call so.
+
+        Raises:
+            ValueError: there is no such way.
+
+        Examples:
+            >>> Way.named("frozen, channels last, 1 thread") == Way("frozen", 1, channels_last=True)
+            True
+        """
+        parts = name.split(", ")
+        counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
+        way = Way(parts[0], *counts[:1], channels_last="channels last" in parts, autotune="max autotune" in parts)
+        if way.name != name or way.kind not in (PYTORCH, COMPILED, FROZEN):
+            raise ValueError(f"there is no way {name[:80]!r} to run a model")
+        return way
 
 
 def ways(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Way]:
@@ -155,8 +174,8 @@ def _channels_last(value: Tensor) -> Tensor:
 
 
 def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
-    """Other inputs of the same shapes, dtypes and strides: numbers of the same mean and deviation; integers and truth
-    values in another order, so that they stay in their range.
+    """Other inputs of the same shapes, dtypes and strides: numbers of the same mean and deviation (infinite ones, as of
+    masks, stay); integers and truth values in another order, so that they stay in their range.
 
     Examples:
         >>> fresh_inputs([torch.arange(4)], seed=0)[0].sort().values
@@ -168,10 +187,14 @@ def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
         new = torch.empty_like(value)
         if value.is_floating_point():
             numbers = value.detach().double()
-            spread = float(numbers.std()) if value.numel() > 1 else 0.0
+            finite = numbers[numbers.isfinite()]
+            spread = float(finite.std()) if finite.numel() > 1 else 0.0
             normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            if value.numel():
-                new.copy_(float(numbers.mean()) + (spread or 1.0) * normal)
+            if finite.numel():
+                fresh_numbers = float(finite.mean()) + (spread or 1.0) * normal
+                new.copy_(torch.where(numbers.isfinite(), fresh_numbers, numbers))
+            else:
+                new.copy_(value.detach())
             return new.requires_grad_(value.requires_grad)
         order = torch.randperm(value.numel(), generator=generator)
         return new.copy_(value.flatten()[order].reshape(value.shape))

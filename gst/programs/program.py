@@ -288,12 +288,21 @@ def _program(record: dict[str, Any], arrays: dict[str, Any], tensors: dict[str, 
     colocation, homes = arrays.pop("colocation"), arrays.pop("parameter_home")
     return Program(
         record["name"], Graph(**arrays, name=record["name"]), operations, tuple(tensors["inputs"]),
-        value_of(record["outputs"]), _spec(record["output_spec"]), colocation, homes,
+        value_of(record["outputs"]), structure(record["output_spec"]), colocation, homes,
     )  # fmt: skip
 
 
-def _spec(text: str) -> pytree.TreeSpec:
-    """A structure of outputs. Two forms are refused of which torch imports the module that they name."""
+def structure(text: str) -> pytree.TreeSpec:
+    """A structure of inputs or outputs, as `pytree.treespec_dumps` wrote it. Two forms are refused of which torch
+    imports the module that they name.
+
+    Raises:
+        LookupError: it is of one of these forms; damaged text raises other errors too.
+
+    Examples:
+        >>> structure(pytree.treespec_dumps(pytree.tree_flatten({"a": 1, "b": [2]})[1])).num_leaves
+        2
+    """
     _, root = parse_json(text)
     nodes = [root]
     for node in nodes:
