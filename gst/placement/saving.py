@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.devices import Plan
+from gst.devices import Device, Plan
 from gst.devices.describe.machine import usable_cores, usable_devices
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.devices.plan import positions_of_nodes
@@ -114,7 +114,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         program = capture(model if isinstance(model, Step) else inference_step(model, inputs))
         if program.key != record["program"]:
             raise ValueError(f"{path} is of a model with other operations; place this one")
-    devices = ()
+    devices: tuple[Device, ...] = ()
     if record["run"] == PLAN:
         assert program is not None
         devices = tuple(usable_devices(record["devices"]))

@@ -63,7 +63,8 @@ class Way(NamedTuple):
         """
         parts = name.split(", ")
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
-        way = Way(parts[0], *counts[:1], channels_last="channels last" in parts, autotune="max autotune" in parts)
+        threads = counts[0] if counts else None
+        way = Way(parts[0], threads, channels_last="channels last" in parts, autotune="max autotune" in parts)
         if way.name != name or way.kind not in (PYTORCH, COMPILED, FROZEN):
             raise ValueError(f"there is no way {name[:80]!r} to run a model")
         return way
