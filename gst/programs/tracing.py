@@ -420,7 +420,7 @@ def _drop_returned_copies(module: fx.GraphModule, inputs: Sequence[Tensor], labe
     """Functionalised code ends by copying new values into the inputs it changed: needless if they are returned."""
     returned = set(module.graph.output_node().args[0])  # type: ignore[arg-type]
     placeholders = list(module.graph.find_nodes(op="placeholder"))
-    homes = [value.untyped_storage().data_ptr() for value in inputs]
+    homes = [value.untyped_storage()._cdata for value in inputs]  # fake ones have no address
     for node in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
         changed, value = node.args[:2]
         if changed not in placeholders:

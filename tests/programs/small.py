@@ -1,6 +1,8 @@
 """Small sizes of the bundled workloads, captured once for all tests of a checkout."""
 
 import hashlib
+import subprocess
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -30,14 +32,18 @@ PROGRAMS = ROOT / ".pytest_cache" / "programs"
 
 
 @cache
-def small_program(name: str) -> Program:
+def small_program(name: str, kind: str = "cpu") -> Program:
     """The workload of that name at its small size, captured once for all processes until a source changes. What is
     loaded is what was captured: `test_saving.py`."""
-    directory = PROGRAMS / f"{name}-{_digest(name)}"
+    directory = PROGRAMS / f"{name}-{kind}-{_digest(name)}"
     with without_checks():  # other tests capture with them
         with suppress(ValueError):
             return Program.load(directory)
-        program = capture(WORKLOADS[name](**SMALL[name]))
+        if kind == "cuda" and torch.cuda.is_initialized():  # its capture needs a process that does not use CUDA yet
+            code = f"from tests.programs.small import small_program; small_program({name!r}, {kind!r})"
+            subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+            return Program.load(directory)
+        program = capture(WORKLOADS[name](**SMALL[name]), kind)
         with suppress(ValueError):  # another process was quicker
             program.save(directory)
         return program

@@ -64,6 +64,17 @@ def test_a_tensor_that_a_step_closes_over_is_a_constant_of_the_program() -> None
     assert constant is not None and torch.equal(constant, mask)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_step_may_change_several_inputs_in_place_if_it_returns_them() -> None:
+    """As statistics of BatchNorm are changed; fake tensors have no addresses by which to tell them apart."""
+
+    def count(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value.add_(1) for name, value in state.items()}
+
+    program = capture(Step("count", count, ({"a": torch.zeros(2), "b": torch.zeros(2)},)), kind="cuda")
+    assert [value.tolist() for value in eager(program)] == [[1, 1], [1, 1]]
+
+
 def test_what_cannot_be_captured_is_said_in_one_line() -> None:
     ones = (torch.ones(2),)
     with pytest.raises(ValueError, match=r"^there is no capture for 'tpu'; want cpu or cuda$"):
