@@ -1,6 +1,7 @@
 # Everything from nothing: python3.11 and gcc are enough.
 PYTHON ?= python3.11
 VENV   ?= .venv
+NAME   ?= gpu
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
@@ -8,7 +9,7 @@ STAMPS := $(VENV)/stamps
 PYTEST := OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test e2e lint audit results package docs sbom chaos fuzz bench sparse clean
+.PHONY: demo test e2e lint audit results package docs sbom chaos fuzz bench gpu sparse clean
 
 demo: $(STAMPS)/base            ## set up, then run the whole loop on what this machine has
 	$(BIN)/gst demo --json runs/demo.json
@@ -63,6 +64,9 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	$(BIN)/python -m experiments.bench alexnet --json experiments/results/alexnet.json
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
+
+gpu:                            ## tests and benchmarks of the GPU here, with the python at hand; without one, what is proven without
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu --json experiments/results/gpu/$(NAME).json
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 

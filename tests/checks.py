@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import jaxtyping
-from beartype import beartype
 
 CALLS = 6  # of one function in one test: a training of a thousand steps repeats the shapes of its first
 Function = Callable[..., Any]
@@ -24,6 +23,8 @@ def first_calls(signature: Function) -> Function:
     Args:
         signature: one of two functions by which jaxtyping checks each function, before and after a call.
     """
+    from beartype import beartype  # tests of a GPU may run where it is missing, without these checks
+
     function = sys._getframe(3).f_locals["fn"]  # of jaxtyped, which passes the signatures alone
     if "<locals>" in signature.__qualname__:
         function.__no_type_check__ = True

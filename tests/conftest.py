@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import jaxtyping
@@ -18,7 +19,8 @@ from hypothesis import settings
 METHOD = ["cost", "data", "files", "graphs", "method", "nn", "programs"]
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
-jaxtyping.install_import_hook(CHECKED, "tests.checks.first_calls")
+if find_spec("beartype") is not None:  # tests of a GPU run without these checks where it is missing
+    jaxtyping.install_import_hook(CHECKED, "tests.checks.first_calls")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service to start, on a machine that is busy
 # What is compiled and measured for this machine is kept in this checkout: a user's own cache stays out of the tests.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")

@@ -315,6 +315,21 @@ def _add_strangers(bench: Any, command: Command) -> None:
     parser.add_argument("--plot", type=Path, help="where to draw it: a PNG or SVG file")
 
 
+def _add_gpu(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "gpu", _run_of("gpu"), "an accelerator: its tests, and workloads by lanes; without one, proofs without",
+        f"{BENCH} gpu --json experiments/results/gpu/h100.json\n{BENCH} gpu --programs gpt,inception --without-tests",
+    )  # fmt: skip
+    _add_programs(parser)
+    parser.add_argument("--lanes", default="1,2,4", help="streams of the accelerator (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=25, help="of each way, in turns (default: %(default)s)")
+    parser.add_argument("--without-tests", action="store_true", help="leave out the tests marked gpu")
+    parser.add_argument("--full", action="store_true", help="without an accelerator: programs at full size (minutes)")
+    parser.add_argument(
+        "--time-limit", type=float, default=300.0, metavar="S", help="of the tests, and of each (default: %(default)g)"
+    )
+
+
 def _run_of(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
     """`run` of the benchmark's module, which is imported when it is called."""
     return lambda options: import_module(f"experiments.bench.{name}").run(options)
@@ -501,4 +516,5 @@ _ADD = {
     "search_loop": _add_search_loop,
     "timeline": _add_timeline,
     "strangers": _add_strangers,
+    "gpu": _add_gpu,
 }

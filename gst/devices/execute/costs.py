@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gst.devices.describe.machine import Device, select
 from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
+from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
 from gst.devices.plan import Plan, Timeline
@@ -181,7 +182,8 @@ def profile(
 ) -> Float64[np.ndarray, " nodes"]:
     """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
 
-    The call itself is part of it, as it is in a run. One pass before warms up and is not counted.
+    On a CPU the call itself is part of it, as it is in a run; one pass before warms up and is not counted. On an
+    accelerator it is the time by its own events (`event_times_us`).
 
     Args:
         program: what to run.
@@ -219,27 +221,25 @@ def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timel
 
 
 def _profile(program: Program, device: torch.device, repetitions: int) -> Float64[np.ndarray, " nodes"]:
+    if device.type != "cpu":
+        return event_times_us(program, device, repetitions)
     calls: Sequence[Call | None] = bind(program, device)
     order = [node for node, call in enumerate(calls) if call is not None]
     steps = steps_in_order(program, calls, order)
     fixed = [None if value is None else value.to(device) for value in _fixed(program)]
     times = np.zeros((repetitions, program.num_nodes))
     with torch.no_grad():
-        _timed_pass(steps, fixed.copy(), np.zeros(program.num_nodes), device)
+        _timed_pass(steps, fixed.copy(), np.zeros(program.num_nodes))
         for row in times:
-            _timed_pass(steps, fixed.copy(), row, device)
+            _timed_pass(steps, fixed.copy(), row)
     return np.median(times, axis=0)
 
 
-def _timed_pass(
-    steps: Sequence[Step], values: Values, times: Float64[np.ndarray, " nodes"], device: torch.device
-) -> None:
+def _timed_pass(steps: Sequence[Step], values: Values, times: Float64[np.ndarray, " nodes"]) -> None:
     """Run all operations once and write the microseconds of each into `times`."""
     for node, call, dead in steps:
         start = perf_counter_ns()
         values[node] = call(values)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         times[node] = (perf_counter_ns() - start) / 1e3
         for each in dead:
             values[each] = None

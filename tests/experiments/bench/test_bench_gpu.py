@@ -1,0 +1,97 @@
+"""`python -m experiments.bench gpu` without an accelerator, and what it does on one, done on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.bench import gpu, gpu_child
+from experiments.bench.__main__ import main
+from gst.devices.execute.lanes import Lane
+
+ROOT = Path(__file__).parents[3]
+ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
+BLOCK = f"""
+import sys
+from importlib.machinery import PathFinder
+
+
+class WithoutSome(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {ABSENT} else super().find_spec(name, path, target)
+
+
+sys.meta_path = [WithoutSome if each is PathFinder else each for each in sys.meta_path]
+"""
+NO_GPU = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which the packages that are absent where GPUs are lent cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+@pytest.mark.e2e
+@NO_GPU
+def test_the_command_where_packages_are_absent(bare: dict[str, str], tmp_path: Path) -> None:
+    absent = subprocess.run([sys.executable, "-c", "import pymetis"], env=bare, capture_output=True, text=True)
+    assert "No module named 'pymetis'" in absent.stderr
+    command = [sys.executable, "-m", "experiments.bench", "gpu", "--programs", "inception,gpt"]
+    path = tmp_path / "gpu.json"
+    ran = subprocess.run([*command, "--json", str(path)], env=bare, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "no accelerator here: the tests marked gpu and every time are skipped" in ran.stdout
+    result = json.loads(path.read_text())
+    assert result["accelerator"] is None and "workloads" not in result
+    assert all(row["lowered"]["4x2"]["copies"] > 100 for row in result["checked"].values())
+
+
+@pytest.mark.e2e
+def test_tests_of_a_gpu_are_collected_where_packages_are_absent(
+    bare: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "child_environment", lambda: bare)
+    tests = gpu.gpu_tests(300.0)
+    assert tests["status"] == 0 and tests["failed"] == [], tests
+    assert "skipped" in tests["last_line"] or "passed" in tests["last_line"]
+
+
+@NO_GPU
+def test_the_command_says_that_nothing_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu", "--programs", "inception", "--json", str(tmp_path / "gpu.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("inception") and "for CUDA" in lines[0] and lines[1].startswith("no accelerator here")
+    assert main(["gpu", "--programs", "alexnet"]) == 2
+    assert "no workload 'alexnet'; there are rnnlm, " in capsys.readouterr().err
+
+
+@NO_GPU
+def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Lane, "copy", lambda self, value, device: value)
+    assert main(["gpu", "--programs", "inception"]) == 2
+    said = capsys.readouterr()
+    assert "inception        failed: step " in said.out and "inception failed without an accelerator" in said.err
+
+
+def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
+    row = gpu_child.report("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", {"repetitions": 2, "lanes": [1, 2]}, "cpu")
+    assert [each["reason"] for each in row["ways"].values()] == [""] * len(row["ways"])
+    assert {"as written", "1 lanes", "2 lanes"} <= set(row["ways"])
+    assert row["operations_ms"] > 0 and row["dearest"][0][1] >= row["dearest"][-1][1] > 0
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
+    row = gpu_child.report("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", {"repetitions": 1, "lanes": [1]}, "cpu")
+    assert "outputs instead of" in row["ways"]["as written"]["reason"]
+    assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
