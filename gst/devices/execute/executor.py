@@ -20,7 +20,8 @@ from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.native import NativeExecutor
 from gst.devices.execute.schedule import Schedule, output_nodes, schedule
 from gst.devices.execute.worker import Finished, Run, Worker, run_share
-from gst.devices.plan import Plan
+from gst.devices.fusion.legality import fusion_groups
+from gst.devices.plan import ExecutionError, Plan
 from gst.programs import Program, Reference
 
 MAX_SCHEDULES = 64
@@ -80,11 +81,17 @@ class Executor:
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
+            ExecutionError: the plan fuses operations, which only the compiled interpreter does.
         """
         key = plan.key
         if key in self._schedules:
             self._schedules.move_to_end(key)
         else:
+            if plan.fusion is not None and fusion_groups(self.program, plan):
+                raise ExecutionError(
+                    "the plan fuses operations, and these devices run them one by one: fusion needs g++, and CPU "
+                    "devices of one memory; leave it out with --tasks placement,schedule (Python: fusion=None)"
+                )
             self._schedules[key] = schedule(self.program, plan, self.devices)
             if len(self._schedules) > MAX_SCHEDULES:
                 self._schedules.popitem(last=False)
@@ -106,7 +113,7 @@ class Executor:
 
         Raises:
             ValueError: the plan or the inputs do not fit the program.
-            ExecutionError: an operation failed.
+            ExecutionError: an operation failed, or the plan fuses some (see `compile`).
         """
         self._check_entered()
         compiled = self.compile(plan)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gst.devices import Device, ExecutionError, Executor, Plan, discover, eager, pytorch
-from gst.programs import WORKLOADS, Program, Reference, TrainingStep, capture, outputs_differ
+from gst.programs import WORKLOADS, Program, Reference, TrainingStep, capture, capture_module, outputs_differ
 from tests.programs.small import SMALL, small_program
 
 from ..conftest import STRUCTURES, pair
@@ -47,6 +47,17 @@ def computes(program: Program, separate_memory: bool, num_plans: int) -> None:
     with Executor(program, pair(separate_memory)) as executor:
         for _ in range(num_plans):
             assert outputs_differ(executor.run(random_plan(program, rng)), want) is None
+
+
+def test_a_plan_that_fuses_is_refused_where_operations_run_one_by_one() -> None:
+    layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+    program = capture_module(layers, (torch.ones(8),))
+    plan = dataclasses.replace(alone(program), fusion=np.array([-1, -1, 0, 0]))
+    no_groups = dataclasses.replace(plan, fusion=np.array([-1, -1, 0, -1]))
+    with Executor(program, pair(separate_memory=False)) as executor:
+        with pytest.raises(ExecutionError, match=r"^the plan fuses operations, .*; leave it out with --tasks"):
+            executor.run(plan)
+        assert outputs_differ(executor.run(no_groups), eager(program)) is None
 
 
 def test_three_devices_in_two_memories(program: Program) -> None:
