@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.event_times import event_times_us
+from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
 from gst.devices.plan import ExecutionError
@@ -39,18 +40,24 @@ def report(name: str, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         kind: of the accelerator. With `cpu` the same is done there, which times little but proves the way.
 
     Returns:
-        nodes; ways (by name: the measurement of the step as written, and of lanes; a way whose outputs differ from
-        those of the program on the CPU says so in `reason`); operations_ms, the sum of all times by events, and the
-        dearest of them.
+        nodes; ways (by name: the measurement of the step as written, of lanes, and of their graph; one that is no graph
+        or has other outputs than the program on the CPU says so in `reason`); operations_ms, the sum of all times by
+        events, and the dearest of them.
     """
     step = resolve(name)
     program = capture(step, kind="cuda")  # before this process uses CUDA
     device, want = torch.device(kind, 0), eager(program)
     times = event_times_us(program, device)
     runs: dict[str, Callable[[], list[Any]]] = {"as written": as_written(step, device)}
+    reasons = {}
     for lanes in settings["lanes"]:
-        runs[f"{lanes} lanes"] = lanes_of(program, device, lanes, times).run
-    reasons = {way: _difference(function, want) for way, function in runs.items()}
+        executor = lanes_of(program, device, lanes, times)
+        runs[f"{lanes} lanes"] = executor.run
+        graph = LaneGraph(executor)
+        runs[f"{lanes} lanes, graph"] = graph.run
+        if graph.reason:
+            reasons[f"{lanes} lanes, graph"] = graph.reason
+    reasons = {way: reasons.get(way) or _difference(function, want) for way, function in runs.items()}
     ran = measure({way: runs[way] for way, reason in reasons.items() if not reason}, settings["repetitions"])
     ways = {way: {"median_ms": None, "reason": reasons[way]} for way in runs}
     for way, each in ran.items():
