@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CUDA = torch.device("cuda:0")
@@ -70,6 +71,7 @@ def is_foreign(operator: str) -> bool:
 
 
 def _child(function: Callable[[], None], library: str | None, sender: Connection) -> None:
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1  # else tracing computes with constants of one element, on the device
     torch.set_num_threads(1)  # threads of OpenMP do not live on in a fork
     if library:
         ctypes.CDLL(library).gst_describe_cuda()

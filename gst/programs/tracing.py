@@ -94,6 +94,8 @@ class _ConstantsOnDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(Tensor, self._on_device, (args, kwargs or {}))
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": CUDA}  # whatever the code names: the program belongs to one kind
         return func(*args, **kwargs)
 
     def _on_device(self, value: Tensor) -> Tensor:

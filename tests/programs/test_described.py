@@ -75,6 +75,15 @@ def test_a_step_may_change_several_inputs_in_place_if_it_returns_them() -> None:
     assert [value.tolist() for value in eager(program)] == [[1, 1], [1, 1]]
 
 
+def test_tensors_that_a_step_makes_on_the_cpu_are_made_where_it_is_captured_for() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        least = torch.tensor(-1e9, device="cpu")
+        return torch.where(torch.arange(3, device=torch.device("cpu")) > 1, x, least).sum()
+
+    program = capture(Step("masked", masked, (torch.ones(3),)), kind="cuda")
+    assert eager(program)[0].item() == pytest.approx(1 - 2e9)
+
+
 def test_what_cannot_be_captured_is_said_in_one_line() -> None:
     ones = (torch.ones(2),)
     with pytest.raises(ValueError, match=r"^there is no capture for 'tpu'; want cpu or cuda$"):
