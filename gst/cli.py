@@ -26,7 +26,7 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = (
-    "place", "demo", "estimate", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace", "bench",
+    "place", "demo", "estimate", "tune", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace", "bench",
     "devices", "doctor",
 )  # fmt: skip
 GO_ON = {
@@ -133,6 +133,8 @@ def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
             from gst.commands.place import add_place as add
         case "estimate":
             from gst.commands.estimate import add_estimate as add
+        case "tune":
+            from gst.commands.tune import add_tune as add
         case "train-policy":
             from gst.commands.train_policy import add_train_policy as add
         case "sweep":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.reproductions.hlsyn.__main__ import CHECKPOINT, main
-from experiments.reproductions.hlsyn.cycles import estimate
+from gst.cost.hlsyn.cycles import estimate
 from experiments.reproductions.hlsyn.designs import designs_of
 from experiments.reproductions.hlsyn.model import Settings, load, save, scores, train
 from experiments.reproductions.hlsyn.splits import by_group, few_labels

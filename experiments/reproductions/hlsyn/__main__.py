@@ -3,6 +3,7 @@
     python -m experiments.reproductions.hlsyn train --checkpoint runs/hlsyn.pt
     python -m experiments.reproductions.hlsyn evaluate --data DIR --json scores.json
     python -m experiments.reproductions.hlsyn compare --json experiments/results/hlsyn.json
+    python -m experiments.reproductions.hlsyn search --json experiments/results/hlsyn_search.json
 
 `--data` is hlsyn.tar.xz or a folder laid out as it is (`data/designs`, `data/sources`); without it, ../shared/data.
 """
@@ -56,6 +57,13 @@ def _compare(options: argparse.Namespace) -> None:
     compare(designs_of(read_kernels(options.data)), options.splits.split(","), options.seeds, options.json)
 
 
+def _search(options: argparse.Namespace) -> None:
+    from experiments.reproductions.hlsyn.searches import search_table
+    from gst.data.hlsyn import read_kernels
+
+    search_table(read_kernels(options.data), options.tool, options.seeds, options.json)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser, commands = parser_of("hlsyn", __doc__)
 
@@ -77,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--seeds", type=int, default=3, help="of splits and trainings; default: %(default)s")
     compare.add_argument("--splits", default="families,programs,random", help="default: %(default)s")
     compare.add_argument("--json", type=Path, help="write the tables here")
+    searches = command("search", _search, "searches for the fastest design (minutes; goes on from --json)")
+    searches.add_argument("--tool", choices=("v18", "v20"), default="v20", help="version; default: %(default)s")
+    searches.add_argument("--seeds", type=int, default=3, help="searches of each method; default: %(default)s")
+    searches.add_argument("--json", type=Path, help="write the table here")
     return parser
 
 

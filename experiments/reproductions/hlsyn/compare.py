@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproductions.hlsyn.cycles import PROGRAM_FEATURES
+from gst.cost.hlsyn.cycles import PROGRAM_FEATURES
 from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, train
 from experiments.reproductions.hlsyn.network import predict, train_network

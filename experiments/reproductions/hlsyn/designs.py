@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from experiments.reproductions.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate, facts
+from gst.cost.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate, facts
 from gst.data.hlsyn import HlsKernel, canonical
 from gst.process.progress import bar
 

@@ -13,8 +13,9 @@ from scipy.stats import kendalltau
 
 from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.network import LoopTreeNetwork, predict, train_network
-from experiments.reproductions.hlsyn.splits import by_group, family
+from experiments.reproductions.hlsyn.splits import by_group
 from experiments.reproductions.trees import train_trees
+from gst.cost.hlsyn.candidates import family
 from gst.cost.trees import Trees
 from gst.process.progress import bar
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.reproductions.hlsyn.cycles import LOOP_FEATURES, PROGRAM_FEATURES
+from gst.cost.hlsyn.cycles import LOOP_FEATURES, PROGRAM_FEATURES
 
 COLUMN = {name: place for place, name in enumerate(LOOP_FEATURES)}
 PROGRAM = {name: place for place, name in enumerate(PROGRAM_FEATURES)}

@@ -6,25 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FAMILIES = {
-    "2mm": "mm", "3mm": "mm", "gemm-blocked": "gemm", "gemm-ncubed": "gemm", "spmv-crs": "spmv", "syrk": "syr",
-    "spmv-ellpack": "spmv", "stencil-3d": "stencil", "syr2k": "syr", "jacobi-1d": "jacobi", "jacobi-2d": "jacobi",
-}  # fmt: skip
-SIZES = ("-medium", "-large", "-red", "-opt")
-
-
-def family(name: str) -> str:
-    """The family of a kernel: its sizes, versions and near relatives.
-
-    Examples:
-        >>> family("symm-opt-medium"), family("syr2k"), family("atax")
-        ('symm', 'syr', 'atax')
-    """
-    for _ in SIZES:
-        for ending in SIZES:
-            name = name.removesuffix(ending)
-    return FAMILIES.get(name, name)
-
 
 def by_group(groups: Sequence[str], folds: int, seed: int) -> np.ndarray:
     """The fold of each row; rows of equal groups are in one fold.
