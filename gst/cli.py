@@ -26,8 +26,8 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = (
-    "place", "demo", "estimate", "tune", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace", "bench",
-    "devices", "doctor",
+    "place", "demo", "estimate", "tune", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace",
+    "bench", "devices", "doctor",
 )  # fmt: skip
 GO_ON = {
     "place": "the same command with --resume goes on",

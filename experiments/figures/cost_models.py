@@ -127,6 +127,15 @@ def hlsyn() -> str:
     return table(["split", "", "rmse of log2 cycles", "tau in a program", "in 90 % intervals", "seeds"], rows)
 
 
+def hlsyn_search() -> str:
+    saved = result("hlsyn_search")
+    rows = []
+    for name, each in saved["means"].items():
+        cells = zip(each["regret"], each["interval"], strict=True)
+        rows.append([name, *(f"{value:.2f} ({low:.2f} to {high:.2f})" for value, (low, high) in cells)])
+    return table(["", *(f"after {count} designs" for count in saved["after"])], rows)
+
+
 def timm() -> str:
     saved = result("timm")
     rows = []
@@ -174,7 +183,7 @@ def kernelbench_times() -> str:
 
 
 TABLES = {
-    "hlsyn": hlsyn, "neusight": neusight, "timm": timm, "kernelbench": kernelbench,
+    "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "neusight": neusight, "timm": timm, "kernelbench": kernelbench,
     "kernelbench times": kernelbench_times,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),

@@ -66,13 +66,14 @@ def _searches(designs: Candidates, known: list[Candidates], options: argparse.Na
 
     prior = train_prior(known)
     after = [count for count in AFTER if count < options.budget] + [options.budget]
-    budget = min(options.budget, len(designs))
+    budget = min(options.budget, designs.num_designs)
     result: dict[str, Any] = {
-        "kernel": designs.label, "designs": len(designs), "valid": int(designs.is_valid.sum()),
+        "kernel": designs.label, "designs": designs.num_designs, "valid": int(designs.is_valid.sum()),
         "best_cycles": float(2 ** np.nanmin(designs.log_cycles)), "learned_from": len(known), "methods": {},
     }  # fmt: skip
-    print(f"{designs.label}: {len(designs)} designs, {result['valid']} valid, the best takes "
-          f"{result['best_cycles']:,.0f} cycles; the model has learned from {len(known)} programs of other families")  # fmt: skip
+    print(f"{designs.label}: {designs.num_designs} designs, {result['valid']} valid, the best takes "
+          f"{result['best_cycles']:,.0f} cycles; "
+          f"the model has learned from {len(known)} programs of other families")  # fmt: skip
     print(f"{'cycles of the best design over the best of all, after':<54}" + "".join(f"{count:>8}" for count in after))
     with bar(total=len(METHODS) * options.seeds * budget, desc="designs", unit=" designs") as shown:
         for method in METHODS:

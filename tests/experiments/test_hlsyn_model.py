@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from experiments.reproductions.hlsyn.__main__ import CHECKPOINT, main
-from gst.cost.hlsyn.cycles import estimate
 from experiments.reproductions.hlsyn.designs import designs_of
 from experiments.reproductions.hlsyn.model import Settings, load, save, scores, train
 from experiments.reproductions.hlsyn.splits import by_group, few_labels
 from experiments.reproductions.trees import train_trees
+from gst.cost.hlsyn.cycles import estimate
 from gst.data.hlsyn import parse_kernel, read_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gst.cost.hlsyn.cycles import PROGRAM_FEATURES
 from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, train
 from experiments.reproductions.hlsyn.network import predict, train_network
 from experiments.reproductions.hlsyn.splits import by_group
 from experiments.reproductions.trees import train_trees
+from gst.cost.hlsyn.cycles import PROGRAM_FEATURES
 from gst.files.writing import write_json
 from gst.process.progress import bar
 

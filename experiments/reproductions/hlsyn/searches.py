@@ -26,7 +26,8 @@ def search_table(kernels: Sequence[HlsKernel], tool: str, seeds: int, path: Path
     Kernels of at least `FEWEST` effective designs and `FEWEST_VALID` valid ones are searched. Written to `path` after
     each kernel; kernels that stand there with as many seeds are not searched again.
     """
-    result: dict[str, Any] = {"tool": tool, "seeds": seeds, "kernels": {}}
+    command = f"python -m experiments.reproductions.hlsyn search --tool {tool} --seeds {seeds}"
+    result: dict[str, Any] = {"command": command, "tool": tool, "seeds": seeds, "kernels": {}}
     if path and path.exists():
         saved = json.loads(path.read_text())
         result = saved if (saved["tool"], saved["seeds"]) == (tool, seeds) else result
@@ -35,11 +36,11 @@ def search_table(kernels: Sequence[HlsKernel], tool: str, seeds: int, path: Path
     ]
     for kernel in bar([each for each in kernels if each.tool == tool and each.designs], desc="kernels"):
         designs = candidates_of(kernel)
-        few = len(designs) < FEWEST or designs.is_valid.sum() < FEWEST_VALID
+        few = designs.num_designs < FEWEST or designs.is_valid.sum() < FEWEST_VALID
         if few or designs.label in result["kernels"]:
             continue
         prior = train_prior([other for name, other in known if name != family(kernel.name)])
-        row: dict[str, Any] = {"designs": len(designs), "valid": int(designs.is_valid.sum())}
+        row: dict[str, Any] = {"designs": designs.num_designs, "valid": int(designs.is_valid.sum())}
         for method in METHODS:
             runs = [
                 list(regrets(designs, search(designs, method, max(AFTER), seed, prior), AFTER).values())

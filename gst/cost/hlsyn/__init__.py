@@ -1,4 +1,4 @@
-"""Cost model of high-level-synthesis designs: analytical cycles over the loop tree, and search among designs with it."""
+"""Cost model of high-level-synthesis designs: analytical cycles over the loop tree, and search with it."""
 
 from gst.cost.hlsyn.candidates import Candidates, candidates_of, family
 from gst.cost.hlsyn.cycles import Estimate, estimate

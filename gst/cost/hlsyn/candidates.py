@@ -50,7 +50,9 @@ class Candidates(NamedTuple):
     columns: Float32[np.ndarray, "designs columns"]
     log_cycles: Float64[np.ndarray, " designs"]
 
-    def __len__(self) -> int:
+    @property
+    def num_designs(self) -> int:
+        """How many there are."""
         return len(self.points)
 
     @property

@@ -1,4 +1,4 @@
-"""Search among the designs of a kernel for the fastest: by a cost model and a validity model, and what they compete with.
+"""Search among the designs of a kernel for the fastest: by a cost model and a validity model, and by rivals.
 
 A search synthesises designs one after the other and sees the outcome of those alone, here from a table of labels. A
 design that fails costs as much as one that succeeds.
@@ -16,7 +16,7 @@ from scipy.stats import norm
 from gst.cost.hlsyn.candidates import Candidates
 
 METHODS = ("model", "boosting", "random", "exhaustive")
-BATCH = 5  # designs that are synthesised between two trainings
+BATCH = 5  # designs that are synthesised between two trainings; the last of them is drawn at random
 FIRST = 10  # random designs that boosting begins with
 PENALTY = 1.0  # log2 cycles above the slowest, that boosting takes for a design that failed
 PRIOR_LABELS = 1.0  # outcomes of equal pragmas that weigh as much as the validity model of other kernels
@@ -48,7 +48,7 @@ def train_prior(others: Sequence[Candidates], seed: int = 0) -> Prior:
     """
     ensemble = _ensemble()
     columns, labels = (np.concatenate([getattr(each, name) for each in others]) for name in ("columns", "log_cycles"))
-    weight = np.concatenate([np.full(len(each), len(each) ** -0.5) for each in others])
+    weight = np.concatenate([np.full(each.num_designs, each.num_designs**-0.5) for each in others])
     valid = np.isfinite(labels)
     if valid.all() or not valid.any():
         raise ValueError("the other kernels need designs that are valid and designs that are not; give all of HLSyn")
@@ -85,12 +85,12 @@ def search(
         raise ValueError(f"{designs.label} has no valid design; there is nothing to search for")
     if method == "model" and prior is None:
         raise ValueError("method model needs a prior; make one with train_prior")
-    budget = min(budget, len(designs))
+    budget = min(budget, designs.num_designs)
     rng = np.random.default_rng(seed)
     if method in ("random", "exhaustive"):
         progress(budget)
-        return (rng.permutation(len(designs)) if method == "random" else np.arange(len(designs)))[:budget]
-    chosen: list[int] = [] if method == "model" else rng.permutation(len(designs))[: min(FIRST, budget)].tolist()
+        return (rng.permutation(designs.num_designs) if method == "random" else np.arange(designs.num_designs))[:budget]
+    chosen: list[int] = [] if method == "model" else rng.permutation(designs.num_designs)[: min(FIRST, budget)].tolist()
     progress(len(chosen))
     expected = None if prior is None else prior.predict(designs)
     while len(chosen) < budget:
@@ -98,11 +98,12 @@ def search(
         promise = _boosted(designs, rows, seed) if expected is None or method == "boosting" else _promise(
             designs, rows, *expected, seed
         )  # fmt: skip
-        promise = promise + rng.random(len(designs)) * 1e-9  # ties
+        promise = promise + rng.random(designs.num_designs) * 1e-9  # ties
         promise[rows] = -np.inf
         count = min(BATCH, budget - len(chosen))
-        for _ in range(count):
-            place = int(promise.argmax())
+        for number in range(count):
+            is_open = np.flatnonzero(np.isfinite(promise))
+            place = int(rng.choice(is_open)) if number == BATCH - 1 else int(promise.argmax())
             chosen.append(place)
             if method == "model":  # another of the batch will tell of its neighbours
                 promise *= 1 - 0.5 * _nearness(designs.pragmas, np.array([place]))[:, 0]
@@ -118,7 +119,7 @@ def _promise(
     ensemble = _ensemble()
     columns = np.column_stack([designs.columns, designs.pragmas, cycles])
     valid = rows[designs.is_valid[rows]]
-    mean, spread = cycles, np.full(len(designs), 1.5)
+    mean, spread = cycles, np.full(designs.num_designs, 1.5)
     if len(valid) >= 3:
         forest = ensemble.ExtraTreesRegressor(60, min_samples_leaf=1, max_features=0.5, random_state=seed)
         forest.fit(columns[valid], designs.log_cycles[valid] - cycles[valid])
@@ -142,7 +143,7 @@ def _boosted(designs: Candidates, rows: np.ndarray, seed: int) -> Float64[np.nda
     """Less log2 cycles by gradient boosting on the pragmas of designs so far; those that failed count as slowest."""
     labels = designs.log_cycles[rows]
     if not np.isfinite(labels).any():
-        return np.random.default_rng(seed + len(rows)).random(len(designs))
+        return np.random.default_rng(seed + len(rows)).random(designs.num_designs)
     labels = np.where(np.isfinite(labels), labels, np.nanmax(labels) + PENALTY)
     boosting = _ensemble().GradientBoostingRegressor(n_estimators=100, max_depth=3, random_state=seed)
     result: np.ndarray = -boosting.fit(designs.pragmas[rows], labels).predict(designs.pragmas)
