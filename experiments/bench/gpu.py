@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ import numpy as np
 import torch
 
 from experiments.bench import child_environment
+from experiments.bench.strangers_program import module_of
+from gst.data.graphnet import FxSource, read_sources
 from gst.devices import Device, Plan, machine_record
 from gst.devices.execute.costs import storages
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.race_check import check
-from gst.programs import WORKLOADS, Program, Reference, capture
+from gst.programs import WORKLOADS, Program, Reference, Step, capture, inference_step
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ((1, 1), (1, 4), (2, 2), (4, 2))  # GPUs, and lanes of each
@@ -45,7 +48,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["accelerator"] = None if accelerator is None else str(accelerator)
     if accelerator is None:
         sizes = {} if options.full else _small()
-        result["checked"] = {name: proven(name, sizes.get(name, {}), print) for name in names}
+        steps = {name: partial(WORKLOADS[name.partition(":")[0]], **sizes.get(name, {})) for name in names}
+        if options.samples is not None:
+            steps = {source.name: partial(sample_step, source) for source in read_sources(options.samples)}
+        result["checked"] = {name: proven(name, make, print) for name, make in steps.items()}
         wrong = [name for name, row in result["checked"].items() if "failed" in row]
         print("no accelerator here: the tests marked gpu and every time are skipped; programs were checked without one")
         if wrong:
@@ -69,12 +75,18 @@ def _small() -> dict[str, dict[str, Any]]:
     return SMALL
 
 
-def proven(name: str, sizes: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Capture a workload for CUDA, and lower, check and run it on fake tensors for each of `MACHINES`.
+def sample_step(source: FxSource) -> Step:
+    """The inference step of a GraphNet sample, which is read, not executed."""
+    module, inputs = module_of(source)
+    return inference_step(module, inputs, source.name)
+
+
+def proven(name: str, make: Callable[[], Step], say: Say) -> dict[str, Any]:
+    """Capture a step for CUDA, and lower, check and run it on fake tensors for each of `MACHINES`.
 
     Args:
-        name: of the workload.
-        sizes: its arguments.
+        name: of the step, for the line.
+        make: makes it.
         say: is told the outcome in a line.
 
     Returns:
@@ -82,7 +94,7 @@ def proven(name: str, sizes: dict[str, Any], say: Say) -> dict[str, Any]:
     """
     began = time.perf_counter()
     try:
-        program = capture(WORKLOADS[name.partition(":")[0]](**sizes), kind="cuda")
+        program = capture(make(), kind="cuda")
         allocated, lowered = storages(program), {}
         for gpus, lanes in MACHINES:
             devices = described(gpus, lanes)
@@ -92,11 +104,11 @@ def proven(name: str, sizes: dict[str, Any], say: Say) -> dict[str, Any]:
             runs_on_fakes(program, LaneExecutor(program, streams, devices))
             lowered[f"{gpus}x{lanes}"] = {"steps": streams.num_steps, "copies": int((streams.target >= 0).sum())}
     except Exception as error:  # the others go on
-        say(f"{name:<16} failed: {str(error).splitlines()[0]}")
+        say(f"{name:<34} failed: {str(error).splitlines()[0]}")
         return {"failed": str(error)}
     took = time.perf_counter() - began
     steps = sum(each["steps"] for each in lowered.values())
-    say(f"{name:<16} {program.num_nodes:>6} nodes for CUDA; {steps:>7} steps on 1, 2, 4 GPUs right; {took:.0f} s")
+    say(f"{name:<34} {program.num_nodes:>6} nodes for CUDA; {steps:>7} steps on 1, 2, 4 GPUs right; {took:.0f} s")
     return {"nodes": program.num_nodes, "lowered": lowered, "seconds": round(took, 1)}
 
 

@@ -79,7 +79,11 @@ def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
     monkeypatch.setattr(Lane, "copy", lambda self, value, device: value)
     assert main(["gpu", "--programs", "inception"]) == 2
     said = capsys.readouterr()
-    assert "inception        failed: step " in said.out and "inception failed without an accelerator" in said.err
+    assert (
+        said.out.startswith("inception")
+        and "failed: step " in said.out
+        and "inception failed without an accelerator" in said.err
+    )
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
