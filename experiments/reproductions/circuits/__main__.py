@@ -41,18 +41,22 @@ def _label(options: argparse.Namespace) -> None:
 def _train(options: argparse.Namespace) -> None:
     import torch
 
-    from experiments.reproductions.circuits.compare import DEFAULT, labelled_files
+    from experiments.reproductions.circuits.compare import labelled_files
     from experiments.reproductions.circuits.labels import read_labels
-    from experiments.reproductions.circuits.model import save_models
-    from experiments.reproductions.circuits.training import Schedule, examples_of, train_ensemble
+    from experiments.reproductions.circuits.predictor import save_predictor, train_predictor
+    from experiments.reproductions.circuits.training import Schedule, examples_of
 
     torch.set_num_threads(1)
     examples = examples_of(labelled_files(options.data), read_labels(options.labels))
-    models = train_ensemble(examples, options.seed, options.members, Schedule(options.steps), {}, DEFAULT)
+    predictor = train_predictor(examples, options.seed, options.members, Schedule(options.steps))
     labels = sum(len(each.recipes) for each in examples)
     record = {"circuits": len(examples), "labels": labels, "steps": options.steps, "seed": options.seed}
-    save_models(models, options.checkpoint, record)
-    print(f"{len(models)} networks, trained on {labels} labels of {len(examples)} circuits, in {options.checkpoint}")
+    save_predictor(predictor, options.checkpoint, record)
+    networks = sum(map(len, predictor.networks.values()))
+    print(
+        f"{networks} networks and trees, trained on {labels} labels of {len(examples)} circuits, "
+        f"in {options.checkpoint}"
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -113,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     train = command("train", _train, "train on labelled circuits and their output cones")
     train.add_argument("--labels", type=Path, default=LABELS, help="default: %(default)s")
     train.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="written; default: %(default)s")
-    train.add_argument("--members", type=int, default=4, help="networks whose predictions are averaged")
-    train.add_argument("--steps", type=int, default=300, help="of each network; default: %(default)s")
+    train.add_argument("--members", type=int, default=4, help="networks of each kind, which are averaged")
+    train.add_argument("--steps", type=int, default=300, help="of each network; three times as many without a graph")
     train.add_argument("--seed", type=int, default=0)
 
     score = command("evaluate", _evaluate, "label circuits, and score a checkpoint on them")

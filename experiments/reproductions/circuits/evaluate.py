@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproductions.circuits.labels import label, planned_jobs
-from experiments.reproductions.circuits.model import load_models
-from experiments.reproductions.circuits.training import example, mean_score, predict, score
+from experiments.reproductions.circuits.predictor import load_predictor
+from experiments.reproductions.circuits.training import example, mean_score, score
 from gst.process.progress import bar, notice
 
 
@@ -20,7 +20,7 @@ def evaluate(
     `tau` is Kendall's, of the predicted ratio of ANDs against the labels over recipes; None where the labels are all
     equal, and the mean leaves such circuits out. `error` is the mean of |predicted - labelled| / labelled ANDs.
     """
-    models = load_models(checkpoint)
+    predictor = load_predictor(checkpoint)
     jobs = planned_jobs(data, recipes, number, seed)
     counts = label(jobs, labels, processes, timeout)
     scores: dict[str, Any] = {}
@@ -33,7 +33,7 @@ def evaluate(
             notice(f"{file.path}: no recipe ended within {timeout:.0f} s; it is not scored, raise --timeout")
             continue
         each = example(file, in_time)
-        scores[file.name] = score(predict(models, each)[:, -1, 0], each)
+        scores[file.name] = score(predictor.predict(each), each)
     if not scores:
         raise ValueError(f"{data}: no circuit could be labelled within {timeout:.0f} s a recipe; raise --timeout")
     return {**mean_score(scores), "circuits": scores}

@@ -8,7 +8,6 @@ order of recipes by ANDs after the last one is what is scored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,13 +16,11 @@ from torch import Tensor, nn
 
 from experiments.reproductions.circuits.features import COUNTS, KINDS
 from experiments.reproductions.circuits.recipes import LETTERS
-from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
-from gst.files.writing import atomic_path
+from gst.files.untrusted import shown
 from gst.graphs.segments import SegmentedGraph
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import GCN, SAGE
 
-SCHEMA = 1
 Sees = Literal["graph", "statistics", "counts"]
 """What a model sees of a circuit: graph, statistics and counts; statistics and counts; or counts alone."""
 
@@ -143,44 +140,3 @@ class SynthesisModel(nn.Module):
             pooled = self.segments(graphs, torch.zeros(len(graphs), 1, dtype=torch.int64))[:, 0]
             described = torch.cat([described, self.norm(pooled)], 1)
         return self.decoder(described, recipes)
-
-
-def save_models(models: Sequence[SynthesisModel], path: Path, record: dict[str, Any]) -> None:
-    """Write networks whose predictions are averaged, and what is told of them, as a file of numbers and tensors."""
-    members = [
-        {
-            name: value
-            for name, value in model.state_dict().items()
-            if isinstance(value, Tensor) and not name.startswith("segments.table")
-        }
-        for model in models
-    ]
-    content = {"schema": SCHEMA, "settings": models[0].settings, "members": members, "record": record}
-    with atomic_path(path) as file:
-        torch.save(content, file)
-
-
-def load_models(path: Path) -> list[SynthesisModel]:
-    """Read what `save_models` wrote; nothing in the file is executed.
-
-    Raises:
-        ValueError: the file is missing, damaged, or of another version.
-    """
-    content = read_tensors(path)
-    try:
-        if content["schema"] != SCHEMA:
-            raise ValueError(f"it has schema {shown(content['schema'])}, this version reads {SCHEMA}; train again")
-        models = []
-        for state in content["members"]:
-            settings = content["settings"]
-            check_weights(lambda settings=settings: SynthesisModel(**settings), state, (settings["num_layers"],))  # type: ignore[misc]
-            model = SynthesisModel(**settings)
-            missing, unexpected = model.load_state_dict(state, strict=False)
-            if unexpected or any(not name.startswith("segments._extra") for name in missing):
-                raise ValueError(f"it lacks {missing[:3]} and has {unexpected[:3]}")
-            models.append(model.eval())
-        if not models:
-            raise ValueError("it holds no network")
-    except DAMAGE as error:
-        raise ValueError(f"{path}: no checkpoint of circuits ({plain(error)})") from error
-    return models

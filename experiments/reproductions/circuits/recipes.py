@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from gst.files.untrusted import DAMAGE, plain, shown
 
@@ -53,6 +53,20 @@ def numbers(recipes: Sequence[str]) -> Int64[np.ndarray, "recipes commands"]:
         [[0, 1], [2, 0]]
     """
     return np.array([[LETTERS.index(letter) for letter in recipe] for recipe in recipes], np.int64)
+
+
+def columns(recipes: Int64[np.ndarray, "recipes commands"]) -> Float64[np.ndarray, "recipes columns"]:
+    """A recipe for trees and linear models: each command at each place, and how often, how late and how often among
+    the last five each command comes.
+
+    Examples:
+        >>> columns(numbers(["bw", "Wb"])).shape
+        (2, 35)
+    """
+    places = np.eye(len(LETTERS))[recipes]
+    late = np.linspace(0, 1, recipes.shape[1])[:, None]
+    return np.concatenate([places.reshape(len(recipes), -1), places.sum(1), (places * late).sum(1),
+                           places[:, -5:].sum(1)], axis=1)  # fmt: skip
 
 
 def read_script(text: str) -> str:

@@ -16,7 +16,13 @@ from experiments.reproductions.circuits.circuit import write_aiger
 from experiments.reproductions.circuits.compare import BASELINES, VARIANTS, by_design, by_recipe
 from experiments.reproductions.circuits.files import CircuitFile
 from experiments.reproductions.circuits.labels import PROGRAM, read_labels
-from experiments.reproductions.circuits.model import SynthesisModel, load_models, save_models
+from experiments.reproductions.circuits.model import SynthesisModel
+from experiments.reproductions.circuits.predictor import (
+    combined,
+    load_predictor,
+    save_predictor,
+    train_predictor,
+)
 from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, numbers, read_recipes
 from experiments.reproductions.circuits.training import (
     Example,
@@ -52,10 +58,10 @@ def made_examples(count: int = 6) -> list[Example]:
 @pytest.mark.slow
 def test_it_learns_the_order_of_recipes() -> None:
     examples = made_examples()
-    for name in ("GST+E, regression", "four networks that see statistics, no graph"):
-        models = train_ensemble(examples[:4], 0, 1, Schedule(150, circuits=4), *VARIANTS[name])
+    for settings, estimator in (VARIANTS["GST+E, regression"], ({"sees": "statistics"}, {})):
+        models = train_ensemble(examples[:4], 0, 1, Schedule(150, circuits=4), settings, estimator)
         scores = {each.name: score(predict(models, each)[:, -1, 0], each) for each in examples[4:]}
-        assert (mean_score(scores)["tau"] or 0) > 0.8, name
+        assert (mean_score(scores)["tau"] or 0) > 0.8, settings
     for name, baseline in BASELINES.items():
         predictions = baseline(examples[:4], examples[4:], 0)
         assert min(score(predictions[each.name], each)["tau"] or 0 for each in examples[4:]) > 0.4, name
@@ -101,26 +107,42 @@ def test_scores_of_ties() -> None:
 
 
 def test_a_checkpoint_predicts_the_same_and_damage_is_refused(tmp_path: Path) -> None:
-    each = made_examples(1)[0]
-    models = train_ensemble([each, each], 0, 2, Schedule(2, circuits=2), {}, {"table": True})
-    path = tmp_path / "c.pt"
-    save_models(models, path, {"circuits": 1})
-    np.testing.assert_array_equal(predict(load_models(path), each), predict(models, each))
+    examples = made_examples(2)
+    predictor = train_predictor(examples, 0, 2, Schedule(2, circuits=2))
+    path, each = tmp_path / "c.pt", examples[0]
+    save_predictor(predictor, path, {"circuits": 2})
+    np.testing.assert_array_equal(load_predictor(path).predict(each), predictor.predict(each))
+    shorter = replace(each, recipes=each.recipes[:, :7], logs=each.logs[:, :7])
+    assert predictor.predict(shorter).shape == (len(RECIPES),), "without the trees"
     content = torch.load(path, weights_only=True)
     path.write_bytes(path.read_bytes()[:-100])
-    wide = content | {"settings": content["settings"] | {"channels": 10**9}}
-    for damaged in (None, content | {"schema": 9}, [1], content | {"members": []}, wide):
+    first = content["networks"][0]
+    wide = content | {"networks": [first | {"settings": first["settings"] | {"channels": 10**9}}]}
+    empty = content | {"networks": [first | {"members": []}]}
+    for damaged in (None, content | {"schema": 9}, [1], content | {"networks": []}, empty, wide):
         if damaged is not None:
             torch.save(damaged, path)
         with pytest.raises(ValueError, match=str(path)):
-            load_models(path)
+            load_predictor(path)
+
+
+def test_the_average_keeps_an_order_that_all_agree_on_and_the_level_of_the_networks() -> None:
+    rng = np.random.default_rng(0)
+    order = rng.normal(size=9)
+    networks = [-0.1 + 0.01 * order, -0.3 + 0.03 * order]
+    for orders in ([], [500 * order]):
+        np.testing.assert_allclose(combined(networks, orders), -0.2 + 0.02 * order)
+    np.testing.assert_allclose(combined([np.full(3, -0.2)], [np.zeros(3)]), -0.2)
+    given = rng.permutation(9)
+    expected = combined(networks, [order**3])[given]
+    np.testing.assert_allclose(combined([each[given] for each in networks], [order[given] ** 3]), expected)
 
 
 def test_the_shipped_files_fit() -> None:
     assert CHECKPOINT.stat().st_size < 1 << 20 and LABELS.stat().st_size < 1 << 20
-    assert len(load_models(CHECKPOINT)) > 1
+    assert set(load_predictor(CHECKPOINT).networks) == {"graph", "statistics", "counts"}
     labels = read_labels(LABELS)
-    assert len(labels) > 3_000 and {len(recipe) for _, recipe in labels} == {20}
+    assert len(labels) > 10_000 and {len(recipe) for _, recipe in labels} == {20}
 
 
 def test_circuits_without_labels_are_an_error(tmp_path: Path) -> None:
