@@ -51,10 +51,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+EFD": {"table": True, "keep_probability": 0.5, "finetune": True},
     "GST+ER": {"table": True, "estimate": "dropout", "refresh": "drift"},
     "GST+E, p = 0": {"table": True, "keep_probability": 0.0},
-    "GST+E, difference": {"table": True, "estimate": "difference"},
-    "GST+E, regression": {"table": True, "estimate": "regression"},
-    "GST+E, composite": {"table": True, "estimate": "composite"},
-    "GST+EF, composite": {"table": True, "estimate": "composite", "finetune": True},
+    "GST+E, difference": {"table": True, "estimate": "difference", "refresh": "uniform"},
+    "GST+E, difference, by age": {"table": True, "estimate": "difference", "refresh": "age"},
+    "GST+E, regression, by age": {"table": True, "estimate": "regression", "refresh": "age"},
+    "GST+E, composite": {"table": True, "estimate": "composite", "refresh": "uniform"},
+    "GST+E, composite, by age": {"table": True, "estimate": "composite", "refresh": "age"},
 }
 HISTORIES: dict[str, dict[str, Any]] = {
     "no halo": {"table": True},

@@ -188,10 +188,19 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Refresh = Literal["uniform", "size", "order", "drift", "age", "gradient"]
-REFRESH_BY_ROWS = ("drift", "age", "gradient")  # draws that depend on rows of the table
+Refresh = Literal["auto", "uniform", "size", "order", "age", "drift", "gradient"]
+REFRESH_BY_ROWS = ("drift", "gradient")  # draws that depend on rows of the table
 
 Estimate = Literal["auto", "dropout", "fixed_dropout", "difference", "regression", "composite"]
+CORRECTED = ("difference", "regression", "composite")  # estimates that correct the sum of all rows
+
+
+def resolved_refresh(refresh: Refresh, estimate: Estimate, has_table: bool, debias: bool = False) -> Refresh:
+    """What `auto` stands for, given the resolved estimate: `age` where fresh segments correct rows of a table,
+    otherwise `uniform`, as in the paper."""
+    if refresh != "auto":
+        return refresh
+    return "age" if has_table and estimate in CORRECTED and not debias else "uniform"
 
 
 def resolved(estimate: Estimate, has_table: bool, keep_probability: float, pooling: str) -> Estimate:
@@ -260,6 +269,7 @@ class Draw:
         number: of the step; with the seed it decides all draws of the step.
         peers: the processes that share the step, if there are any.
         whole: what is drawn for all of them.
+        keys: `table_keys`, where the draw went by ages and the step is of one process.
     """
 
     catalogue: Catalogue
@@ -270,6 +280,7 @@ class Draw:
     number: int
     peers: Peers | None = None
     whole: Draw | None = None
+    keys: Int64[Tensor, "segments configs"] | None = None
 
     def part_of(self, peers: Peers) -> Draw:
         """What this process does of it."""

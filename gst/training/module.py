@@ -18,13 +18,14 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
+from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved, resolved_refresh
 from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.histories import LayerHistories
 from gst.training.datamodule import SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
+BY_TABLE = ("age", *REFRESH_BY_ROWS)  # draws that need a table
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
 
@@ -55,7 +56,7 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        refresh: Refresh = "uniform",
+        refresh: Refresh = "auto",
         omit_rest: bool = False,
         loss: Literal[
             "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
@@ -72,11 +73,12 @@ class SegmentTrainingModule(L.LightningModule):
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
+        estimate = resolved(estimate, table, keep_probability, pooling)
+        refresh = resolved_refresh(refresh, estimate, table)
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
-            omit_rest=omit_rest, max_rows=max_rows, seed=seed,
-            refresh="uniform" if refresh in REFRESH_BY_ROWS else refresh,  # until there is a table
-            estimate=resolved(estimate, table, keep_probability, pooling),
+            omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,
+            refresh="uniform" if refresh in BY_TABLE else refresh,  # until there is a table
             histories=LayerHistories(histories) if histories else None,
         )  # fmt: skip
         self.loss = loss
@@ -85,7 +87,7 @@ class SegmentTrainingModule(L.LightningModule):
             "track_drift": refresh == "drift",
         }  # fmt: skip
         self.wants_table, self.refresh, self.push_momentum = table, refresh, push_momentum
-        if refresh in REFRESH_BY_ROWS and not table:
+        if refresh in BY_TABLE and not table:
             raise ValueError(f"refresh={refresh!r} refreshes rows of the table; add --model.table true")
         if push_momentum and not table:
             raise ValueError(f"push_momentum is {push_momentum}, of rows of the table; add --model.table true")

@@ -220,7 +220,7 @@ def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
         ]
     )
     for seed in range(8):
-        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
+        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed, refresh="uniform")
         first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
         assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
         reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations
@@ -245,7 +245,7 @@ def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
     assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("refresh", ["uniform", "drift", "age"])
 def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
     graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
     steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
@@ -454,7 +454,7 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
     assert resumed.encoder_frozen == frozen
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("refresh", ["uniform", "drift", "age"])
 @pytest.mark.parametrize("done", [2, 5])
 def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh: str) -> None:
     """It stops when the next step would be drawn and read already."""
