@@ -1,4 +1,4 @@
-"""Ages of rows, as draws know them: steps since the segment of a row was last fresh under the configuration of the row."""
+"""Ages of rows, as draws know them: steps since a segment was last fresh under the configuration of the row."""
 
 from __future__ import annotations
 

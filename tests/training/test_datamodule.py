@@ -172,7 +172,7 @@ def test_rank_makes_of_a_file_what_training_made_of_its_own() -> None:
 
 
 def test_scores_are_means_over_cuts_of_the_graph_in_validation_prediction_and_rank() -> None:
-    """Three cuts by hand, `gst predict --data.eval_cuts 3` and `gst rank --cuts 3` agree; one cut says something else."""
+    """Three cuts by hand, `gst predict --data.eval_cuts 3` and `gst rank --cuts 3` agree; one cut differs."""
     assert main(command("fit", ".", "--trainer.max_epochs=1", "--data.eval_cuts=2")) == 0
     best, file = "runs/layout_xla_random/checkpoints/best.ckpt", COLLECTION / "test" / "test.npz"
     scores = {}
