@@ -188,19 +188,10 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Refresh = Literal["auto", "uniform", "size", "order", "age", "drift", "gradient"]
+Refresh = Literal["uniform", "size", "order", "age", "drift", "gradient"]
 REFRESH_BY_ROWS = ("drift", "gradient")  # draws that depend on rows of the table
 
 Estimate = Literal["auto", "dropout", "fixed_dropout", "difference", "regression", "composite"]
-CORRECTED = ("difference", "regression", "composite")  # estimates that correct the sum of all rows
-
-
-def resolved_refresh(refresh: Refresh, estimate: Estimate, has_table: bool, debias: bool = False) -> Refresh:
-    """What `auto` stands for, given the resolved estimate: `age` where fresh segments correct rows of a table,
-    otherwise `uniform`, as in the paper."""
-    if refresh != "auto":
-        return refresh
-    return "age" if has_table and estimate in CORRECTED and not debias else "uniform"
 
 
 def resolved(estimate: Estimate, has_table: bool, keep_probability: float, pooling: str) -> Estimate:

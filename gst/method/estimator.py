@@ -19,7 +19,6 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.ages import DrawnAges
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import (
-    CORRECTED,
     REFRESH_BY_ROWS,
     Catalogue,
     Draw,
@@ -29,7 +28,6 @@ from gst.method.draws import (
     draw_segments,
     dropout_weights,
     resolved,
-    resolved_refresh,
     table_keys,
 )
 from gst.method.encoding import GraphPool, Inputs, Pooling, call_of, embed_segments, pooling_name, warn_about
@@ -103,8 +101,7 @@ class GraphSegmentTraining(nn.Module):
             (`_gradient_norms`). Whatever the draw, values are weighed by its exact probabilities (Horvitz and Thompson
             1952), and gradients such that they are on average those of `uniform`. `drift` and `gradient` look at rows
             that the previous step wrote, so the segments of a step cannot be loaded in advance; they need an
-            `EmbeddingTable`. `auto` is `age` where the estimate corrects rows of a table, without `debias`, and
-            otherwise `uniform`.
+            `EmbeddingTable`.
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
@@ -138,7 +135,7 @@ class GraphSegmentTraining(nn.Module):
         omit_rest: bool = False,
         max_rows: int = 1 << 18,
         seed: int = 0,
-        refresh: Refresh = "auto",
+        refresh: Refresh = "uniform",
         estimate: Estimate = "auto",
         inputs: Inputs | None = None,
         pad_to: int | None = None,
@@ -171,12 +168,11 @@ class GraphSegmentTraining(nn.Module):
         if estimate not in get_args(Estimate):
             raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
         estimate = resolved(estimate, table is not None, keep_probability, pooling)
-        refresh = resolved_refresh(refresh, estimate, table is not None, debias)
         if debias and (estimate, refresh, table is None) != ("difference", "uniform", False):
             raise ValueError("debias needs a table, estimate='difference' and refresh='uniform'; leave it out")
         if debias and num_fresh < 2:
             raise ValueError(f"debias needs num_fresh of at least 2, to estimate a variance; it is {num_fresh}")
-        self._uses_all_rows = estimate in CORRECTED
+        self._uses_all_rows = estimate in ("difference", "regression", "composite")
         if self._uses_all_rows and keep_probability < 1:
             raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
         if self._uses_all_rows and pooling == "max":

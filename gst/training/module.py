@@ -18,7 +18,7 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved, resolved_refresh
+from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
 from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.histories import LayerHistories
@@ -56,7 +56,7 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        refresh: Refresh = "auto",
+        refresh: Refresh = "uniform",
         omit_rest: bool = False,
         loss: Literal[
             "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
@@ -74,7 +74,6 @@ class SegmentTrainingModule(L.LightningModule):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         estimate = resolved(estimate, table, keep_probability, pooling)
-        refresh = resolved_refresh(refresh, estimate, table)
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
             omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,

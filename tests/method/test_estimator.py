@@ -220,7 +220,7 @@ def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
         ]
     )
     for seed in range(8):
-        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed, refresh="uniform")
+        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
         first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
         assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
         reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations

@@ -110,7 +110,7 @@ def test_a_quadratic_head_has_no_bias_with_debias_and_has_one_without(pooling: s
 
 
 def test_debias_changes_nothing_where_the_head_is_linear() -> None:
-    plain, graphs = trained("difference", "mean", table=True, refresh="uniform")
+    plain, graphs = trained("difference", "mean", table=True)
     debiased, _ = trained("difference", "mean", table=True, debias=True)
     torch.testing.assert_close(debiased(graphs), plain(graphs), rtol=1e-9, atol=1e-9)
 
@@ -424,7 +424,7 @@ def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) ->
         ({"estimate": "differences"}, "use one of auto, dropout, fixed_dropout, difference, regression, composite"),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
-        ({"refresh": "sizes"}, "use one of auto, uniform, size, order, age, drift, gradient"),
+        ({"refresh": "sizes"}, "use one of uniform, size, order, age, drift, gradient"),
         ({"refresh": "age"}, "goes by the ages of rows of a table"),
         ({"refresh": "gradient"}, "looks at rows of a table"),
         ({"debias": True}, "debias needs a table"),
