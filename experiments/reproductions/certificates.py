@@ -1,0 +1,129 @@
+"""How near bounds come to the optimum: of one Inception block, of the MSR graphs, and of random graphs of 2 to 8
+operations beside brute force.
+
+    python -m experiments.reproductions.certificates --json experiments/results/certificates.json
+
+Simulated, one core. For each problem: the best plan of annealing for `--search` seconds and of CP-SAT; the bound of
+chains, work and the linear program; the bound of branch and bound over placements with `--seconds`; the bound of CP-SAT
+with as long, apart from the others, up to 200 operations. Where one of the bounds meets the best plan that is optimal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gst.data.public_graphs import read_public_graph
+from gst.devices import Plan, machine_record
+from gst.placement.baselines.bounds import branched_bound_us, lower_bound_us
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.certificate import is_exact
+from gst.placement.exact.tasks import optimum
+from gst.placement.local_search.annealing import anneal
+from gst.placement.machines import machine
+from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.public.bounds import lower_bound, relaxed_bound, searched_bound
+from gst.placement.public.placing import place_public
+from gst.placement.public.problem import public_problem
+from gst.placement.public.proofs import proved_bound
+from gst.placement.task import Task
+from gst.process.progress import bar
+from gst.programs import capture_module
+from gst.programs.workloads.convolution import Branches
+
+DATA = Path("../shared/data/placement")
+BLOCKS = ((128, 32, 4), (32, 32, 16), (64, 64, 8), (192, 64, 1))  # channels, width, images of 20 x 20
+EVALUATIONS = 2_000
+NEAR = 1e-6
+
+
+def block(channels: int, width: int, images: int, gpus: int) -> Task:
+    """The forward pass of one Inception block on simulated GPUs."""
+    model = Branches(channels, width).eval().requires_grad_(False)
+    return machine(f"gpus:{gpus}").task(capture_module(model, (torch.zeros(images, channels, 20, 20),)))
+
+
+def block_row(task: Task, seconds: float) -> dict[str, Any]:
+    """Bounds of a block, in microseconds."""
+    budgeted = Budgeted(SimulatedObjective(task), EVALUATIONS)
+    budgeted(list(portfolio(task).values()))
+    anneal(task, budgeted, 0)
+    assert isinstance(budgeted.best, Plan)
+    took, chains = 1e3 * budgeted.best_ms, lower_bound_us(task)
+    begun = time.process_time()
+    branched = branched_bound_us(task, chains, took, seconds)
+    middle = time.process_time()
+    solved = optimum(task, seconds, budgeted.best)
+    return _row(
+        int(task.costs.computed.sum()), min(took, 1e3 * solved.objective_ms), chains,
+        (branched.bound, middle - begun, branched.num_parts), (1e3 * solved.bound_ms, time.process_time() - middle),
+    )  # fmt: skip
+
+
+def graph_row(path: Path, search_s: float, seconds: float) -> dict[str, Any]:
+    """Bounds of a published graph on four GPUs, in its own unit."""
+    problem = public_problem(read_public_graph(path), "gpus:4")
+    _, plan = place_public(problem, search_s)
+    took, chains = plan.makespan, max(lower_bound(problem), relaxed_bound(problem, seconds))
+    begun = time.process_time()
+    branched = searched_bound(problem, chains, took, seconds)
+    middle, solved, best = time.process_time(), None, None
+    if is_exact(problem.num_nodes, len(problem.devices)):
+        solved, best = proved_bound(problem, seconds, plan)
+    after = time.process_time()
+    least = took if best is None or best.reason else min(took, best.makespan)
+    return _row(
+        problem.num_nodes, least, chains, (branched.bound, middle - begun, branched.num_parts),
+        None if solved is None else (solved, after - middle),
+    )  # fmt: skip
+
+
+def _row(
+    nodes: int, best: float, chains: float, branched: tuple[float, float, int], solved: tuple[float, float] | None
+) -> dict[str, Any]:
+    bounds = [chains, branched[0], *([] if solved is None else [solved[0]])]
+    return {
+        "operations": nodes, "best": best, "optimal": max(bounds) >= best * (1 - NEAR), "chains": chains,
+        "branches": min(branched[0], best), "branches_s": branched[1], "branches_parts": branched[2],
+        "cp_sat": None if solved is None else min(solved[0], best), "cp_sat_s": None if solved is None else solved[1],
+    }  # fmt: skip
+
+
+def rows(search_s: float, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and row of each problem."""
+    for channels, width, images in BLOCKS:
+        for gpus in (2, 4):
+            name = f"Inception block, {channels} to {width} channels, {images} images, gpus:{gpus}"
+            yield name, block_row(block(channels, width, images, gpus), seconds)
+    for path in sorted(DATA.glob("*_graphs/*.json")):
+        yield f"MSR {path.parent.name.partition('_')[0]}, {path.stem}", graph_row(path, search_s, seconds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", type=float, default=20.0, metavar="S", help="of annealing (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each bound (default: %(default)g)")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    record: dict[str, Any] = {
+        "rows": {}, "settings": {"search_s": options.search, "seconds": options.seconds}, "machine": machine_record(),
+        "command": f"python -m experiments.reproductions.certificates --search {options.search:g} "
+        f"--seconds {options.seconds:g}",
+    }  # fmt: skip
+    for name, row in bar(rows(options.search, options.seconds), "problems", total=2 * len(BLOCKS) + 12):
+        record["rows"][name] = row
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    ratios = np.array([row["branches"] / row["best"] for row in record["rows"].values()])
+    print(f"branch and bound / best plan: least {ratios.min():.3f}, at least .95 in {(ratios >= 0.95).sum()} of {len(ratios)}")
+
+
+if __name__ == "__main__":
+    main()
