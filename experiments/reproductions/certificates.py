@@ -122,7 +122,8 @@ def main(arguments: list[str] | None = None) -> None:
         record["rows"][name] = row
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     ratios = np.array([row["branches"] / row["best"] for row in record["rows"].values()])
-    print(f"branch and bound / best plan: least {ratios.min():.3f}, at least .95 in {(ratios >= 0.95).sum()} of {len(ratios)}")
+    near = int((ratios >= 0.95).sum())
+    print(f"branch and bound / best plan: least {ratios.min():.3f}, .95 or more in {near} of {len(ratios)}")
 
 
 if __name__ == "__main__":
