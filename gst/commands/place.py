@@ -146,6 +146,12 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
         "bound, and up to 200 operations by CP-SAT, if ortools is installed; 0 = by chains and work alone "
         "(default: %(default)g)",
     )
+    command.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the plan's simulated timeline, with every value under way, as a Chrome trace for ui.perfetto.dev",
+    )
     command.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
     command.add_argument(
         "--patience",

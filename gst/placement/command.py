@@ -13,6 +13,7 @@ from gst.data.cost_graphs import CostGraph, read_cost_graph
 from gst.data.public_graphs import read_public_graph
 from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
+from gst.devices.execute.trace import save_trace
 from gst.files.writing import atomic_write
 from gst.placement.certificate import Certificate, certify, certify_published
 from gst.placement.drawing import plan_drawing
@@ -21,6 +22,7 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
+from gst.placement.plan_trace import trace_of_task
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
 from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
@@ -56,6 +58,8 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
             with atomic_write(options.out / "program.txt") as file:
                 file.write(streams.text(names.__getitem__) + "\n")
     save_plan(placement.plan, placement.task, options.out / "plan.json", streams)  # can be used before it is certified
+    if options.trace is not None:
+        save_trace(trace_of_task(placement.task, placement.plan), options.trace)
     certificate = _certificate(options, placement, result, progress)
     result["certificate"] = certificate.to_dict()
     if placement.plan.fusion is None:

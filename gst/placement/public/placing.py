@@ -14,9 +14,11 @@ import numpy as np
 from gst.data.public_graphs import read_public_graph
 from gst.devices import Plan, machine_record
 from gst.devices.describe.machine import parse_bytes
+from gst.devices.execute.trace import save_trace
 from gst.devices.plan import priority_of
 from gst.files.writing import atomic_write
 from gst.placement.certificate import Certificate
+from gst.placement.plan_trace import trace_of_schedule
 from gst.placement.public.annealing import anneal
 from gst.placement.public.baselines import baselines
 from gst.placement.public.bounds import lower_bound
@@ -153,6 +155,8 @@ def place_by_options(
         lambda plan: save_public_plan(problem, plan, path),
     )  # fmt: skip
     save_public_plan(problem, plan, path, result["certificate"])
+    if options.trace is not None:
+        save_trace(trace_of_schedule(problem, plan), options.trace)
     return {"command": options.command, **result, "plan_file": str(path)}
 
 
