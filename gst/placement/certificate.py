@@ -20,6 +20,7 @@ from gst.placement.task import Task
 
 SECONDS = 5.0  # of proof, unless the user says otherwise
 MOST_EXACT, MOST_CHOICES = 200, 4_000  # operations that CP-SAT is asked about, and choices of a device for one
+MOST_BRANCHED = 10_000  # operations of a search over placements: of more, one part of a plan takes seconds
 SHARE = 1 / 3  # of the seconds that the search over placements has where CP-SAT comes after it
 NEAR = 1e-6  # share by which times that are equal may differ: CP-SAT counts in nanoseconds
 CHAINS, BRANCHES, EXACT = "chains and work", "branch and bound", "CP-SAT"
@@ -78,20 +79,23 @@ class Certificate:
 
 
 def certify(
-    task: Task, plan: Plan, seconds: float = SECONDS, peak_bytes: Mapping[str, int] | None = None, seed: int = 0
-) -> Certificate:
+    task: Task, plan: Plan, seconds: float = SECONDS, peak_bytes: Mapping[str, int] | None = None, seed: int = 0,
+    least_us: float | None = None,
+) -> Certificate:  # fmt: skip
     """The certificate of a plan by the costs of its task.
 
     Operations take their times alone and the shortest delay between two, values their transfers, and inputs and
     constants their memory. What operations that run beside each other cost each other is left out. Bounds are sought in
-    turn, until one meets the plan or the time is over: of chains and work; by branch and bound over placements; up to
-    `MOST_EXACT` operations by CP-SAT, if OR-tools is installed.
+    turn, until one meets the plan or the time is over: of chains and work; up to `MOST_BRANCHED` operations by branch
+    and bound over placements; up to `MOST_EXACT` by CP-SAT, if OR-tools is installed.
 
     Args:
         plan: one that fits the memories.
-        seconds: of proof; 0 = chains and work alone, which is not limited.
+        seconds: of proof; 0 = chains and work alone. The time of that bound is not limited, nor is the first step of
+            any other.
         peak_bytes: of each memory, by the checker; of the simulated run if None.
         seed: of CP-SAT.
+        least_us: `lower_bound_us(task)`, if that is known.
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
@@ -104,9 +108,9 @@ def certify(
     started = time.perf_counter()
     run = task.simulator.run(plan)
     took, alone = run.makespan_us, _with_delays(task)
-    bound, by = lower_bound_us(alone), CHAINS
+    bound, by = lower_bound_us(alone) if least_us is None or alone is not task else least_us, CHAINS
     exact = is_exact(int(task.costs.computed.sum()), len(task.devices))
-    if seconds > 0 and bound < took * (1 - NEAR):
+    if seconds > 0 and bound < took * (1 - NEAR) and task.num_nodes <= MOST_BRANCHED:
         left = seconds * (SHARE if exact else 1.0)
         branched = branched_bound_us(alone, bound, took, left).bound
         if branched > bound * (1 + NEAR):
@@ -160,6 +164,8 @@ def _with_delays(task: Task) -> Task:
     """The task whose operations take what passes at least between two of them too."""
     contention = task.contention
     delay = max(min(contention.switch_us, contention.hand_over_us, contention.wake_us), 0.0)
+    if delay == 0:
+        return task
     return replace(task, costs=replace(task.costs, times_us=task.times_us + delay * task.costs.computed))
 
 

@@ -81,7 +81,7 @@ def _certificate(
     if "streams" in result:
         checked = result["streams"]
         peak = {name: size + checked["resident_bytes"][name] for name, size in checked["peak_bytes"].items()}
-    return certify(placement.task, placement.plan, options.proof, peak, options.seed)
+    return certify(placement.task, placement.plan, options.proof, peak, options.seed, 1e3 * result["lower_bound"])
 
 
 def _check(options: Namespace, settings: Settings) -> None:

@@ -4,6 +4,7 @@ promising part of a plan first, and the least bound of what is still open holds 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -12,8 +13,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.placement.baselines.branching_kernels import Placing, partial_bound
 
-CANDIDATES = 6  # groups of which the one is placed next that raises the bound most
-THIRDS = 12  # steps of the search for a price of bytes
+PRICING, THIRDS = 0.2, 12  # share of the seconds for prices of bytes, and steps of the search for one
 MOST_OPEN = 200_000  # parts of plans that are kept
 NEAR = 1e-9  # share by which sums of times may differ
 
@@ -32,19 +32,22 @@ class Branched(NamedTuple):
     complete: bool
 
 
-def branched_bound(placing: Placing, least: float, most: float, seconds: float) -> Branched:
+def branched_bound(
+    placing: Placing, least: float, most: float, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> Branched:
     """What no plan takes less than, in the unit of the times.
 
     A part of a plan says where some groups are. Its bound is the greatest of those of chains with transfers and of the
-    work of cores (`gst.placement.baselines.branching_kernels.partial_bound`). The part of least bound is extended
-    by one group on each device, as in Land and Doig (Econometrica 28(3), 1960). When all groups are placed the order is
-    left: the bound of such a plan is not always what it takes.
+    work of cores (`gst.placement.baselines.branching_kernels.partial_bound`). The part of least bound is extended by
+    its most urgent group on each device, as in Land and Doig (Econometrica 28(3), 1960). When all groups are placed the
+    order is left: the bound of such a plan is not always what it takes.
 
     Args:
         placing: the problem.
         least: what is known that no plan takes less than.
         most: what a plan takes; parts that take as long are not followed.
         seconds: of search; 0 = the bound of nothing placed.
+        clock: that counts them.
 
     Examples:
         >>> from gst.placement.baselines.bounds import placing_of
@@ -53,8 +56,8 @@ def branched_bound(placing: Placing, least: float, most: float, seconds: float) 
         >>> branched_bound(placing_of(task), 0.0, np.inf, 0.1).bound > 0
         True
     """
-    started = time.perf_counter()
-    placing = _with_chain_prices(placing)
+    started = clock()
+    placing = _with_chain_prices(placing, lambda: clock() - started < PRICING * seconds)
     computing = np.unique(placing.groups[(placing.times != 0).any(0)])
     nothing = np.full(len(placing.sizes), -1, np.int64)
     root, urgent = partial_bound(nothing, placing, most)
@@ -70,15 +73,11 @@ def branched_bound(placing: Placing, least: float, most: float, seconds: float) 
         undecided = computing[part[computing] < 0]
         if not undecided.size:
             return Branched(min(bound, most), serial, True)
-        if time.perf_counter() - started > seconds:
+        if clock() - started > seconds:
             return Branched(bound, serial, False)
         heappop(heap)
-        order = undecided[np.argsort(-open_parts.pop(number)[undecided], kind="stable")][:CANDIDATES]
-        choices = [_children(part, group, placing, most) for group in order.tolist()]
-        least_of = [min((each[0] for each in children), default=np.inf) for children in choices]
-        sums = [sum(min(each[0], most) for each in children) for children in choices]
-        best = max(range(len(choices)), key=lambda n: (least_of[n], sums[n]))
-        for value, child, next_urgent in choices[best]:
+        group = int(undecided[open_parts.pop(number)[undecided].argmax()])
+        for value, child, next_urgent in _children(part, group, placing, most):
             if (raised := max(bound, value)) < most * (1 - NEAR):
                 heappush(heap, (raised, placed - 1, serial, child.tobytes()))
                 open_parts[serial] = next_urgent
@@ -108,15 +107,17 @@ def _children(
     return children
 
 
-def _with_chain_prices(placing: Placing) -> Placing:
+def _with_chain_prices(placing: Placing, has_time: Callable[[], bool]) -> Placing:
     """The prices of bytes at which the bound of chains is greatest: one price for the memories of each limit, searched
-    by thirds, as the bound is concave in it."""
+    by thirds, as the bound is concave in it, while there is time."""
     limited = np.unique(placing.limits[np.isfinite(placing.limits) & (placing.limits > 0)])
     nothing = np.full(len(placing.sizes), -1, np.int64)
     longest = float(np.where(np.isfinite(placing.times), placing.times, 0.0).max(0).sum())
-    for limit in limited.tolist() if placing.sizes.any() else ():
+    for limit in limited.tolist() if placing.sizes.any() and has_time() else ():
         low, high = 0.0, longest / limit
         for _ in range(THIRDS):
+            if not has_time():
+                return placing
             one, other = low + (high - low) / 3, high - (high - low) / 3
             bounds = [partial_bound(nothing, _priced(placing, limit, price), np.inf)[0] for price in (one, other)]
             low, high = (low, other) if bounds[0] >= bounds[1] else (one, high)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -122,7 +124,9 @@ def relaxed_bound(problem: Problem, seconds: float) -> float:
     return float(solved.fun) * unit / problem.graph.scale * (1 - TOLERANCE) if solved.status == 0 else 0.0
 
 
-def searched_bound(problem: Problem, least: float, most: float, seconds: float) -> Branched:
+def searched_bound(
+    problem: Problem, least: float, most: float, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> Branched:
     """What a search over placements finds that no plan is below, in `problem.graph.unit`, with transfers and memory
     limits; see `gst.placement.baselines.branching.branched_bound`.
 
@@ -130,6 +134,7 @@ def searched_bound(problem: Problem, least: float, most: float, seconds: float) 
         least: what is known that no plan is below.
         most: what a plan takes.
         seconds: of search.
+        clock: that counts them.
     """
     arrays, devices, scale = problem.arrays, len(problem.devices), problem.graph.scale
     kinds_of = alike(problem)
@@ -141,7 +146,7 @@ def searched_bound(problem: Problem, least: float, most: float, seconds: float) 
         arrays.limits, *prices(times, arrays.sizes, arrays.limits, kinds_of), np.zeros(devices),
         kinds_of,
     )  # fmt: skip
-    found = branched_bound(placing, least * scale, most * scale, seconds)
+    found = branched_bound(placing, least * scale, most * scale, seconds, clock)
     return found._replace(bound=found.bound / scale)
 
 

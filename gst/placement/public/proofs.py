@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gst.placement.baselines.chains import moved
-from gst.placement.certificate import BRANCHES, EXACT, SHARE, is_exact
+from gst.placement.certificate import BRANCHES, EXACT, MOST_BRANCHED, SHARE, is_exact
 from gst.placement.exact.solver import solver_library
 from gst.placement.public.bounds import alike, lower_bound, relaxed_bound, searched_bound
 from gst.placement.public.problem import Problem
@@ -54,6 +54,8 @@ def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: 
         if method == EXACT:
             found, better = proved_bound(problem, left(), plan, seed, bound)
         elif method == BRANCHES:
+            if problem.num_nodes > MOST_BRANCHED:
+                continue
             share = SHARE if exact else 1.0
             found = searched_bound(problem, bound, plan.makespan, share * left()).bound
         else:
