@@ -5,8 +5,8 @@
 Simulated, one core. For each problem: the best plan of annealing for `--search` seconds and of CP-SAT; the bound of
 chains, work and the linear program; the bound of branch and bound over placements with `--seconds` of the processor;
 the bound of CP-SAT with as many by the clock, apart from the others, up to 200 operations. Where a bound meets the best
-plan that is optimal. A problem
-whose row is in the file is left as it is. `tests/placement/test_certificate.py` compares bounds with brute force on random graphs.
+plan that is optimal. A problem whose row is in the file is left as it is. `tests/placement/test_certificate.py`
+compares bounds with brute force on random graphs.
 """
 
 from __future__ import annotations

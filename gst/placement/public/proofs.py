@@ -42,7 +42,8 @@ def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: 
         seconds: of all together.
         seed: of CP-SAT.
     """
-    started, by, better = time.perf_counter(), "", None
+    started, by = time.perf_counter(), ""
+    better: Schedule | None = None
     exact = is_exact(problem.num_nodes, len(problem.devices))
 
     def left() -> float:
