@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from gst.data.cost_graphs import CostGraph
 from gst.devices import Plan
@@ -90,7 +91,7 @@ def certify(
     and bound over placements; up to `MOST_EXACT` by CP-SAT, if OR-tools is installed.
 
     Args:
-        plan: one that fits the memories.
+        plan: one that fits the memories; of another the bound is that of chains and work.
         seconds: of proof; 0 = chains and work alone. The time of that bound is not limited, nor is the first step of
             any other.
         peak_bytes: of each memory, by the checker; of the simulated run if None.
@@ -109,6 +110,7 @@ def certify(
     run = task.simulator.run(plan)
     took, alone = run.makespan_us, _with_delays(task)
     bound, by = lower_bound_us(alone) if least_us is None or alone is not task else least_us, CHAINS
+    seconds = seconds if _fits(task, run.device) else 0.0
     exact = is_exact(int(task.costs.computed.sum()), len(task.devices))
     if seconds > 0 and bound < took * (1 - NEAR) and task.num_nodes <= MOST_BRANCHED:
         left = seconds * (SHARE if exact else 1.0)
@@ -158,6 +160,13 @@ def is_exact(num_operations: int, num_devices: int) -> bool:
     """Whether CP-SAT is asked: it is installed, and the problem is small."""
     small = num_operations <= MOST_EXACT and num_operations * num_devices <= MOST_CHOICES
     return small and find_spec("ortools") is not None
+
+
+def _fits(task: Task, device: Int64[np.ndarray, " nodes"]) -> bool:
+    """Whether inputs and constants fit where they are: only then is a plan's time a limit for the best."""
+    home = np.array([list(task.memories).index(each.memory) for each in task.devices])[device]
+    held = np.bincount(home, task.resident_bytes.astype(np.float64), len(task.memories))
+    return all(limit is None or size <= limit for size, limit in zip(held, task.memories.values(), strict=True))
 
 
 def _with_delays(task: Task) -> Task:

@@ -104,6 +104,8 @@ def test_a_certificate_counts_transfers_memory_and_delays() -> None:
     )  # fmt: skip
     crossing = certify(full, full.plan(np.array([0, 0, 0, 1])), seconds=1.0)
     assert crossing.proved and crossing.bound == pytest.approx(54e-3), "four do not fit, so that one value moves"
+    overfull = certify(full, full.plan(np.zeros(4, np.int64)), seconds=1.0)
+    assert overfull.bound == pytest.approx(4e-3) and overfull.bound_by == "chains and work"
 
 
 @pytest.mark.parametrize("seed", range(6))
