@@ -26,7 +26,7 @@ COMMAND = "python -m experiments.reproductions.hlsyn compare"
 SPLITS = ("families", "programs", "random")
 LABELS = (20, 50)
 OURS = "ours"
-POINTS = 10  # designs of each program that the picture shows
+POINTS = 10  # designs of each program that the picture of the estimate shows
 
 
 class _Table:
@@ -45,15 +45,6 @@ class _Table:
         means[place] = mean
         if width is not None:
             widths[place] = width
-
-    def points(self, split: str, row: str) -> dict[str, list[list[float]]]:
-        """Measured and predicted log2 cycles of a few designs of each program."""
-        mean, rng = self.rows[split, row][0], np.random.default_rng(0)
-        result = {}
-        for number, name in enumerate(self.designs.names):
-            chosen = rng.permutation(np.flatnonzero(self.designs.group == number))[:POINTS]
-            result[name] = np.round(np.stack([self.designs.log_cycles[chosen], mean[chosen]], 1), 2).tolist()
-        return result
 
     def scores(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Split, row, and rmse, tau and coverage of the designs that have predictions."""
@@ -141,6 +132,17 @@ def _process(designs: Designs, given: np.ndarray, base: np.ndarray) -> np.ndarra
     return result
 
 
+def _points(designs: Designs) -> dict[str, list[list[float]]]:
+    """log2 cycles as measured and as the estimate has them, of a few designs of each program."""
+    rng = np.random.default_rng(0)
+    result = {}
+    for number, name in enumerate(designs.names):
+        chosen = rng.permutation(np.flatnonzero(designs.group == number))[:POINTS]
+        pairs = np.stack([designs.log_cycles[chosen], designs.program[chosen, 0]], axis=1)
+        result[name] = [[round(float(each), 2) for each in pair] for pair in pairs]
+    return result
+
+
 def splits(designs: Designs, name: str, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(designs to learn from, designs to judge by) of each fold of a split.
 
@@ -168,7 +170,10 @@ def compare(
     """
     result: dict[str, Any] = {"command": COMMAND, "designs": len(designs), "programs": len(designs.names), "splits": {}}
     if path and path.exists():
-        result |= {key: value for key, value in json.loads(path.read_text()).items() if key in ("splits", "points")}
+        result["splits"] = json.loads(path.read_text())["splits"]
+    result["points"] = _points(designs)
+    if path:
+        write_json(path, result)
     jobs = [(_ours, "analytical estimate alone")] + [(_controls, "boosting on aggregates")] * controls
     todo = [(seed, split, *job) for seed in range(seeds) for split in names for job in jobs]
     for seed, split, job, row in bar(todo, desc="seeds of splits"):
@@ -177,8 +182,6 @@ def compare(
         table = _Table(designs)
         for learned, rest in splits(designs, split, seed):
             job(table, split, designs.where(learned), designs.where(rest), np.flatnonzero(rest), seed)
-        if split == "families" and job is _ours:
-            result["points"] = table.points(split, OURS)
         for name, each, score in table.scores():
             rows = result["splits"].setdefault(name, {})
             runs = [*rows.get(each, {"seeds": []})["seeds"], score]

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gst.cost.hlsyn.copies import copies_of
 from gst.cost.hlsyn.dependences import LoopFacts, facts
-from gst.cost.hlsyn.nest import LATENCY, MEMORY_PORTS, Body, Interval, Nest, body_of, interval_of
-from gst.cost.hlsyn.transfers import PORT_BYTES, footprint
+from gst.cost.hlsyn.nest import LATENCY, Body, Interval, Nest, body_of, interval_of
+from gst.cost.hlsyn.transfers import PORT_BYTES
 from gst.data.hlsyn.loops import Kernel
 from gst.data.hlsyn.pragmas import Point, canonical
 
@@ -146,8 +147,8 @@ def _loop(
 ) -> tuple[dict[str, float], _Times, tuple[float, float], Body, int]:
     """Features of a loop that remains, its times, the elements moved for it in all, its body, and loops below it."""
     known, settings = nest.known, nest.settings
-    fact, setting = known[name], settings[name]
-    loop, children = fact.loop, nest.children(name)
+    fact, children = known[name], nest.children(name)
+    loop = fact.loop
     trips, parallel = loop.trip_count, nest.parallel(name)
     below = {each.variable for child in children for each in known[child].loop.walk()}
     unrolled = {each.variable: each.trip_count for each in loop.walk() if settings[each.variable].is_unrolled}
@@ -155,22 +156,8 @@ def _loop(
     body = body_of(nest, fact, unrolled, below)
     interval = interval_of(nest, fact, unrolled)
     outer = [each for each in nest.ancestors(name) if not settings[each].is_unrolled]
-    is_copied, is_legal = bool(children) and parallel > 1, nest.is_legal(name)
     height = 1 + max((heights[each] for each in children), default=-1)
-    is_plain = height == 1 and not any(settings[each.variable].is_unrolled for each in loop.walk())
-    speed = parallel if is_copied and is_legal and is_plain and not outer else 1.0
-    shared = [each for each in outer if 1 < nest.parallel(each) < known[each].loop.trip_count and nest.is_legal(each)]
-    movers = math.prod(nest.parallel(each) for each in shared)
-    is_kept = any(known[each].loop.trip_count % nest.parallel(each) == 0 for each in shared)
-    is_first = not any(settings[each].tile > 1 for each in outer)
-    is_guarded = any(statement.is_guarded for statement, _ in fact.statements)
-    is_tiled = setting.tile > 1 and not is_kept
-    is_moved = (is_tiled or (is_copied and bool(outer) and not is_guarded)) and is_first
-    together = parallel * setting.tile
-    pieces = max(math.ceil(trips / (together if setting.tile > 1 else min(parallel, MEMORY_PORTS))), 1)
-    moving = {each.variable: each.trip_count for each in loop.walk()} | {name: min(together, trips)}
-    touched = footprint(nest.kernel, [statement for statement, _ in fact.statements], moving)
-    boxed, exact = (pieces * each / movers if is_moved else 0.0 for each in (touched.cycles, touched.exact))
+    copies = copies_of(nest, fact, outer, height)
     iterations = math.ceil(trips / parallel)
     ordered = any(not each.is_sum for each in fact.recurrences)
     if not children:
@@ -178,44 +165,50 @@ def _loop(
         bare = interval.bound * (iterations - 1) + depth
         ported = max(interval.bound, body.ports) * (iterations - 1) + depth
         time = _Times(
-            bare + boxed, iterations - 1 + depth, ported + depth * (parallel - 1), bare, bare, bare + exact,
-            ported + boxed,
-        )  # fmt: skip
+            composed=bare + copies.boxed,
+            optimistic=iterations - 1 + depth,
+            serial=ported + depth * (parallel - 1),
+            plain=bare,
+            coarse=bare,
+            moved_exact=bare + copies.exact,
+            ported=ported + copies.boxed,
+        )
     else:
         inside = _Times(*(sum(getattr(times[each], kind) for each in children) for kind in _Times._fields))
-        depth, bare = body.depth, 0.0
-        rounds = math.ceil(trips / speed)
+        depth = body.depth
+        rounds = math.ceil(trips / copies.speed)
         time = _Times(
-            rounds * (inside.composed + depth + CALL) + boxed,
-            iterations * (max(times[each].optimistic for each in children) + CALL),
-            trips * (inside.serial + depth + CALL),
-            trips * (inside.plain + depth + CALL),
-            (trips if ordered or not is_legal else iterations) * (inside.coarse + depth + CALL),
-            rounds * (inside.moved_exact + depth + CALL) + exact,
-            rounds * (inside.ported + depth + CALL) + boxed,
-        )  # fmt: skip
+            composed=rounds * (inside.composed + depth + CALL) + copies.boxed,
+            optimistic=iterations * (max(times[each].optimistic for each in children) + CALL),
+            serial=trips * (inside.serial + depth + CALL),
+            plain=trips * (inside.plain + depth + CALL),
+            coarse=(trips if ordered or not copies.is_legal else iterations) * (inside.coarse + depth + CALL),
+            moved_exact=rounds * (inside.moved_exact + depth + CALL) + copies.exact,
+            ported=rounds * (inside.ported + depth + CALL) + copies.boxed,
+        )
     around = math.prod(known[each].loop.trip_count for each in outer)
     values = _features(nest, name, body, interval, unrolled, ordered, outer) | {
         "children": len(children), "is_pipelined": float(not children), "log_depth": math.log2(depth + 1),
         "log_estimate": math.log2(time.composed), "log_iterations": math.log2(iterations), "height": height,
-        "is_copied": float(is_copied), "is_legal": float(is_legal), "log_speed": math.log2(speed),
-        "log_boxed": math.log2(touched.boxed + 1), "log_exact": math.log2(touched.exact + 1),
-        "log_moved": math.log2(boxed + 1), "is_moved": float(is_moved), "log_bare": math.log2(time.plain),
-        "is_coarse": float(is_copied and bool(outer)),
+        "is_copied": float(copies.is_copied), "is_legal": float(copies.is_legal),
+        "log_speed": math.log2(copies.speed), "log_boxed": math.log2(copies.touched.boxed + 1),
+        "log_exact": math.log2(copies.touched.exact + 1),
+        "log_moved": math.log2(copies.boxed + 1), "is_moved": float(copies.is_moved), "log_bare": math.log2(time.plain),
+        "is_coarse": float(copies.is_copied and bool(outer)),
         "is_outer_tiled": float(any(settings[each].tile > 1 for each in outer)),
         "is_outer_copied": float(any(settings[each].parallel > 1 for each in outer)),
         "outer_speed": sum(
             math.log2(nest.parallel(each)) for each in outer if nest.is_legal(each) and not known[each].parent
         ),
-        "is_plain": float(is_plain), "log_movers": math.log2(movers),
-        "is_kept": float(is_kept), "log_burst": math.log2(touched.cycles + 1),
-        "is_guarded": float(is_guarded),
-        "outer_moved": math.log2(touched.boxed + 1) * float(not is_first),
+        "is_plain": float(copies.is_plain), "log_movers": math.log2(copies.movers),
+        "is_kept": float(copies.is_kept), "log_burst": math.log2(copies.touched.cycles + 1),
+        "is_guarded": float(copies.is_guarded),
+        "outer_moved": math.log2(copies.touched.boxed + 1) * float(not copies.is_first),
         "is_whole_child": float(any(
             settings[each.variable].is_unrolled and each.trip_count > 32 for each in loop.walk() if each is not loop
         )),
     }  # fmt: skip
-    return values, time, (boxed * around, exact * around), body, height
+    return values, time, (copies.boxed * around, copies.exact * around), body, height
 
 
 def _features(
