@@ -188,12 +188,12 @@ def neusight_settings() -> str:
 
 def kernelbench() -> str:
     methods = result("kernelbench")["methods"]
-    keys = ("right", "right_where_eager_is_faster", "longer")
     rows = [
-        [host.replace("_", " "), name, *(f"{each[key]:.1f}" for key in keys)]
+        [host.replace("_", " "), name, "{:.1f} ({:.1f} to {:.1f})".format(each["right"], *each["interval_of_right"]),
+         f"{each['right_where_eager_is_faster']:.1f}", f"{each['longer']:.1f}"]
         for name, hosts in methods.items()
         for host, each in hosts.items()
-    ]
+    ]  # fmt: skip
     return table(["host", "", "right, %", "right where eager is faster, %", "longer than the faster, %"], sorted(rows))
 
 
@@ -206,11 +206,25 @@ def kernelbench_times() -> str:
     return table(["host", "", "median error, %", "90th percentile, %", "in 90 % intervals, %"], rows)
 
 
+def kernelbench_levels() -> str:
+    hosts = result("kernelbench")["step_time"]
+    rows = [
+        [host.replace("_", " "), way, level, str(each["programs"]), f"{each['median_ratio']:.2f}",
+         *(f"{each[key]:.0f}" for key in ("median_error", "coverage"))]
+        for host, ways in hosts.items()
+        for way, errors in ways.items()
+        for level, each in errors["levels"].items()
+    ]  # fmt: skip
+    header = ["host", "", "", "programs", "median of estimate / time", "median error, %", "in 90 % intervals, %"]
+    return table(header, rows)
+
+
 TABLES = {
     "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "timm": timm,
     "neusight": neusight, "neusight training": lambda: neusight("training"),
     "neusight intervals": neusight_intervals, "neusight settings": neusight_settings,
     "kernelbench": kernelbench, "kernelbench times": kernelbench_times,
+    "kernelbench levels": kernelbench_levels,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),

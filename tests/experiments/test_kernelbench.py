@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from experiments.reproductions.kernelbench.__main__ import main
-from experiments.reproductions.kernelbench.compare import compare, gain_of, rows_of, scores, trees
+from experiments.reproductions.kernelbench.compare import (
+    compare,
+    gain_of,
+    interval_of_right,
+    rows_of,
+    scores,
+    trees,
+)
 from experiments.reproductions.kernelbench.programs import read_programs
 from experiments.reproductions.kernelbench.timings import Timing, read_timings
 
@@ -90,11 +97,16 @@ def test_methods_and_controls(room, programs):
     assert methods["always compiled"]["right"] == methods["always eager"]["right"] == 50
     assert methods["always compiled"]["right_where_eager_is_faster"] == 0
     assert methods["measured on the other host (no prediction)"] == {
-        "right": 100, "right_where_eager_is_faster": 100, "longer": 0,
+        "right": 100, "right_where_eager_is_faster": 100, "longer": 0, "interval_of_right": [100, 100],
     }  # fmt: skip
     assert 80 <= methods["trees over kernels"]["right"] < 100
     assert result["captured"] == 20
-    assert 0 <= result["step_time"]["H100_Modal"]["eager"]["coverage"] <= 100
+    low, high = methods["always eager"]["interval_of_right"]
+    assert 20 < low < 50 < high < 80
+    eager = result["step_time"]["H100_Modal"]["eager"]
+    assert 0 <= eager["coverage"] <= 100 and eager["levels"] == {
+        "level1": {key: value for key, value in eager.items() if key != "levels"}
+    }
 
 
 def test_small_differences_do_not_count():
@@ -103,6 +115,8 @@ def test_small_differences_do_not_count():
     assert result["right"] == 100
     assert math.isnan(result["right_where_eager_is_faster"])
     assert result["longer"] == pytest.approx(100 * (math.sqrt(1.05) - 1), abs=0.1)
+    assert interval_of_right(timings, [np.array([False, True])]) == (100, 100)
+    assert all(math.isnan(each) for each in interval_of_right(timings[:1], [np.array([True])]))
 
 
 def test_the_command(room, tmp_path, capsys):

@@ -22,6 +22,7 @@ MACHINES = {"H100_Modal": "h100", "H100_PCIe_LambdaLabs": "h100-pcie"}
 FOLDS = 10
 MATTERS = 0.1  # relative difference from which the choice counts
 TORCH = 250  # version times 100, with which the programs were timed
+DRAWS = 10_000  # of programs, for an interval
 LEAST = 1e-3  # milliseconds that trees are told at least
 
 
@@ -99,8 +100,26 @@ def scores(timings: Sequence[Timing], says_compiled: Bool[np.ndarray, " rows"]) 
     def percent(where: np.ndarray) -> float:
         return round(100 * float(right[where].mean()), 1) if where.any() else float("nan")
 
-    longer = np.expm1(np.where(right, 0.0, np.abs(gain)).mean())
-    return {"right": percent(counts), "right_where_eager_is_faster": percent(eager), "longer": round(100 * longer, 1)}
+    longer = 100 * float(np.expm1(np.where(right, 0.0, np.abs(gain)).mean()))
+    return {"right": percent(counts), "right_where_eager_is_faster": percent(eager), "longer": round(longer, 1)}
+
+
+def interval_of_right(timings: Sequence[Timing], answers: Sequence[Bool[np.ndarray, " rows"]]) -> tuple[float, float]:
+    """90 % interval of `right` of `scores`, percent, by drawing programs anew; of several answers the mean.
+
+    Examples:
+        >>> both = [Timing("host", "a", 2.0, 1.0), Timing("host", "b", 1.0, 2.0)]
+        >>> interval_of_right(both, [np.array([True, True])])
+        (0.0, 100.0)
+    """
+    gain = gain_of(timings)
+    counts = np.abs(np.expm1(gain)) > MATTERS
+    if not counts.any():
+        return float("nan"), float("nan")
+    right = np.mean([answer == (gain > 0) for answer in answers], axis=0)[counts]
+    draws = np.random.default_rng(0).integers(len(right), size=(DRAWS, len(right)))
+    low, high = np.percentile(100 * right[draws].mean(1), [5, 95])
+    return round(float(low), 1), round(float(high), 1)
 
 
 def compare(
@@ -138,7 +157,8 @@ def compare(
         for name, answers in methods.items():
             each = [scores(part, answer[chosen]) for answer in answers]
             result["methods"].setdefault(name, {})[host] = {
-                key: round(float(np.mean([one[key] for one in each])), 1) for key in each[0]
+                **{key: round(float(np.mean([one[key] for one in each])), 1) for key in each[0]},
+                "interval_of_right": list(interval_of_right(part, [answer[chosen] for answer in answers])),
             }
         result["step_time"][host] = _errors(rows, host)
     if path:
@@ -155,17 +175,31 @@ def _other_host(timings: Sequence[Timing]) -> Bool[np.ndarray, " rows"]:
     ])  # fmt: skip
 
 
-def _errors(rows: Rows, host: str) -> dict[str, dict[str, float]]:
-    """Relative errors of `gst.estimate`, percent, and how many times are within its intervals, percent."""
-    chosen = np.array([each.host == host for each in rows.timings])
-    result = {}
-    for place, name in enumerate(("eager", "compiled")):
-        times = np.array([getattr(each, name) for each in rows.timings])[chosen]
-        middle, least, most = rows.estimates[chosen, place].T
-        percent = 100 * np.abs(middle / times - 1)
-        result[name] = {
-            "median_error": round(float(np.median(percent)), 1),
-            "p90_error": round(float(np.quantile(percent, 0.9)), 1),
-            "coverage": round(100 * float(((least <= times) & (times <= most)).mean()), 1),
-        }  # fmt: skip
-    return result
+def _errors(rows: Rows, host: str) -> dict[str, dict[str, Any]]:
+    """Errors of `gst.estimate` by way, of all programs of a host and of each level."""
+    levels = np.array([each.program.partition("/")[0] for each in rows.timings])
+    of_host = np.array([each.host == host for each in rows.timings])
+    return {
+        name: {
+            **_errors_of(rows, of_host, name, place),
+            "levels": {
+                level: _errors_of(rows, of_host & (levels == level), name, place)
+                for level in sorted(set(levels[of_host]))
+            },
+        }
+        for place, name in enumerate(("eager", "compiled"))
+    }  # fmt: skip
+
+
+def _errors_of(rows: Rows, chosen: np.ndarray, name: str, place: int) -> dict[str, float]:
+    """Relative errors and how many times are within the intervals, percent; median of estimate over time."""
+    times = np.array([getattr(each, name) for each in rows.timings])[chosen]
+    middle, least, most = rows.estimates[chosen, place].T
+    percent = 100 * np.abs(middle / times - 1)
+    return {
+        "programs": len(times),
+        "median_error": round(float(np.median(percent)), 1),
+        "p90_error": round(float(np.quantile(percent, 0.9)), 1),
+        "coverage": round(100 * float(((least <= times) & (times <= most)).mean()), 1),
+        "median_ratio": round(float(np.median(middle / times)), 2),
+    }  # fmt: skip
