@@ -124,7 +124,7 @@ def test_sources_that_cannot_be_read_are_named_by_file_and_line(tmp_path: Path) 
     assert list(source) == []
     message = next(each for each in source.skipped if "model.py" in each)
     assert "line " in message and "torch.compile is not a function that may be called" in message
-    with pytest.raises(ValueError, match="model.py, line .*torch.compile is not a function"):
+    with pytest.raises(ValueError, match=r"model\.py, line .*torch.compile is not a function"):
         list(FxGraphs(source.path))
 
 
@@ -132,7 +132,7 @@ def test_a_shape_that_contradicts_is_named_by_file_and_line(tmp_path: Path) -> N
     made = timm_made.write(tmp_path / "data")
     for path in made.rglob("weight_meta.py"):
         path.write_text(path.read_text().replace("[16, 3, 3, 3]", "[16, 5, 3, 3]"))
-    with pytest.raises(ValueError, match="model.py, line "):
+    with pytest.raises(ValueError, match=r"model\.py, line "):
         list(FxGraphs(str(made)))
 
 
