@@ -17,9 +17,10 @@ from conftest import FIXTURES
 from gst.cli import main
 from gst.cost.step_time.estimate import estimate
 from gst.cost.step_time.kernels import CLASSES, COLUMNS
-from gst.cost.step_time.xla import read_xla
+from gst.cost.step_time.xla import read_xla, xla_program
 from gst.data.hlo.counts import counts_of
 from gst.data.hlo.modules import read_module
+from gst.data.hlo.text import parse_module
 
 XLA = FIXTURES / "xla"
 COUNTS = json.loads((XLA / "counts.json").read_text())
@@ -202,6 +203,23 @@ def test_a_bad_file_is_one_line(text: str, tmp_path: Path, capsys: pytest.Captur
     assert main(["estimate", str(path), "--on", "h100"]) == 2
     said = capsys.readouterr().err
     assert BAD[text] in said and said.count("\n") == 1
+
+
+def test_a_convolution_of_nothing_and_a_loop_without_a_root_are_refused(tmp_path: Path) -> None:
+    text = """HloModule m
+
+ENTRY e {
+  i = f32[2,9,9,17] parameter(0)
+  k = f32[0,3,3,17] parameter(1)
+  ROOT c = f32[2,9,9,0] convolution(i, k), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f
+}
+"""
+    with pytest.raises(ValueError, match="'c' is a convolution of an array without elements"):
+        read_xla(saved(tmp_path / "nothing.hlo", text))
+    module = parse_module(SMALL)
+    module.computations[1].root_id = 99
+    with pytest.raises(ValueError, match="'condition' lacks its root"):
+        xla_program(module)
 
 
 def test_options_that_xla_programs_do_not_take(capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,8 +214,8 @@ class _Walk:
     def value(self, shape: Any, is_parameter: bool, like: Value | None = None) -> Value:
         self.count += 1
         sizes = tuple(shape.dimensions)
-        if math.prod(sizes) > MOST_ELEMENTS:
-            raise ValueError(f"an array of {list(sizes[:6])} has more than {MOST_ELEMENTS} elements")
+        if any(size < 0 for size in sizes) or math.prod(sizes) > MOST_ELEMENTS:
+            raise ValueError(f"an array of {list(sizes[:6])}; want sizes from 0, and at most {MOST_ELEMENTS} elements")
         dtype, storage = DTYPES.get(shape.element_type, torch.uint8), self.count if like is None else like.storage
         return Value(self.count, storage, sizes, _strides(sizes), dtype, is_parameter)
 
@@ -353,11 +353,15 @@ def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _root(computation: Any) -> Any:
-    return next(each for each in computation.instructions if each.id == computation.root_id)
+    for each in computation.instructions:
+        if each.id == computation.root_id:
+            return each
+    raise ValueError(f"computation {computation.name[:40]!r} lacks its root; the file is damaged")
 
 
 def _trips(each: Any, called: Sequence[Any]) -> int | None:
-    """Trip count of a loop: what the compiler noted, else the constant that its condition compares a counter with."""
+    """Trip count of a loop: what the compiler noted, else the constant that its condition compares a counter with,
+    which is taken to count from 0 by 1 as that of `jax.lax.scan` and `fori_loop(0, n)` does."""
     if noted := TRIPS.search(each.backend_config):
         return int(noted[1])
     condition = next((one for one in called if _root(one).shape.element_type == ELEMENT_TYPES["pred"]), None)

@@ -161,6 +161,8 @@ def _convolution(each: Any, reads: tuple[Value, ...], writes: tuple[Value, ...])
             raise ValueError(f"instruction {each.name[:40]!r} labels {len(places)} dimensions of {list(value.shape)}")
     shapes = [[value.shape[place] for place in places]
               for value, places in ((first, source), (second, kernel), (out, result))]  # fmt: skip
+    if not all(math.prod(shape) for shape in shapes):
+        raise ValueError(f"instruction {each.name[:40]!r} is a convolution of an array without elements")
     is_input_image = len(window) == 2 and first is reads[0] and first.dtype.is_floating_point
     images = None
     if is_input_image and shapes[0][1] <= 4:
