@@ -5,11 +5,12 @@ from __future__ import annotations
 from partitioners.balance import largest_part, num_parts_for, repair
 from partitioners.cache import partition_cached
 from partitioners.csr import Csr, symmetric_csr
-from partitioners.methods import METHODS, partition
+from partitioners.methods import METHODS, SEEDED, partition
 from partitioners.quality import Quality, quality
 
 __all__ = [
     "METHODS",
+    "SEEDED",
     "Csr",
     "Quality",
     "largest_part",

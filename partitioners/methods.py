@@ -99,6 +99,7 @@ METHODS: dict[str, Method] = {
     "contiguous": contiguous,
     "random": uniform,
 }
+SEEDED = ("auto", "metis", "random")  # methods whose parts depend on the seed
 
 
 def partition(
@@ -121,7 +122,7 @@ def partition(
         num_parts: 1..num_nodes; `num_parts_for` gives it from the most nodes a part may hold.
         method: a key of `METHODS`. "auto" tries the others and keeps the least cut, in up to twice the time of
             "metis"; "communities" cuts about as little as "metis" and is many times faster where hubs abound.
-        seed: at least 0; equal arguments give equal parts. "metis", "random" and "auto" depend on it.
+        seed: at least 0; equal arguments give equal parts. Those of `SEEDED` depend on it.
         tolerance: how much larger than the mean a part may be, as a share of it; at least 0.
         node_weights: at least 1 each; what parts hold is then weight instead of nodes. Where a node outweighs
             what the tolerance allows, `largest_part` says what is guaranteed instead.

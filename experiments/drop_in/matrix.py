@@ -29,6 +29,8 @@ from torch_geometric.data import Data, HeteroData
 
 import gst
 from gst.data.pyg import from_pyg, hetero_inputs
+from gst.devices import machine_record
+from gst.files.writing import atomic_write
 from gst.process.progress import Bars
 
 CHANNELS, FEATURES, EDGE_FEATURES, OPCODES = 8, 4, 3, 5
@@ -450,7 +452,10 @@ def main() -> None:
         failed = {column: outcome for column, outcome in outcomes.items() if outcome}
         print(f"{row}: {len(outcomes) - len(failed)} of {len(outcomes)}", *(f"\n  {c}: {o}" for c, o in failed.items()))
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        command = f"python -m experiments.drop_in.matrix --backend {arguments.backend}"
+        record = {"cells": results, "steps": STEPS, "machine": machine_record(), "command": command}
+        with atomic_write(arguments.json) as file:
+            file.write(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -150,16 +150,40 @@ def timm() -> str:
     return table(["left out", "", "median error, %", "90th percentile, %", "seeds"], rows)
 
 
-def neusight() -> str:
-    machines = result("neusight")["machines"]
+def neusight(part: str = "machines") -> str:
+    record = result("neusight")
+    machines = record[part]
     rows = [
-        [name, *(
+        [method, *(
             f"{row['mean']:.1f} ({row['interval'][0]:.1f} to {row['interval'][1]:.1f})"
-            for row in (each["rows"][name] for each in machines.values())
+            + "*" * (method.startswith("NeuSight (") and name in record["neusight_learnt"])
+            for name, row in ((name, each["rows"][method]) for name, each in machines.items())
         )]
-        for name in next(iter(machines.values()))["rows"]
+        for method in next(iter(machines.values()))["rows"]
     ]  # fmt: skip
     return table(["mean error, %", *(name.replace("_", " ") for name in machines)], rows)
+
+
+def neusight_intervals() -> str:
+    record = result("neusight")
+    rows = [
+        [name.replace("_", " "), {"machines": "inference", "training": "training"}[part], str(len(each["cases"])),
+         "{:+.0f} to {:+.0f}".format(*each["interval_percent"]), f"{each['in_interval']:.0f}"]
+        for part in ("machines", "training")
+        for name, each in record[part].items()
+    ]  # fmt: skip
+    return table(["", "", "cases", "90 % interval, %", "of the cases inside, %"], rows)
+
+
+def neusight_settings() -> str:
+    record = result("neusight")
+    names = [name.replace("_", " ") for name in next(iter(record["choice"].values()))]
+    rows = [
+        [setting, f"{sum(errors.values()) / len(errors):.1f}", *(f"{each:.1f}" for each in errors.values()),
+         f"{record['target_by_setting'][setting]:.1f}"]
+        for setting, errors in record["choice"].items()
+    ]  # fmt: skip
+    return table(["mean error, %", "mean of six", *names, record["target"].replace("_", " ")], rows)
 
 
 def kernelbench() -> str:
@@ -183,8 +207,10 @@ def kernelbench_times() -> str:
 
 
 TABLES = {
-    "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "neusight": neusight, "timm": timm, "kernelbench": kernelbench,
-    "kernelbench times": kernelbench_times,
+    "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "timm": timm,
+    "neusight": neusight, "neusight training": lambda: neusight("training"),
+    "neusight intervals": neusight_intervals, "neusight settings": neusight_settings,
+    "kernelbench": kernelbench, "kernelbench times": kernelbench_times,
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
     "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
     "circuits recipes": lambda: circuits("recipes"),

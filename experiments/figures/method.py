@@ -15,6 +15,13 @@ VARIANT_TASKS = {
     "alexnet": "AlexNet", "tile": "tiles", "hlsyn": "HLSyn", "circuits": "circuits", "elf-language": "binaries",
 }  # fmt: skip
 HISTORY_TASKS = {"circuits": "circuits"}
+MATRIX = {
+    "tasks": ("regression", "ranking", "classes", "binary", "several targets"),
+    "precisions": ("fp64", "bf16 autocast", "fp16 with scaler"),
+    "torch.compile": ("compile(encoder)", "compile(model)"),
+    "tables, estimates": ("no table", "table on disk", "regression estimate"),
+    "resumed": ("resumed",),
+}
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 PARTITIONERS = ("auto", "metis", "communities", "ldg", "fennel", "contiguous")
 STEPS = {
@@ -97,6 +104,18 @@ def estimates(name: str = "estimates") -> str:
     )  # fmt: skip
 
 
+def drop_in_matrix() -> str:
+    """For each encoder and group of settings how many run; below, why the others do not."""
+    cells = result("drop_in_matrix")["cells"]
+
+    def ran(outcomes: dict[str, str], settings: tuple[str, ...]) -> str:
+        return f"{sum(not outcomes[name] for name in settings)} of {len(settings)}"
+
+    rows = [[name, *(ran(each, settings) for settings in MATRIX.values())] for name, each in cells.items()]
+    why = [f"- {name}, {setting}: {reason}" for name, each in cells.items() for setting, reason in each.items() if reason]
+    return "\n".join([table(["encoder", *MATRIX], rows), *(["", *why] if why else [])])
+
+
 def partition() -> str:
     found = result("partition")
     each = {name: [found[kind]["methods"][name] for kind in GRAPH_KINDS] for name in PARTITIONERS}
@@ -170,7 +189,7 @@ def _rescore() -> list[float]:
 
 TABLES = {
     "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
-    "estimates": estimates,
+    "estimates": estimates, "drop_in matrix": drop_in_matrix,
     "estimates_draws": partial(estimates, "estimates_draws"),
     "histories": partial(variants, "histories", HISTORY_TASKS),
     "partition": partition, "distributed": distributed, "checkpoint": checkpoint, "scale": partial(scale, "scale"),

@@ -200,6 +200,19 @@ def variants(*results: Mapping[str, Any]) -> Figure:
     return _plain(figure)
 
 
+def hlsyn(found: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for tool, colour, shape in (("v18", BLUE, "o"), ("v20", ORANGE, "^")):
+        points = [point for name, each in found["points"].items() if name.startswith(tool) for point in each]
+        measured, predicted = zip(*points, strict=True)
+        axes.scatter(measured, predicted, s=10, color=colour, marker=shape, alpha=0.6, linewidths=0, label=tool)
+    axes.plot([3, 28], [3, 28], color=GREY, linewidth=1)
+    axes.set(xlabel="log2 of cycles that the tool reports", ylabel="log2 of cycles by the analytical estimate")
+    axes.legend(frameon=False, title="version of the tool")
+    return _plain(figure)
+
+
 def _bars(axes: Axes, values: Sequence[float], title: str) -> None:
     bars = axes.barh(range(len(values)), values, color=BLUE, height=0.6)
     axes.bar_label(bars, fmt="%.3g" if max(values) < 100 else "%.0f", padding=3, fontsize=8)
@@ -222,6 +235,7 @@ PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "experiments/bench/placement.png": (placement, ("placement",)),
     "experiments/bench/simulator.png": (simulator, ("simulator",)),
     f"{FOLDER}/gst/against_full.png": (against_full, ("against_full",)),
+    f"{FOLDER}/hlsyn/hlsyn.png": (hlsyn, ("hlsyn",)),
     f"{FOLDER}/tpugraphs/alexnet.png": (alexnet, ("tpugraphs_alexnet",)),
     **{f"{FOLDER}/{name}/{name}.png": (partial(system, name), (name,)) for name in COLUMNS},
 }

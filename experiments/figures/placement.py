@@ -183,6 +183,24 @@ def public_problems() -> str:
     return summary(result("public_graphs_all")["rows"])
 
 
+def certificates() -> str:
+    """A line for each problem: bounds over the best plan, each by itself."""
+
+    def share(bound: float | None, best: float) -> str:
+        return "" if bound is None else f"{bound / best:.3f}"
+
+    lines = [
+        [name, f"{row['operations']}", f"{row['best']:.2f}", "yes" if row["optimal"] else "",
+         share(row["chains"], row["best"]), share(row["branches"], row["best"]), f"{row['branches_s']:.2f}",
+         share(row["cp_sat"], row["best"]), "" if row["cp_sat"] is None else f"{row['cp_sat_s']:.2f}"]
+        for name, row in result("certificates")["rows"].items()
+    ]  # fmt: skip
+    return table(
+        ["us, ms", "operations", "best plan", "proved", "chains and work / best", "branch and bound / best", "its s",
+         "CP-SAT / best", "its s"], lines,
+    )  # fmt: skip
+
+
 def public_policy(name: str) -> str:
     from experiments.reproductions.public_policy import controls, summary
 
@@ -193,7 +211,8 @@ def public_policy(name: str) -> str:
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
     "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "public graphs": public_graphs,
-    "public problems": public_problems, "public policy": lambda: public_policy("public_policy"),
+    "public problems": public_problems, "certificates": certificates,
+    "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
     "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip

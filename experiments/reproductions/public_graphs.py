@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproductions.exact import published_optimum
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.devices import Plan, machine_record
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.exact.published import published_optimum
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted
 from gst.placement.published import PublishedObjective, published_bound, search_published

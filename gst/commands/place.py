@@ -65,8 +65,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         type=float,
         default=10.0,
         metavar="S",
-        help="of search, for --graph with --machine; small problems have as long again for a proof by CP-SAT, if "
-        "ortools is installed (default: %(default)g)",
+        help="of search, for --graph with --machine (default: %(default)g)",
     )
     place.add_argument(
         "--out",
@@ -138,6 +137,21 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
         metavar="N",
         help="simulated plans that each method may ask about (default: %(default)s)",
     )
+    command.add_argument(
+        "--proof",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds, once the plan is written, for a lower bound with transfers and memory limits: by branch and "
+        "bound, and up to 200 operations by CP-SAT, if ortools is installed; 0 = by chains and work alone "
+        "(default: %(default)g)",
+    )
+    command.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the plan's simulated timeline, with every value under way, as a Chrome trace for ui.perfetto.dev",
+    )
     command.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
     command.add_argument(
         "--patience",
@@ -188,6 +202,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("give --out DIR, the directory of results")
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     wait_briefly()
+    from gst.placement.certificate import words
     from gst.placement.command import place_by_options
     from gst.placement.planning import RENAMED, Settings
     from gst.reporting.headline import headline
@@ -211,11 +226,13 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.verify:
         print(f"{result['streams']['hostile_runs']} hostile runs of the plan gave the outputs of the program")
     print(headline(result))
+    print(words(result["certificate"]))
     print(f"Look at {options.out / 'report.html'}")
     return result
 
 
 def _place_public(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.placement.certificate import words
     from gst.placement.public.placing import place_by_options, table
 
     proposer = None
@@ -227,6 +244,7 @@ def _place_public(options: argparse.Namespace) -> dict[str, Any]:
     with Bars() as bars:
         result = place_by_options(options, bars.show, proposer)
     print(table(result))
+    print(words(result["certificate"]))
     print(f"The plan is in {result['plan_file']}")
     return result
 

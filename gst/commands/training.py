@@ -36,6 +36,9 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         metavar="PACKAGE",
         help="a package of yours that the checkpoint names an encoder of, which is imported (may be repeated)",
     )
+    rank.add_argument(
+        "--cuts", type=int, default=1, help="scores are means over so many cuts of the graph (default: %(default)s)"
+    )
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
 
@@ -45,7 +48,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
 
     for expected in AS_IT_SHOULD_BE:
         warnings.filterwarnings("ignore", expected, module=r"lightning\.pytorch")
-    scores = rank(options.checkpoint, options.file, trusted=options.trust)
+    scores = rank(options.checkpoint, options.file, trusted=options.trust, cuts=options.cuts)
     order = scores.argsort(kind="stable")
     print(f"{'config':>8}  score (lower = faster)")
     for config in order[: options.top]:

@@ -188,8 +188,8 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Refresh = Literal["uniform", "size", "order", "drift", "age", "gradient"]
-REFRESH_BY_ROWS = ("drift", "age", "gradient")  # draws that depend on rows of the table
+Refresh = Literal["uniform", "size", "order", "age", "drift", "gradient"]
+REFRESH_BY_ROWS = ("drift", "gradient")  # draws that depend on rows of the table
 
 Estimate = Literal["auto", "dropout", "fixed_dropout", "difference", "regression", "composite"]
 
@@ -260,6 +260,7 @@ class Draw:
         number: of the step; with the seed it decides all draws of the step.
         peers: the processes that share the step, if there are any.
         whole: what is drawn for all of them.
+        keys: `table_keys`, where the draw went by ages and the step is of one process.
     """
 
     catalogue: Catalogue
@@ -270,6 +271,7 @@ class Draw:
     number: int
     peers: Peers | None = None
     whole: Draw | None = None
+    keys: Int64[Tensor, "segments configs"] | None = None
 
     def part_of(self, peers: Peers) -> Draw:
         """What this process does of it."""

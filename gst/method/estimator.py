@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.ages import DrawnAges
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import (
     REFRESH_BY_ROWS,
@@ -93,13 +94,14 @@ class GraphSegmentTraining(nn.Module):
         table: where embeddings of segments are kept between steps; a `ShardedTable` where several processes train.
         refresh: which segments are fresh. `uniform` draws them all alike (the paper). `size` and `order` are
             stratified: segments sorted by the nodes they own, or by the smallest node id among them, are cut into S
-            strata of equally many, and one of each is drawn (`choose_by_strata`). `drift`, `age` and `gradient` draw
-            S segments with probabilities in proportion to a score: how far their rows are expected to have moved
-            (`embedding_cache.refresh`; a table with `track_drift`); their nodes times 1 + steps since their rows were
-            written; or the norm of their gradient (`_gradient_norms`). Whatever the draw, values are weighed by its
-            exact probabilities (Horvitz and Thompson 1952), and gradients such that they are on average those of
-            `uniform`. The last three look at rows that the previous step wrote, so the segments of a step cannot be
-            loaded in advance; they need an `EmbeddingTable`.
+            strata of equally many, and one of each is drawn (`choose_by_strata`). The others draw S segments with
+            probabilities in proportion to a score: `age`, the nodes of a segment times the steps since its rows were
+            written (`gst.method.ages`; a table); `drift`, how far its rows are expected to have moved
+            (`embedding_cache.refresh`; a table with `track_drift`); `gradient`, the norm of its gradient
+            (`_gradient_norms`). Whatever the draw, values are weighed by its exact probabilities (Horvitz and Thompson
+            1952), and gradients such that they are on average those of `uniform`. `drift` and `gradient` look at rows
+            that the previous step wrote, so the segments of a step cannot be loaded in advance; they need an
+            `EmbeddingTable`.
         omit_rest: leave the other segments out.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed; it bounds the
             memory of `exact`, a single segment under a single configuration being the least.
@@ -155,6 +157,8 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError("refresh='drift' needs table=EmbeddingTable(..., track_drift=True), which learns it")
         if refresh not in get_args(Refresh):
             raise ValueError(f"refresh is {refresh!r}; use one of {', '.join(get_args(Refresh))}")
+        if refresh == "age" and table is None:
+            raise ValueError("refresh='age' goes by the ages of rows of a table; add table=EmbeddingTable(...)")
         if refresh in REFRESH_BY_ROWS and not isinstance(table, EmbeddingTable):
             raise ValueError(f"refresh={refresh!r} looks at rows of a table; add table=EmbeddingTable(...)")
         if not 0.0 <= push_momentum < 1.0:
@@ -175,6 +179,7 @@ class GraphSegmentTraining(nn.Module):
             raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
         self.encoder, self.head, self.table, self.refresh = encoder, head, table, refresh
         self.estimate, self.push_momentum = estimate, push_momentum
+        self._ages = DrawnAges()
         self._regression = RowRegression() if estimate in ("regression", "composite") else None
         self.pooling, self.num_fresh, self.keep_probability = pooling, num_fresh, keep_probability
         self.omit_rest, self.max_rows = omit_rest, max_rows
@@ -259,13 +264,18 @@ class GraphSegmentTraining(nn.Module):
         if peers is not None:
             graphs, configs = peers.graphs, peers.configs
         catalogue, configs = self._catalogue(graphs), self._with_references(graphs, configs)
+        number, keys = self.step + 1 + ahead, None
         scores = self._scores(catalogue, configs) if by_rows else None
-        number = self.step + 1 + ahead
+        if self.refresh == "age" and not self.encoder_frozen:
+            keys = self._table_keys(catalogue, configs)
+            scores = self._ages.at(keys, number).double().mean(1) * catalogue.node_counts
         draw = draw_segments(
             catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, scores, self.estimate,
             rank=rank() if peers is None else 0, strata_by=self._strata_by(catalogue),
         )  # fmt: skip
-        return draw if peers is None else draw.part_of(peers)
+        if keys is not None:
+            self._ages.record(keys[draw.fresh], number)
+        return replace(draw, keys=keys) if peers is None else draw.part_of(peers)
 
     def load(self, draw: Draw) -> PrefetchedStep:
         """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on
@@ -383,7 +393,7 @@ class GraphSegmentTraining(nn.Module):
     def _estimate(self, draw: Draw, embedded: Tensor, pending: PendingRows | None) -> Tensor:
         """The pooled embeddings of the graphs, of which `embedded` are the fresh segments."""
         catalogue, fresh = draw.catalogue, draw.fresh
-        keys = self._table_keys(catalogue, draw.configs)
+        keys = self._table_keys(catalogue, draw.configs) if draw.keys is None else draw.keys
         is_known = self._known(keys) if pending is None else pending.is_known()
         chosen = fresh.nonzero().squeeze(1)
         if self._uses_all_rows:
@@ -469,18 +479,14 @@ class GraphSegmentTraining(nn.Module):
 
     def _scores(self, catalogue: Catalogue, configs: Tensor) -> Float[Tensor, " segments"]:
         """What segments are drawn in proportion to: how far their rows are expected to be from the truth as the readout
-        weighs them, by expected drift or by age and nodes; or their `_gradient_norms`."""
+        weighs them, or their `_gradient_norms`."""
         assert isinstance(self.table, EmbeddingTable)
         keys = self._table_keys(catalogue, configs)
         if self.refresh == "gradient":
             return self._gradient_norms(catalogue, keys)
-        if self.refresh == "age":
-            ages = self._over_chunks(keys, lambda table, chunk: table.pull(chunk)[1])
-            scores = (1 + torch.where(ages < 0, self.table.step, ages)).double()
-        else:
-            scores = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
+        scores = self.table.expected_drift(keys.clamp(min=0).flatten()).view_as(keys)
         scores = (scores * (keys >= 0)).mean(1)
-        return scores * catalogue.node_counts if self.pooling == "mean" or self.refresh == "age" else scores
+        return scores * catalogue.node_counts if self.pooling == "mean" else scores
 
     def _gradient_norms(self, catalogue: Catalogue, keys: Tensor) -> Float[Tensor, " segments"]:
         """Norm of the gradient that each segment gives to a last linear layer of the encoder, up to a factor common to
@@ -488,7 +494,9 @@ class GraphSegmentTraining(nn.Module):
         segments of a sum (times their nodes, of a mean). It bounds the gradient of the layers before (Katharopoulos and
         Fleuret, Not all samples are created equal, ICML 2018, section 3.2). The row of the table stands for a_j; a
         segment without a row has the mean norm of its graph, or 1 if its graph has none."""
-        norms = self._over_chunks(keys, lambda table, chunk: table.pull(chunk)[0].double().norm(dim=1))
+        assert isinstance(self.table, EmbeddingTable)
+        chunks = keys.clamp(min=0).flatten().split(PULL_ROWS)
+        norms = torch.cat([self.table.pull(chunk)[0].double().norm(dim=1).cpu() for chunk in chunks]).view_as(keys)
         is_known = self._known(keys)
         number = is_known.sum(1)
         score = (norms * is_known).sum(1) / number.clamp(min=1)
@@ -499,14 +507,6 @@ class GraphSegmentTraining(nn.Module):
         sums.index_add_(0, graph, torch.stack([score * has_row, has_row.double()], 1))
         mean = torch.where(sums[:, 1] > 0, sums[:, 0] / sums[:, 1].clamp(min=1), 1.0)
         return torch.where(has_row, score, mean[graph])
-
-    def _over_chunks(
-        self, keys: Int64[Tensor, "segments configs"], read: Callable[[EmbeddingTable, Tensor], Tensor]
-    ) -> Shaped[Tensor, "segments configs"]:
-        """A number of each row of the table, on the host, a bounded number of rows at a time."""
-        assert isinstance(self.table, EmbeddingTable)
-        chunks = keys.clamp(min=0).flatten().split(PULL_ROWS)
-        return torch.cat([read(self.table, chunk).cpu() for chunk in chunks]).view_as(keys)
 
     def _gradient_weights(self, draw: Draw, is_known: Known) -> Float[Tensor, "segments configs"]:
         """What makes the expected gradient that of uniform draws: (p S / J + 1 - p) / q over p + (1 - p) / q for known
@@ -727,6 +727,7 @@ class GraphSegmentTraining(nn.Module):
         return {
             "version": STATE_VERSION, "step": self.step, "seed": self.seed, "encoder_frozen": self.encoder_frozen,
             "slot": self._slot, "regression": None if self._regression is None else self._regression.state_dict(),
+            "ages": self._ages.state_dict(),
         }  # fmt: skip
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -736,6 +737,8 @@ class GraphSegmentTraining(nn.Module):
                 f"version {STATE_VERSION}: train again, or load it into a model without a table"
             )
         self.step, self.seed, self._slot = state["step"], state["seed"], state.get("slot")
+        if "ages" in state:
+            self._ages.load_state_dict(state["ages"])
         if self._regression is not None and state.get("regression") is not None:
             self._regression.load_state_dict(state["regression"])
         if state["encoder_frozen"]:

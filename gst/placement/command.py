@@ -13,13 +13,16 @@ from gst.data.cost_graphs import CostGraph, read_cost_graph
 from gst.data.public_graphs import read_public_graph
 from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
+from gst.devices.execute.trace import save_trace
 from gst.files.writing import atomic_write
+from gst.placement.certificate import Certificate, certify, certify_published
 from gst.placement.drawing import plan_drawing
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
+from gst.placement.plan_trace import trace_of_task
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
 from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
@@ -54,14 +57,36 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
             names = [operation.name for operation in placement.task.program.operations]
             with atomic_write(options.out / "program.txt") as file:
                 file.write(streams.text(names.__getitem__) + "\n")
-    save_plan(placement.plan, placement.task, options.out / "plan.json", streams)
+    save_plan(placement.plan, placement.task, options.out / "plan.json", streams)  # can be used before it is certified
+    if options.trace is not None:
+        save_trace(trace_of_task(placement.task, placement.plan), options.trace)
+    certificate = _certificate(options, placement, result, progress)
+    result["certificate"] = certificate.to_dict()
+    if placement.plan.fusion is None:
+        result["lower_bound"] = max(result["lower_bound"], certificate.bound)
+    save_plan(placement.plan, placement.task, options.out / "plan.json", streams, result["certificate"])
     drawing = plan_drawing(placement.task, placement.plan) | placement.drawing
     with atomic_write(options.out / "report.html") as file:
         file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))
     return result
 
 
+def _certificate(
+    options: Namespace, placement: PlacementResult, result: dict[str, Any], progress: Progress
+) -> Certificate:
+    progress("proving a lower bound", 0, 1)
+    if result["runtime"] == "published":
+        return certify_published(_cost_graph(options.graph), placement.plan, options.proof, options.seed)
+    peak = None
+    if "streams" in result:
+        checked = result["streams"]
+        peak = {name: size + checked["resident_bytes"][name] for name, size in checked["peak_bytes"].items()}
+    return certify(placement.task, placement.plan, options.proof, peak, options.seed, 1e3 * result["lower_bound"])
+
+
 def _check(options: Namespace, settings: Settings) -> None:
+    if not 0 <= options.proof < float("inf"):
+        raise ValueError(f"--proof is {options.proof}, want 0 or more seconds")
     if (options.program is None) == (options.graph is None):
         raise ValueError("give a program, or a cost graph by --graph FILE (gst place --help)")
     if options.graph is not None and (options.devices or options.memory_limit):

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from gst.devices import Device, Plan
@@ -24,6 +23,7 @@ from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule, as_written, guard_of
 from gst.placement.planning import Settings
 from gst.placement.room import SHARE, no_room, within
+from gst.placement.stages import Stages, device_map, stages
 from gst.placement.task import Task
 from gst.placement.whole import repeats
 from gst.process.progress import Bars, Progress, notice
@@ -104,30 +104,24 @@ class Placed:
         save_placed(self, path)
 
     def device_map(self) -> dict[str, str]:
-        """Device of each module that holds parameters, as Accelerate's `dispatch_model` takes it.
+        """Device of each module that holds parameters, where what reads them runs, as Accelerate's `dispatch_model`
+        takes it.
 
         Raises:
             ValueError: it is no model with parameters, or parameters of one module are on several devices, so that a
                 map of modules is not enough.
         """
-        homes: dict[str, set[str]] = {}
-        by_name = {device.name: device for device in self.devices}
-        for number, (name, value) in enumerate(self.parameters.items()):
-            if self.plan is None or self.program is None:
-                places = {str(value.device)}
-            else:
-                users = np.flatnonzero(self.program.parameter_home == number)
-                names = {self.plan.devices[place] for place in self.plan.placement[users].tolist()}
-                places = {str(by_name[each].torch_device) for each in names}
-            homes.setdefault(name.rpartition(".")[0], set()).update(places)
-        if not homes:
-            raise ValueError("a device map is of modules; this plan is of a step, or the model has no parameters")
-        for module, found in homes.items():
-            if len(found) > 1:
-                raise ValueError(
-                    f"parameters of {module or 'the model'} are on {', '.join(sorted(found))}; run the plan by module()"
-                )
-        return {module: found.pop() for module, found in homes.items()}
+        return device_map(self)
+
+    def stages(self) -> Stages:
+        """The plan as stages of a pipeline: `stages().split_spec` is what `torch.distributed.pipelining.pipeline`
+        takes, and `stages().devices` the device of each stage, which runs the modules from its split to the next one.
+
+        Raises:
+            ValueError: no plan was made, it has no `device_map`, or it comes back to a device, so that it is no
+                pipeline.
+        """
+        return stages(self)
 
 
 def place(

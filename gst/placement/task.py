@@ -164,7 +164,10 @@ class Task:
 MOST_STEPS = 20_000  # of a stream program that a file of a plan holds: about a megabyte
 
 
-def save_plan(plan: Plan, program: Program | Task, path: Path, streams: StreamProgram | None = None) -> None:
+def save_plan(
+    plan: Plan, program: Program | Task, path: Path, streams: StreamProgram | None = None,
+    certificate: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write `path` at once or not at all; `Plan.load` reads it too.
 
     Args:
@@ -172,6 +175,7 @@ def save_plan(plan: Plan, program: Program | Task, path: Path, streams: StreamPr
         program: what it is for.
         path: of the file.
         streams: the plan lowered; written with it (`StreamProgram.from_dict` reads it) up to `MOST_STEPS` steps.
+        certificate: written with it, see `gst.placement.certificate.Certificate.to_dict`.
 
     Examples:
         >>> import torch
@@ -185,7 +189,8 @@ def save_plan(plan: Plan, program: Program | Task, path: Path, streams: StreamPr
     """
     with atomic_write(path) as file:
         lowered = {} if streams is None or streams.num_steps > MOST_STEPS else {"streams": streams.to_dict()}
-        file.write(json.dumps({"program": program.key, **plan.to_dict(), **lowered}))
+        certified = {} if certificate is None else {"certificate": certificate}
+        file.write(json.dumps({"program": program.key, **plan.to_dict(), **certified, **lowered}))
 
 
 def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:

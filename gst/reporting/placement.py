@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gst.reporting import charts
+from gst.reporting.certificate import certificate
 from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
 from gst.reporting.graph import graph
 from gst.reporting.headline import (
@@ -113,7 +114,7 @@ def render(record: Record) -> str:
     eyebrow = f"{command} · <strong>{escape(program)}</strong> · {what}, {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = pair(predictions(record), search(record)) if measured else ""
-    body = f"{plans(record)}{timeline(record)}{middle}{graph(record)}{setting(record)}"
+    body = f"{plans(record)}{certificate(record)}{timeline(record)}{middle}{graph(record)}{setting(record)}"
     return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
 
 

@@ -25,6 +25,7 @@ from gst.method.histories import LayerHistories
 from gst.training.datamodule import SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
+BY_TABLE = ("age", *REFRESH_BY_ROWS)  # draws that need a table
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
 
@@ -72,11 +73,11 @@ class SegmentTrainingModule(L.LightningModule):
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
+        estimate = resolved(estimate, table, keep_probability, pooling)
         self.estimator = GraphSegmentTraining(
             encoder, head, pooling, num_fresh, keep_probability,
-            omit_rest=omit_rest, max_rows=max_rows, seed=seed,
-            refresh="uniform" if refresh in REFRESH_BY_ROWS else refresh,  # until there is a table
-            estimate=resolved(estimate, table, keep_probability, pooling),
+            omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,
+            refresh="uniform" if refresh in BY_TABLE else refresh,  # until there is a table
             histories=LayerHistories(histories) if histories else None,
         )  # fmt: skip
         self.loss = loss
@@ -85,7 +86,7 @@ class SegmentTrainingModule(L.LightningModule):
             "track_drift": refresh == "drift",
         }  # fmt: skip
         self.wants_table, self.refresh, self.push_momentum = table, refresh, push_momentum
-        if refresh in REFRESH_BY_ROWS and not table:
+        if refresh in BY_TABLE and not table:
             raise ValueError(f"refresh={refresh!r} refreshes rows of the table; add --model.table true")
         if push_momentum and not table:
             raise ValueError(f"push_momentum is {push_momentum}, of rows of the table; add --model.table true")
@@ -196,7 +197,7 @@ class SegmentTrainingModule(L.LightningModule):
     def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float]]:
         if step.peers is not None and step.peers.idle:
             return []
-        scores = self(step).cpu()
+        scores = self._over_cuts(step).cpu()
         if self.loss == "cross_entropy":
             scores = scores.argmax(-1)
         return [
@@ -212,11 +213,15 @@ class SegmentTrainingModule(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_metrics("test")
 
+    def _over_cuts(self, step: Step) -> Tensor:
+        """Scores of an evaluation step: their mean over the cuts of its graphs."""
+        return torch.stack([self(each) for each in self._data.over_cuts(step)]).mean(0)
+
     def _evaluate(self, step: Step, index: int) -> None:
         """Append the scores of a step; `_log_metrics` gathers those of all processes."""
         if step.peers is not None and step.peers.idle:
             return
-        scores = self(step).float().cpu()
+        scores = self._over_cuts(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
             real = ~targets.isnan()
             self._evaluated.append((index, graph.name, row[real], targets[real]))

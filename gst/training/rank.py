@@ -15,7 +15,7 @@ from gst.files.untrusted import DAMAGE, check_classes, plain, read_tensors
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.process.progress import bar
-from gst.training.datamodule import SegmentDataModule
+from gst.training.datamodule import SegmentDataModule, check_cuts
 from gst.training.module import SegmentTrainingModule
 
 UNCHANGED = {"features": (), "reduction": "none"}
@@ -23,8 +23,9 @@ UNCHANGED = {"features": (), "reduction": "none"}
 
 def load(
     checkpoint: Path, trusted: Sequence[str] = ()
-) -> tuple[SegmentTrainingModule, Callable[[Graph], SegmentedGraph]]:
-    """The model of a checkpoint in evaluation mode, and the function that segments a graph as its training did.
+) -> tuple[SegmentTrainingModule, Callable[[Graph, int], list[SegmentedGraph]]]:
+    """The model of a checkpoint in evaluation mode, and the function that cuts a graph as its training did, and so many
+    times with other seeds (`check_cuts`).
 
     Args:
         trusted: packages beside this one, torch and torch_geometric whose networks the checkpoint may name: they are
@@ -44,19 +45,26 @@ def load(
         )
     except (*DAMAGE, ArgumentError) as error:
         raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error)})") from error
-    return model.eval(), lambda graph: segment(derived(graph, **derivation), **segmentation)
+
+    def cut(graph: Graph, cuts: int) -> list[SegmentedGraph]:
+        check_cuts(cuts, segmentation["method"])
+        whole, first = derived(graph, **derivation), segmentation["seed"]
+        return [segment(whole, **segmentation | {"seed": first + number}) for number in range(cuts)]
+
+    return model.eval(), cut
 
 
 def rank(
-    checkpoint: Path, file: Path, configs_at_once: int = 256, trusted: Sequence[str] = ()
+    checkpoint: Path, file: Path, configs_at_once: int = 256, trusted: Sequence[str] = (), cuts: int = 1
 ) -> Float[np.ndarray, " configs"]:
-    """Scores of all configurations of `file`, in its order; the lower, the faster. Memory does not grow with them."""
+    """Scores of all configurations of `file`, in its order, means over so many cuts of its graph; the lower, the
+    faster. Memory does not grow with them."""
     model, cut = load(checkpoint, trusted)
     if model.loss == "cross_entropy":
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
-    graph = cut(read(file, merge=False))
+    graphs = cut(read(file, merge=False), cuts)
     try:
-        return score(model, graph, configs_at_once)
+        return np.mean([score(model, graph, configs_at_once) for graph in graphs], axis=0)
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers
         first_line = str(error).splitlines()[0]
         raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({first_line})") from error

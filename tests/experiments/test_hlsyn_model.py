@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.reproductions.hlsyn import relatives
 from experiments.reproductions.hlsyn.__main__ import CHECKPOINT, main
-from experiments.reproductions.hlsyn.designs import designs_of
+from experiments.reproductions.hlsyn.designs import Designs, designs_of
 from experiments.reproductions.hlsyn.model import Settings, load, save, scores, train
+from experiments.reproductions.hlsyn.relatives import adapt, relatives_of
 from experiments.reproductions.hlsyn.splits import by_group, few_labels
 from experiments.reproductions.trees import train_trees
-from gst.cost.hlsyn.cycles import estimate
-from gst.data.hlsyn import parse_kernel, read_kernels
+from gst.cost.hlsyn.cycles import estimate, facts
+from gst.data.hlsyn import canonical, parse_kernel, read_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import hlsyn_made
@@ -63,6 +65,54 @@ def test_loops_around_multiply() -> None:
 def test_a_sum_waits_for_the_addition_before() -> None:
     slow, fast = loop_cycles(SUM, "v18"), loop_cycles(SUM, "v20")
     assert 63 * 14 <= slow <= 64 * 16 + 40 and 63 * 7 <= fast <= 64 * 9 + 40
+
+
+MATRIX = """
+void f(double a[16][16], double b[16][16], double c[16][16]) {
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L0}
+  for (int i = 0; i < 16; i++) {
+#pragma ACCEL TILE FACTOR=auto{__TILE__L1}
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L1}
+    for (int j = 0; j < 16; j++) {
+      double sum = 0.0;
+#pragma ACCEL PARALLEL reduction=sum FACTOR=auto{__PARA__L2}
+      for (int k = 0; k < 16; k++) { sum += a[i][k] * b[k][j]; }
+      c[i][j] = sum;
+    }
+  }
+}"""
+SERIAL = """
+void f(double a[16][16]) {
+#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L0}
+  for (int i = 1; i < 16; i++) {
+    for (int j = 0; j < 16; j++) { a[i][j] = a[i - 1][j]; }
+  }
+}"""
+
+
+def test_copies_of_a_loop_whose_iterations_wait_for_each_other_do_not_help() -> None:
+    assert loop_cycles(SERIAL, L0=5) == loop_cycles(SERIAL)
+    assert loop_cycles(SERIAL.replace("a[i - 1][j]", "0.0"), L0=5) < loop_cycles(SERIAL) / 4
+
+
+def test_inner_copies_bring_what_they_touch_each_time() -> None:
+    alone, copied = loop_cycles(MATRIX), loop_cycles(MATRIX, L1=2)
+    box = 15 * 16 + 2  # of b for two columns; a row of a; c is written, so twice
+    assert copied == pytest.approx(alone + 16 * 8 * (box + 16 + 2 * 2), rel=1e-6)
+
+
+def test_a_sum_that_every_iteration_begins_anew_binds_only_the_inner_loop() -> None:
+    kernel = parse_kernel(MATRIX)
+    outer, middle, inner = facts(kernel).values()
+    assert [each.is_scalar for each in inner.recurrences] == [True] and not middle.recurrences + outer.recurrences
+    bare = parse_kernel(MATRIX.replace("reduction=sum", "reduction"))
+    assert not list(facts(bare).values())[2].recurrences[0].is_named
+
+
+def test_a_loop_of_unknown_length_is_not_flattened() -> None:
+    source = MATRIX.replace("k = 0; k < 16", "k = i; k < 16")
+    kernel = parse_kernel(source.replace("PARALLEL FACTOR=auto{__PARA__L0}", "PIPELINE auto{__PIPE__L0}"))
+    assert canonical(kernel, {"__PIPE__L0": "flatten"}) == canonical(kernel, {"__PIPE__L0": "off"})
 
 
 def test_groups_stay_together_and_few_labels_are_few() -> None:
@@ -123,6 +173,33 @@ def test_evaluate_scores_programs_with_the_shipped_weights(data: Path, tmp_path:
     }
     assert all(set(each) == {"rmse", "tau", "coverage"} for each in result["programs"].values())
     assert CHECKPOINT.stat().st_size < 1 << 20
+
+
+def test_a_kernel_that_cannot_be_read_leaves_the_others_their_scores(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = next(data.rglob("*_kernel.c"))
+    designs = next(data.rglob("designs/v18/*.json"))
+    (source.parent / "odd_kernel.c").write_text("void f(double a[8]) {")
+    (designs.parent / "odd.json").write_text(designs.read_text())
+    main(["evaluate", "--data", str(data), "--json", str(tmp_path / "scores.json")])
+    result = json.loads((tmp_path / "scores.json").read_text())
+    assert set(result["programs"]) == {"v18/rows", "v20/rows"} and "odd_kernel.c" in result["unread"]["v18/odd"]
+    assert "v18/odd is left out" in capsys.readouterr().err
+
+
+def test_labels_of_a_program_and_its_versions_correct_the_model(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relatives, "FEWEST", 5)
+    designs = designs_of(read_kernels(data))
+    base = designs.program[:, 0] + 2.0
+    given = few_labels(designs.group, designs.twins, 10, 0)
+    wrong, right = (scores(designs, each)["rmse"] for each in (base, adapt(designs, base, given)))
+    assert right < wrong / 2
+    old, new = (designs.where(designs.group == each) for each in (0, 1))
+    blended = relatives_of(old).blend(new, new.program[:, 0] + 2.0)
+    assert not np.allclose(blended, new.program[:, 0] + 2.0)
+    stranger = Designs(*new[:-1], ("other", "other"))
+    np.testing.assert_array_equal(relatives_of(old).blend(stranger, base[:36]), base[:36])
 
 
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -245,7 +245,7 @@ def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
     assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("refresh", ["uniform", "drift", "age"])
 def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
     graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
     steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
@@ -454,7 +454,7 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
     assert resumed.encoder_frozen == frozen
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("refresh", ["uniform", "drift", "age"])
 @pytest.mark.parametrize("done", [2, 5])
 def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh: str) -> None:
     """It stops when the next step would be drawn and read already."""

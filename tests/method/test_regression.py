@@ -205,8 +205,37 @@ def test_draws_by_age_and_gradient_leave_value_and_gradient_without_bias(
         torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("refresh", ["age", "gradient"])
-def test_segments_are_drawn_in_proportion_to_nodes_and_age_or_to_the_norm_of_their_gradient(refresh: str) -> None:
+def test_segments_are_drawn_in_proportion_to_their_nodes_and_the_ages_of_their_rows() -> None:
+    """Ages are those of the rows in the table, over configurations that come and go; a segment that no configuration
+    reaches has one row for all of them."""
+    graph = gst.segment(random_graph(0, 24, 40, 5, 3), parts=UNEQUAL)
+    encoder, _ = models("sage", random_graph(0, 24, 40, 5, 3))
+    table = EmbeddingTable(1, 6, torch.float64)
+    model = GraphSegmentTraining(encoder, torch.nn.Linear(6, 1, dtype=torch.float64), table=table, refresh="age")
+    for step in range(1, 12):
+        configs = torch.tensor([[step % 3, (step * step) % 3, -1]])
+        catalogue = Catalogue.of([graph])
+        keys = model._table_keys(catalogue, configs)
+        ages = table.pull(keys.clamp(min=0).flatten(), step)[1].view_as(keys)
+        by_hand = torch.where(ages < 0, step, ages) * (keys >= 0)
+        torch.testing.assert_close(model._ages.at(keys, step), by_hand)
+        scores = by_hand.double().mean(1) * torch.from_numpy(graph.owned_counts)
+        draw = model.draw([graph], configs)
+        assert draw is not None
+        torch.testing.assert_close(draw.inclusion, 0.1 / 5 + 0.9 * (scores / scores.sum()).clamp(max=1))
+        model(prefetched=model.load(draw))
+
+
+def test_a_step_is_drawn_alike_when_it_is_drawn_again() -> None:
+    """As after resuming from just before a step that had already been drawn, while the one before it was computed."""
+    model, graphs = stale_model("age", 2)
+    for ahead in (0, 1):
+        first, again = model.draw(graphs, ahead=ahead), model.draw(graphs, ahead=ahead)
+        assert first is not None and again is not None and float(first.inclusion.std()) > 0.01
+        assert again.fresh.equal(first.fresh) and again.inclusion.equal(first.inclusion)
+
+
+def test_segments_are_drawn_in_proportion_to_the_norm_of_their_gradient() -> None:
     """For an encoder h = a W with one layer the norm of dL/dW of each segment is what it is drawn in proportion to, up
     to a factor common to its graph, if rows are |a|: here W is orthogonal, and rows are of now."""
     graph = gst.segment(random_graph(0, 24, 40, 5, 3), parts=UNEQUAL)
@@ -217,18 +246,10 @@ def test_segments_are_drawn_in_proportion_to_nodes_and_age_or_to_the_norm_of_the
 
     head = torch.nn.Linear(3, 1, dtype=torch.float64)
     table = EmbeddingTable(1, 3, torch.float64)
-    model = GraphSegmentTraining(encoder, head, "sum", 5, table=table, refresh=refresh)  # type: ignore[arg-type]
+    model = GraphSegmentTraining(encoder, head, "sum", 5, table=table, refresh="gradient")
     configs = torch.zeros(1, 1, dtype=torch.long)
     model([graph], configs)
-    catalogue = Catalogue.of([graph])
-    keys = model._table_keys(catalogue, configs).flatten()
-    scores = model._scores(catalogue, configs)
-    if refresh == "age":
-        table.push(keys[1:2], torch.ones(1, 3).double(), step=8)
-        written = torch.tensor([1, 8, 1, 1, 1])
-        scores = model._scores(catalogue, configs)
-        assert scores.tolist() == [(9 - at) * size for at, size in zip(written, graph.owned_counts, strict=True)]
-        return
+    scores = model._scores(Catalogue.of([graph]), configs)
     norms = []
     for segment in range(5):
         rows = slice(graph.row_ptr[segment], graph.row_ptr[segment + 1])
@@ -403,8 +424,8 @@ def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) ->
         ({"estimate": "differences"}, "use one of auto, dropout, fixed_dropout, difference, regression, composite"),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
-        ({"refresh": "sizes"}, "use one of uniform, size, order, drift, age, gradient"),
-        ({"refresh": "age"}, "looks at rows of a table"),
+        ({"refresh": "sizes"}, "use one of uniform, size, order, age, drift, gradient"),
+        ({"refresh": "age"}, "goes by the ages of rows of a table"),
         ({"refresh": "gradient"}, "looks at rows of a table"),
         ({"debias": True}, "debias needs a table"),
         ({"debias": True, "table": EmbeddingTable(1, 2), "refresh": "age", "num_fresh": 2}, "debias needs a table"),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from placement_graphs import FIXTURE, cost_graph, made_task
 
-from experiments.reproductions.exact import optimum, published_optimum, replayed_us
 from gst.data.cost_graphs import CostGraph, read_cost_graph
+from gst.placement.exact.published import published_optimum
+from gst.placement.exact.tasks import optimum, replayed_us
 from gst.placement.published import PublishedObjective, published_bound, search_published
 from gst.placement.task import Task
 

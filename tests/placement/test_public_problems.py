@@ -16,9 +16,10 @@ from gst.data.public_graphs import PublicGraph, read_public_graph
 from gst.devices import Plan
 from gst.placement.public.annealing import anneal
 from gst.placement.public.baselines import baselines
-from gst.placement.public.bounds import lower_bound, proved_bound, relaxed_bound
+from gst.placement.public.bounds import lower_bound, relaxed_bound, searched_bound
 from gst.placement.public.placing import place_public
 from gst.placement.public.problem import Problem, public_problem
+from gst.placement.public.proofs import proved_bound
 from gst.placement.public.schedules import Schedule, moved, run_by_ready
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/public_graphs"
@@ -229,7 +230,9 @@ def test_no_plan_is_below_the_bounds(seed: int) -> None:
         memory_limit=3 if seed % 4 > 1 else None,
     )  # fmt: skip
     least = least_of_all(problem)
-    assert max(lower_bound(problem), relaxed_bound(problem, 20.0)) <= least + 1e-9
+    searched = [searched_bound(problem, 0.0, most, 20.0) for most in (np.inf, least * 1.5, least)]
+    assert max(lower_bound(problem), relaxed_bound(problem, 20.0), *(each.bound for each in searched)) <= least + 1e-9
+    assert searched[0].bound >= 0.7 * least and searched[0].complete
     plans = {name: plan for name, plan in baselines(problem).items() if not plan.reason}
     assert plans and min(plan.makespan for plan in plans.values()) >= least
     start = min(plans.values(), key=lambda plan: plan.makespan)

@@ -1,5 +1,5 @@
-"""Tables of HLSyn: models against their controls, on families never seen, on programs whose relatives are known, and on
-random designs."""
+"""Tables of HLSyn: models against their controls, on families never seen, on programs whose relatives are known, with a
+few labels of these, and on random designs."""
 
 from __future__ import annotations
 
@@ -13,65 +13,134 @@ import numpy as np
 from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, train
 from experiments.reproductions.hlsyn.network import predict, train_network
-from experiments.reproductions.hlsyn.splits import by_group
+from experiments.reproductions.hlsyn.relatives import adapt, columns_of, extra_trees
+from experiments.reproductions.hlsyn.splits import by_group, few_labels
 from experiments.reproductions.trees import train_trees
 from gst.cost.hlsyn.cycles import PROGRAM_FEATURES
 from gst.files.writing import write_json
 from gst.process.progress import bar
 
-Prediction = tuple[np.ndarray, np.ndarray | None]
 SUMS = [PROGRAM_FEATURES.index(name) for name in ("narrow_load", "loops", "operations", "is_new_tool", "log_parallel",
                                                   "log_flattened", "arrays", "most_elements")]  # fmt: skip
 COMMAND = "python -m experiments.reproductions.hlsyn compare"
 SPLITS = ("families", "programs", "random")
+LABELS = (20, 50)
+OURS = "ours"
+POINTS = 10  # designs of each program that the picture of the estimate shows
 
 
-def _mean_of_program(learned: Designs, rest: Designs, seed: int) -> Prediction:
-    """An oracle: the mean of the very program that is predicted."""
+class _Table:
+    """Predictions of one split and seed, gathered over folds."""
+
+    def __init__(self, designs: Designs) -> None:
+        self.designs = designs
+        self.rows: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
+
+    def add(
+        self, split: str, row: str, place: np.ndarray, mean: np.ndarray, width: np.ndarray | None = None
+    ) -> None:  # fmt: skip
+        """Predictions of the designs at `place`, and half widths of their intervals."""
+        empty = np.full(len(self.designs), np.nan)
+        means, widths = self.rows.setdefault((split, row), (empty, empty.copy()))
+        means[place] = mean
+        if width is not None:
+            widths[place] = width
+
+    def scores(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Split, row, and rmse, tau and coverage of the designs that have predictions."""
+        for (split, row), (mean, width) in self.rows.items():
+            judged = ~np.isnan(mean)
+            given = None if np.isnan(width[judged]).any() else width[judged]
+            score = scores(self.designs.where(judged), mean[judged], given)
+            yield split, row, {key: score[key] for key in ("rmse", "tau", "coverage")}
+
+
+def _sums(designs: Designs) -> np.ndarray:
+    return designs.program[:, SUMS]
+
+
+def _boosted(columns: Callable[[Designs], np.ndarray], learned: Designs, rest: Designs, corrects: bool) -> np.ndarray:
+    weight = 1 / np.sqrt(np.bincount(learned.group)[learned.group])
+    known = learned.program[:, 0] if corrects else 0.0
+    trees = train_trees(columns(learned), learned.log_cycles - known, weight, 0)
+    return trees.predict(columns(rest)) + (rest.program[:, 0] if corrects else 0.0)
+
+
+def _controls(table: _Table, split: str, learned: Designs, rest: Designs, place: np.ndarray, seed: int) -> None:
     sums = np.bincount(rest.group, rest.log_cycles) / np.maximum(np.bincount(rest.group), 1)
-    return sums[rest.group], None
+    table.add(split, "the program's own mean (oracle)", place, sums[rest.group])
+    table.add(split, "boosting on aggregates", place, _boosted(_sums, learned, rest, False))
+    table.add(split, "boosting on the costliest loops", place, _boosted(chains, learned, rest, False))
+    table.add(split, "boosting of the estimate's residual", place, _boosted(chains, learned, rest, True))
+    if split == "random":
+        mean = np.zeros(len(rest))
+        for program in np.unique(rest.group):
+            rows, asked = learned.group == program, rest.group == program
+            if rows.any():
+                mean[asked] = extra_trees(learned.settings[rows], learned.log_cycles[rows], rest.settings[asked], seed)
+        table.add(split, "ExtraTrees of each program on its pragmas", place, mean)
+    arrays = learned.program, learned.loops, learned.parents, learned.log_cycles, learned.group
+    flat = train_network(*arrays, seed=seed, is_composed=False)
+    table.add(split, "network without composition", place, predict(flat, rest.program, rest.loops, rest.parents)[0])
 
 
-def _analytical(learned: Designs, rest: Designs, seed: int) -> Prediction:
-    return rest.program[:, 0].astype(np.float64), None
+def _ours(table: _Table, split: str, learned: Designs, rest: Designs, place: np.ndarray, seed: int) -> None:
+    model = train(learned, Settings(), seed)
+    table.add(split, "analytical estimate alone", place, rest.program[:, 0])
+    networks = [predict(each, rest.program, rest.loops, rest.parents)[0] for each in model.networks]
+    table.add(split, "networks over the loop tree", place, np.mean(networks, axis=0))
+    base, scale = model.base(rest)
+    table.add(split, "estimate and networks", place, base, model.width * scale)
+    mean, width = model.predict(rest)
+    table.add(split, OURS, place, mean, width)
+    if split != "programs":
+        return
+    for count in LABELS:
+        given = few_labels(rest.group, rest.twins, count, seed)
+        judged = ~np.isin(rest.twins, rest.twins[given])
+        name = f"{count} labels"
+        table.add(name, "ours without them", place[judged], mean[judged])
+        for row, found in (
+            ("ExtraTrees from scratch", _of_labels(rest, given, np.zeros(len(rest)))),
+            ("ExtraTrees on top of ours", _of_labels(rest, given, mean)),
+            ("Gaussian process on top of ours", _process(rest, given, mean)),
+            (OURS, adapt(rest, mean, given, seed)),
+        ):
+            table.add(name, row, place[judged], found[judged])
 
 
-def _boosting(
-    columns: Callable[[Designs], np.ndarray], corrects: bool
-) -> Callable[[Designs, Designs, int], Prediction]:
-    def run(learned: Designs, rest: Designs, seed: int) -> Prediction:
-        weight = 1 / np.sqrt(np.bincount(learned.group)[learned.group])
-        known = learned.program[:, 0] if corrects else 0.0
-        trees = train_trees(columns(learned), learned.log_cycles - known, weight, seed)
-        return trees.predict(columns(rest)) + (rest.program[:, 0] if corrects else 0.0), None
-
-    return run
+def _of_labels(designs: Designs, given: np.ndarray, base: np.ndarray) -> np.ndarray:
+    result, columns = base.copy(), columns_of(designs)
+    for program in np.unique(designs.group[given]):
+        rows = designs.group == program
+        known = rows & given
+        result[rows] += extra_trees(columns[known], (designs.log_cycles - base)[known], columns[rows])
+    return result
 
 
-def _network(is_composed: bool) -> Callable[[Designs, Designs, int], Prediction]:
-    def run(learned: Designs, rest: Designs, seed: int) -> Prediction:
-        arrays = learned.program, learned.loops, learned.parents, learned.log_cycles, learned.group
-        network = train_network(*arrays, seed=seed, is_composed=is_composed)
-        return predict(network, rest.program, rest.loops, rest.parents)[0].astype(np.float64), None
+def _process(designs: Designs, given: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """Gaussian process on what `base` gets wrong: one scale of settings, a tenth of the variance is noise."""
+    result = base.copy()
+    for program in np.unique(designs.group[given]):
+        rows = designs.group == program
+        known = rows & given
+        one, other = designs.settings[known], designs.settings[rows]
+        near = [np.exp(-((each[:, None] - one[None]) ** 2).sum(2) / (2 * 3.0**2)) for each in (one, other)]
+        residual = (designs.log_cycles - base)[known]
+        weights = np.linalg.solve(near[0] + 0.1 * np.eye(len(one)), residual - residual.mean())
+        result[rows] += residual.mean() + near[1] @ weights
+    return result
 
-    return run
 
-
-def _ours(learned: Designs, rest: Designs, seed: int) -> Prediction:
-    mean, width = train(learned, Settings(), seed).predict(rest)
-    return mean, width
-
-
-ROWS: dict[str, Callable[[Designs, Designs, int], Prediction]] = {
-    "the program's own mean (oracle)": _mean_of_program,
-    "analytical estimate alone": _analytical,
-    "boosting on aggregates": _boosting(lambda designs: designs.program[:, SUMS], corrects=False),
-    "boosting on the costliest loops": _boosting(chains, corrects=False),
-    "boosting of the estimate's residual": _boosting(chains, corrects=True),
-    "network without composition": _network(is_composed=False),
-    "network over the loop tree": _network(is_composed=True),
-    "ours: networks and residual trees": _ours,
-}
+def _points(designs: Designs) -> dict[str, list[list[float]]]:
+    """log2 cycles as measured and as the estimate has them, of a few designs of each program."""
+    rng = np.random.default_rng(0)
+    result = {}
+    for number, name in enumerate(designs.names):
+        chosen = rng.permutation(np.flatnonzero(designs.group == number))[:POINTS]
+        pairs = np.stack([designs.log_cycles[chosen], designs.program[chosen, 0]], axis=1)
+        result[name] = [[round(float(each), 2) for each in pair] for pair in pairs]
+    return result
 
 
 def splits(designs: Designs, name: str, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -90,31 +159,36 @@ def splits(designs: Designs, name: str, seed: int) -> Iterator[tuple[np.ndarray,
         yield folds != fold, folds == fold
 
 
-def compare(designs: Designs, names: Sequence[str], seeds: int, path: Path | None) -> dict[str, Any]:
-    """Scores of every row on the splits named, and their means over seeds; written to `path` after each row. Rows that
-    stand there with as many seeds are not made again."""
+def compare(
+    designs: Designs, names: Sequence[str], seeds: int, path: Path | None, controls: bool = True
+) -> dict[str, Any]:  # fmt: skip
+    """Scores of every row on the splits named, and their means over seeds; written to `path` after each seed of a
+    split. What stands there is not made again.
+
+    Args:
+        controls: make the rows that are no part of the model as well; else only ours and its parts.
+    """
     result: dict[str, Any] = {"command": COMMAND, "designs": len(designs), "programs": len(designs.names), "splits": {}}
     if path and path.exists():
         result["splits"] = json.loads(path.read_text())["splits"]
-    done = {
-        (split, row) for split, rows in result["splits"].items() for row in rows if len(rows[row]["seeds"]) >= seeds
-    }
-    todo = [(split, row) for split in names for row in ROWS if (split, row) not in done]
-    for split, row in bar(todo, desc="rows"):
-        runs = []
-        for seed in range(seeds):
-            mean, width, judged = np.zeros(len(designs)), np.full(len(designs), np.nan), np.zeros(len(designs), bool)
-            for learned, rest in splits(designs, split, seed):
-                found, interval = ROWS[row](designs.where(learned), designs.where(rest), seed)
-                mean[rest], judged[rest] = found, True
-                if interval is not None:
-                    width[rest] = interval
-            given = None if np.isnan(width[judged]).any() else width[judged]
-            score = scores(designs.where(judged), mean[judged], given)
-            runs.append({key: score[key] for key in ("rmse", "tau", "coverage")})
-        means = {key: None if runs[0][key] is None else float(np.mean([run[key] for run in runs])) for key in runs[0]}
-        result["splits"].setdefault(split, {})[row] = means | {"seeds": runs}
-        print(f"{split:10} {row:40} rmse {means['rmse']:.2f}, tau {means['tau'] or 0:.3f}", flush=True)
+    result["points"] = _points(designs)
+    if path:
+        write_json(path, result)
+    jobs = [(_ours, "analytical estimate alone")] + [(_controls, "boosting on aggregates")] * controls
+    todo = [(seed, split, *job) for seed in range(seeds) for split in names for job in jobs]
+    for seed, split, job, row in bar(todo, desc="seeds of splits"):
+        if len(result["splits"].get(split, {}).get(row, {"seeds": []})["seeds"]) > seed:
+            continue
+        table = _Table(designs)
+        for learned, rest in splits(designs, split, seed):
+            job(table, split, designs.where(learned), designs.where(rest), np.flatnonzero(rest), seed)
+        for name, each, score in table.scores():
+            rows = result["splits"].setdefault(name, {})
+            runs = [*rows.get(each, {"seeds": []})["seeds"], score]
+            rows[each] = {
+                key: None if score[key] is None else float(np.mean([run[key] for run in runs])) for key in score
+            } | {"seeds": runs}
+            print(f"{name:10} {each:42} rmse {score['rmse']:.2f}, tau {score['tau'] or 0:.3f}", flush=True)
         if path:
             write_json(path, result)
     return result

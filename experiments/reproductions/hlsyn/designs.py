@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from gst.cost.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate, facts
 from gst.data.hlsyn import HlsKernel, canonical
+from gst.data.hlsyn.loops import Kernel
+from gst.data.hlsyn.pragmas import Setting
 from gst.process.progress import bar
 
 NO_LOOP = -2  # parent of a row that holds no loop
@@ -22,60 +25,107 @@ class Designs(NamedTuple):
         program: `PROGRAM_FEATURES` of each design.
         loops: `LOOP_FEATURES` of the loops that remain, children after parents, padded with zeros.
         parents: row of the parent of each loop; -1 at the top, -2 where there is none.
+        settings: effective pragmas of each loop of the source, in its order: log2 of copies and of the tile, pipelined,
+            unrolled; padded with zeros.
         log_cycles: what is predicted, log2 of the latency in cycles.
         group: program of each design, a number into `names`.
         twins: equal for designs of one program whose effective pragmas are equal.
         names: of the programs, `v18/atax`.
+        skeletons: of the programs; equal for versions and sizes of one kernel.
     """
 
     program: Float32[np.ndarray, "designs values"]
     loops: Float32[np.ndarray, "designs loops values"]
     parents: Int64[np.ndarray, "designs loops"]
+    settings: Float32[np.ndarray, "designs values"]
     log_cycles: Float64[np.ndarray, " designs"]
     group: Int64[np.ndarray, " designs"]
     twins: Int64[np.ndarray, " designs"]
     names: tuple[str, ...]
+    skeletons: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.group)
 
     def where(self, chosen: Bool[np.ndarray, " designs"]) -> Designs:
         """The chosen designs."""
-        return Designs(*(array[chosen] for array in self[:-1]), self.names)  # type: ignore[arg-type]
+        return Designs(
+            self.program[chosen], self.loops[chosen], self.parents[chosen], self.settings[chosen],
+            self.log_cycles[chosen], self.group[chosen], self.twins[chosen], self.names, self.skeletons,
+        )  # fmt: skip
 
 
-def designs_of(kernels: Sequence[HlsKernel]) -> Designs:
+def designs_of(kernels: Sequence[HlsKernel], broken: dict[str, str] | None = None) -> Designs:
     """The designs of `kernels` that were synthesised and are valid.
+
+    Args:
+        broken: where it is given, a kernel that cannot be estimated is left out, and its label and what is wrong with
+            it are written here, instead of an error for all.
 
     Raises:
         ValueError: there is none.
     """
-    estimates: list[Estimate] = []
-    log_cycles, group, twins = [], [], []
-    for number, each in enumerate(bar(kernels, desc="programs")):
-        known = facts(each.kernel)
-        met: dict[tuple, tuple[int, Estimate]] = {}
-        for design in each.designs:
-            if not design.is_valid:
-                continue
-            key = tuple(sorted(canonical(each.kernel, design.point).items()))
-            if key not in met:
-                met[key] = len(estimates), estimate(each.kernel, design.point, each.tool, known)
-            estimates.append(met[key][1])
-            twins.append(met[key][0])
-            log_cycles.append(np.log2(design.cycles))
-            group.append(number)
-    if not estimates:
+    rows: list[_Row] = []
+    readable: list[HlsKernel] = []
+    for each in bar(kernels, desc="programs"):
+        try:
+            found = list(_rows(each, len(readable), len(rows)))
+        except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            if broken is None:
+                raise
+            broken[each.label] = f"no estimate: {type(error).__name__}: {error}"
+            continue
+        readable.append(each)
+        rows += found
+    if not rows:
         raise ValueError("no design was synthesised; there is nothing to learn from or to score")
-    most = max(len(each.parents) for each in estimates)
-    loops = np.zeros((len(estimates), most, len(LOOP_FEATURES)), np.float32)
-    parents = np.full((len(estimates), most), NO_LOOP, np.int64)
-    for row, each in enumerate(estimates):
-        loops[row, : len(each.loops)], parents[row, : len(each.parents)] = each.loops, each.parents
+    most = max(len(each.estimate.parents) for each in rows)
+    loops = np.zeros((len(rows), most, len(LOOP_FEATURES)), np.float32)
+    parents = np.full((len(rows), most), NO_LOOP, np.int64)
+    for place, each in enumerate(rows):
+        loops[place, : len(each.estimate.loops)] = each.estimate.loops
+        parents[place, : len(each.estimate.parents)] = each.estimate.parents
+    width = max(len(each.settings) for each in rows)
     return Designs(
-        np.stack([each.program for each in estimates]), loops, parents, np.array(log_cycles), np.array(group),
-        np.array(twins), tuple(each.label for each in kernels),
+        np.stack([each.estimate.program for each in rows]), loops, parents,
+        np.array([each.settings + [0.0] * (width - len(each.settings)) for each in rows], np.float32),
+        np.array([each.log_cycles for each in rows]), np.array([each.group for each in rows]),
+        np.array([each.twins for each in rows]), tuple(each.label for each in readable),
+        tuple(skeleton(each.kernel) for each in readable),
     )  # fmt: skip
+
+
+class _Row(NamedTuple):
+    estimate: Estimate
+    settings: list[float]
+    log_cycles: float
+    group: int
+    twins: int
+
+
+def _rows(kernel: HlsKernel, group: int, first: int) -> Iterator[_Row]:
+    known = facts(kernel.kernel)
+    met: dict[tuple, tuple[int, Estimate]] = {}
+    for place, design in enumerate(each for each in kernel.designs if each.is_valid):
+        effective = canonical(kernel.kernel, design.point)
+        key = tuple(sorted(effective.items()))
+        if key not in met:
+            met[key] = first + place, estimate(kernel.kernel, design.point, kernel.tool, known)
+        settings = [number for name in known for number in _numbers(effective[name])]
+        yield _Row(met[key][1], settings, float(np.log2(design.cycles)), group, met[key][0])
+
+
+def _numbers(setting: Setting) -> tuple[float, ...]:
+    return (np.log2(setting.parallel), np.log2(setting.tile), float(setting.is_pipelined), float(setting.is_unrolled))
+
+
+def skeleton(kernel: Kernel) -> str:
+    """Nesting of the loops and operations in each, which versions and sizes of a kernel share."""
+    parts = []
+    for fact in facts(kernel).values():
+        counts = sum((statement.operations for statement, _ in fact.statements), Counter())
+        parts.append(f"{fact.level}:" + ",".join(f"{kind}{counts[kind]}" for kind in sorted(counts)))
+    return " ".join(parts)
 
 
 def chains(designs: Designs) -> Float32[np.ndarray, "designs columns"]:

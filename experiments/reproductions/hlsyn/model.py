@@ -1,25 +1,28 @@
-"""Model of HLSyn latencies: an ensemble of loop-tree networks, and trees that correct the analytical estimate."""
+"""Model of HLSyn latencies: the analytical estimate, networks that correct it over the loop tree, and trees on designs
+of programs that look alike."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from scipy.stats import kendalltau
 
-from experiments.reproductions.hlsyn.designs import Designs, chains
+from experiments.reproductions.hlsyn.designs import Designs
 from experiments.reproductions.hlsyn.network import LoopTreeNetwork, predict, train_network
+from experiments.reproductions.hlsyn.relatives import Relatives, relatives_of
 from experiments.reproductions.hlsyn.splits import by_group
-from experiments.reproductions.trees import train_trees
 from gst.cost.hlsyn.candidates import family
-from gst.cost.trees import Trees
 from gst.process.progress import bar
 
 COVERED = 0.9  # share of designs that an interval should hold
+LEAST_SCALE = 0.1  # in powers of two
 
 
 class Settings(NamedTuple):
@@ -32,7 +35,7 @@ class Settings(NamedTuple):
     """
 
     members: int = 3
-    epochs: int = 15
+    epochs: int = 6
     hidden: int = 48
 
 
@@ -40,22 +43,27 @@ class Model(NamedTuple):
     """A trained model.
 
     Args:
-        networks: their predictions are averaged.
-        trees: of log2 cycles less the analytical estimate.
+        networks: their mean is averaged with the analytical estimate.
+        relatives: designs learned from, for programs that look like theirs.
         width: the half width of an interval, in units of the predicted scale.
     """
 
     networks: list[LoopTreeNetwork]
-    trees: Trees
+    relatives: Relatives
     width: float
+
+    def base(self, designs: Designs) -> tuple[Float64[np.ndarray, " designs"], Float64[np.ndarray, " designs"]]:
+        """log2 cycles of each design and their scale, as if no program looked like its own."""
+        parts = [predict(each, designs.program, designs.loops, designs.parents) for each in self.networks]
+        means, scales = (np.stack([part[place] for part in parts]).astype(np.float64) for place in (0, 1))
+        estimate = designs.program[:, 0].astype(np.float64)
+        gap = np.abs(means.mean(0) - estimate) / 2
+        return (means.mean(0) + estimate) / 2, np.sqrt(scales.mean(0) ** 2 + gap**2 + LEAST_SCALE**2)
 
     def predict(self, designs: Designs) -> tuple[Float64[np.ndarray, " designs"], Float64[np.ndarray, " designs"]]:
         """log2 cycles of each design, and the half width of an interval that holds 90 % of designs of new families."""
-        parts = [predict(each, designs.program, designs.loops, designs.parents) for each in self.networks]
-        means, scales = (np.stack([part[place] for part in parts]).astype(np.float64) for place in (0, 1))
-        corrected = designs.program[:, 0] + self.trees.predict(chains(designs))
-        scale = np.hypot(scales.mean(0), means.std(0))
-        return (means.mean(0) + corrected) / 2, self.width * scale
+        mean, scale = self.base(designs)
+        return self.relatives.blend(designs, mean), self.width * scale
 
 
 def train(designs: Designs, settings: Settings, seed: int, calibrated: bool = True) -> Model:
@@ -65,9 +73,6 @@ def train(designs: Designs, settings: Settings, seed: int, calibrated: bool = Tr
         calibrated: set the width of intervals by predictions of families that were left out, which takes three more
             trainings of one network; otherwise it is 1.
     """
-    weight = 1 / np.sqrt(np.bincount(designs.group)[designs.group])
-    residual = designs.log_cycles - designs.program[:, 0]
-    trees = train_trees(chains(designs), residual, weight, seed)
     networks = [
         train_network(
             designs.program, designs.loops, designs.parents, designs.log_cycles, designs.group,
@@ -75,21 +80,25 @@ def train(designs: Designs, settings: Settings, seed: int, calibrated: bool = Tr
         )
         for member in bar(range(settings.members), desc="networks")
     ]  # fmt: skip
-    model = Model(networks, trees, 1.0)
+    model = Model(networks, relatives_of(designs), 1.0)
     return model._replace(width=_width(designs, settings, seed)) if calibrated else model
 
 
 def _width(designs: Designs, settings: Settings, seed: int) -> float:
-    """What 90 % of errors on families left out stay below, in units of the predicted scale."""
-    ratios = []
+    """What 90 % of errors on families left out stay below, in units of the predicted scale; a program weighs as the
+    root of its designs."""
+    ratios, weights = [], []
     folds = folds_of(designs, 3, seed)
-    few = settings._replace(members=1)
     for fold in range(3):
-        model = train(designs.where(folds != fold), few, seed + fold, calibrated=False)
+        model = train(designs.where(folds != fold), settings._replace(members=1), seed + fold, calibrated=False)
         rest = designs.where(folds == fold)
-        mean, scale = model.predict(rest)
+        mean, scale = model.base(rest)
         ratios.append(np.abs(mean - rest.log_cycles) / scale)
-    return float(np.quantile(np.concatenate(ratios), COVERED))
+        weights.append(1 / np.sqrt(np.bincount(rest.group)[rest.group]))
+    ratio, weight = np.concatenate(ratios), np.concatenate(weights)
+    order = np.argsort(ratio)
+    place = np.searchsorted(np.cumsum(weight[order]), COVERED * weight.sum())
+    return float(ratio[order[min(place, len(order) - 1)]])
 
 
 def folds_of(designs: Designs, folds: int, seed: int) -> np.ndarray:
@@ -120,11 +129,16 @@ def scores(designs: Designs, mean: np.ndarray, width: np.ndarray | None = None) 
 
 def save(model: Model, path: Path) -> None:
     """Write a file that `load` reads without unpickling."""
+    packed = io.BytesIO()
+    np.savez_compressed(
+        packed, columns=model.relatives.columns, residual=model.relatives.residual,
+        programs=np.array(model.relatives.programs), skeletons=np.array(model.relatives.skeletons),
+    )  # fmt: skip
     torch.save(
         {
             "hidden": model.networks[0].loop[0].out_features, "width": model.width,
             "networks": [each.state_dict() for each in model.networks],
-            "base": model.trees.base, "trees": [torch.from_numpy(array) for array in model.trees[1:]],
+            "relatives": torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8),
         }, path,
     )  # fmt: skip
 
@@ -141,7 +155,13 @@ def load(path: Path) -> Model:
         for state in saved["networks"]:
             networks.append(LoopTreeNetwork(saved["hidden"]).eval())
             networks[-1].load_state_dict(state)
-        trees = Trees(saved["base"], *(array.numpy() for array in saved["trees"]))
-        return Model(networks, trees, saved["width"])
-    except (OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
+        with np.load(io.BytesIO(saved["relatives"].numpy().tobytes()), allow_pickle=False) as packed:
+            relatives = Relatives(
+                packed["columns"], packed["residual"],
+                tuple(packed["programs"].tolist()), tuple(packed["skeletons"].tolist()),
+            )  # fmt: skip
+        return Model(networks, relatives, saved["width"])
+    except (
+        OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError, ValueError, BadZipFile
+    ) as error:  # fmt: skip
         raise ValueError(f"{path} is no checkpoint of this reproduction; make one with its command train") from error

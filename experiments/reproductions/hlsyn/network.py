@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from gst.cost.hlsyn.cycles import LOOP_FEATURES, PROGRAM_FEATURES
 
 COLUMN = {name: place for place, name in enumerate(LOOP_FEATURES)}
+REACH = 3.0  # powers of two by which a network may correct a term of the estimate
 PROGRAM = {name: place for place, name in enumerate(PROGRAM_FEATURES)}
 
 
@@ -31,7 +32,7 @@ class LoopTreeNetwork(nn.Module):
         self.loop = nn.Sequential(
             nn.Linear(len(LOOP_FEATURES), hidden), nn.SiLU(), nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.SiLU()
         )
-        self.efficiency = nn.Linear(hidden, 5)
+        self.efficiency = nn.Linear(hidden, 6)
         self.top = nn.Sequential(nn.Linear(hidden + len(PROGRAM_FEATURES), hidden), nn.SiLU(), nn.Linear(hidden, 4))
         nn.init.zeros_(self.efficiency.weight)
         nn.init.zeros_(self.top[-1].weight)  # type: ignore[arg-type]
@@ -59,13 +60,15 @@ class LoopTreeNetwork(nn.Module):
         if not self.is_composed:
             return self.program_mean[0] + self.program_scale[0] * 2 * top[:, 0], top[:, 1]
         gains = self.efficiency(states)
-        trips, parallel = loops[..., COLUMN["log_trips"]], loops[..., COLUMN["log_parallel"]]
-        speed = torch.sigmoid(gains[..., 0] + 1)  # how far copies of the body divide the iterations
-        blend = torch.sigmoid(gains[..., 1] + 1)  # between the interval without and with recurrences
+        trips, parallel, speed = (loops[..., COLUMN[name]] for name in ("log_trips", "log_parallel", "log_speed"))
+        extra = torch.sigmoid(gains[..., 0] - 3)  # how far copies that should not help do
+        blend = torch.sigmoid(gains[..., 1] + 3)  # between the interval without and with recurrences
         free, bound = loops[..., COLUMN["log_interval_free"]], loops[..., COLUMN["log_interval"]]
-        interval = free + blend * (bound - free) + 4 * torch.tanh(gains[..., 2] / 2)
-        depth = loops[..., COLUMN["log_depth"]] + 4 * torch.tanh(gains[..., 3] / 2)
-        own = 4 * torch.tanh(gains[..., 4] / 2)
+        interval = free + blend * (bound - free) + REACH * torch.tanh(gains[..., 2])
+        depth = loops[..., COLUMN["log_depth"]] + REACH * torch.tanh(gains[..., 3])
+        own = REACH * torch.tanh(gains[..., 4])
+        moved = loops[..., COLUMN["log_moved"]] + REACH * torch.tanh(gains[..., 5])
+        moved = torch.exp2(moved.clamp(0, 40)) * (loops[..., COLUMN["is_moved"]] > 0)
         pipelined = loops[..., COLUMN["is_pipelined"]] > 0
         total = program.new_zeros(len(program), loops.shape[1] + 1)
         for place in reversed(range(loops.shape[1])):
@@ -73,8 +76,9 @@ class LoopTreeNetwork(nn.Module):
                 continue
             leaf = torch.logaddexp2((trips - parallel + interval)[:, place], depth[:, place])
             body = torch.log2(total[:, place] + torch.exp2(depth[:, place]))
-            node = (trips - speed * parallel + own)[:, place] + body
-            time = torch.exp2(torch.where(pipelined[:, place], leaf, node).clamp(0, 40)) * there[:, place]
+            node = (trips - speed - extra * (parallel - speed) + own)[:, place] + body
+            time = torch.exp2(torch.where(pipelined[:, place], leaf, node).clamp(0, 40)) + moved[:, place]
+            time = time * there[:, place]
             parent = parents[:, place].masked_fill(parents[:, place] < 0, loops.shape[1])
             total = total.scatter_add(1, parent[:, None], time[:, None])
         load = program[:, PROGRAM["wide_load"]] + torch.sigmoid(top[:, 2] - 1) * (
@@ -86,7 +90,7 @@ class LoopTreeNetwork(nn.Module):
 
 def train_network(
     program: np.ndarray, loops: np.ndarray, parents: np.ndarray, target: np.ndarray, group: np.ndarray, *, seed: int,
-    epochs: int = 15, is_composed: bool = True, hidden: int = 48, rank: float = 0.5, rate: float = 3e-3,
+    epochs: int = 6, is_composed: bool = True, hidden: int = 48, rank: float = 0.5, rate: float = 3e-3,
     batch: int = 256, decay: float = 0.02,
 ) -> LoopTreeNetwork:  # fmt: skip
     """A network trained on these designs: Laplace likelihood of each, and the order of pairs of one program.

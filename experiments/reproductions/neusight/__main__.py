@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     part.set_defaults(run=_compare)
     part.add_argument("--data", type=Path, default=SHARED, help="archive or folder; default: %(default)s")
-    part.add_argument("--seeds", type=int, default=3, help="trainings of the chosen model; default: %(default)s")
+    part.add_argument("--seeds", type=int, default=3, help="trainings of the random controls; default: %(default)s")
     part.add_argument("--json", type=Path, help="write the table here")
     return parser
 

@@ -1,104 +1,99 @@
-"""Whole transformers on a GPU never measured: choice of settings, the model, and its controls."""
+"""Whole transformers on a GPU never measured: choice of settings, the model, its intervals, and its controls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.reproductions.neusight.model import Model, Settings
-from experiments.reproductions.neusight.operators import FAMILIES, FEATURES, Operators, operators_of
+from experiments.reproductions.neusight.left_out import (
+    Errors,
+    candidates,
+    choose,
+    errors_left_out,
+    half_width,
+    inference,
+    mean_error,
+    of_left_out,
+    usable,
+)
+from experiments.reproductions.neusight.model import Model, Settings, backward_ratios
+from experiments.reproductions.neusight.network import Networks, Training
+from experiments.reproductions.neusight.operators import FAMILIES, Operators, operators_of
 from gst.data.neusight import Case, Dataset
 from gst.files.writing import write_json
 
 TARGET = "NVIDIA_H100_80GB_HBM3"
-LEFT_OUT = (
-    ("NVIDIA_A100-PCIE-40GB", "NVIDIA_A100_80GB_PCIe"), ("NVIDIA_L4",), ("Tesla_V100-PCIE-32GB",),
-)  # fmt: skip
-"""Machines that are left out in turn to choose settings; the first of each is judged, its twin is left out as well."""
+A100S = ("NVIDIA_A100-PCIE-40GB", "NVIDIA_A100_80GB_PCIe")
+GROUPS = {
+    A100S[0]: A100S, "NVIDIA_L4": ("NVIDIA_L4",), "Tesla_V100-PCIE-32GB": ("Tesla_V100-PCIE-32GB",),
+    "Tesla_T4": ("Tesla_T4",), "Tesla_P100-PCIE-16GB": ("Tesla_P100-PCIE-16GB",), "Tesla_P4": ("Tesla_P4",),
+}  # fmt: skip
+"""Machines that are left out in turn, with their twins."""
+TRAINED = {TARGET: TARGET, A100S[1]: A100S[0], **{name: name for name in ("NVIDIA_L4", "Tesla_V100-PCIE-32GB")}}
+"""Machines on which training was measured -> what is left out then."""
+NEUSIGHT_LEARNT = (A100S[0], "Tesla_V100-PCIE-32GB", "Tesla_T4", "Tesla_P100-PCIE-16GB", "Tesla_P4")
+"""GPUs of NeuSight's own training set (data/dataset/train/device_configs of its repository)."""
 PUBLISHED = {"NeuSight": "neusight", "Habitat": "habitat", "Li et al.": "micro", "NeuSight's roofline": "roofline"}
 
 
-class Candidate(NamedTuple):
-    """What is chosen between: machines to learn from and settings.
+class Study(NamedTuple):
+    """What every judgement needs.
 
     Args:
-        name: in the results.
-        vendors: beginnings of the names of machines to learn from.
-        settings: of the model.
+        dataset, cases: measurements, and those of them that can be used.
+        groups: machine that is left out -> it and its twins.
+        target: machine that is always left out.
+        settings: what is chosen between.
+        errors: of them on machines left out.
+        seeds: trainings of the controls that draw numbers.
     """
 
-    name: str
-    vendors: tuple[str, ...]
-    settings: Settings
-
-
-def candidates() -> list[Candidate]:
-    """Two choices of machines, four of what the network knows of a machine, two widths."""
-    vendors = {"NVIDIA": ("NVIDIA", "Tesla"), "NVIDIA and AMD": ("NVIDIA", "Tesla", "AMD")}
-    shape = FEATURES[:6]
-    return [
-        Candidate(f"{names}, {' '.join(rates) or 'shape alone'}, width {width}", starts,
-                  Settings((*shape, *rates), width))
-        for names, starts in vendors.items()
-        for rates in ((), ("watts",), ("lanes",), ("balance",))
-        for width in (4, 8)
-    ]  # fmt: skip
+    dataset: Dataset
+    cases: list[Case]
+    groups: Mapping[str, tuple[str, ...]]
+    target: str
+    settings: list[Settings]
+    errors: Errors
+    seeds: int
 
 
 def compare(
-    dataset: Dataset, seeds: int, target: str = TARGET, left_out: Sequence[Sequence[str]] = LEFT_OUT,
-    chosen_from: Sequence[Candidate] = (), json_path: Path | None = None,
+    dataset: Dataset, seeds: int, target: str = TARGET, groups: Mapping[str, tuple[str, ...]] = GROUPS,
+    chosen_from: Sequence[Settings] = (), json_path: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Choose settings without `target`, then judge the choice and its controls on inference of `target`.
+    """Choose settings without `target`, then judge the choice and its controls on `target` and on machines left out.
+
+    The settings of each machine left out are chosen on the others, by models that never saw it.
 
     Args:
         dataset: as `gst.data.neusight.read_neusight` returns it.
-        seeds: trainings of the chosen model.
+        seeds: trainings of the controls that draw numbers.
         target: machine of which nothing is learnt.
-        left_out: groups of machines; the first of each group is predicted without the group.
-        chosen_from: candidates; all of `candidates` by default.
+        groups: machine to be left out -> it and its twins.
+        chosen_from: settings; all of `candidates` by default.
         json_path: the result is written here.
 
     Raises:
         ValueError: a machine has no operators measured in inference.
     """
-    measured = [each for each in dataset.cases if each.operations and not each.option and each.layers]
-    groups = {group[0]: tuple(group) for group in left_out}
-    choice: dict[str, dict[str, float]] = {}
-    all_candidates = list(chosen_from) or candidates()
-    for each in all_candidates:
-        errors = {}
-        for name, group in groups.items():
-            training, judged = _split(dataset, measured, (*group, target), name, each.vendors)
-            whole = judged.whole(Model(training, each.settings, 0).predict(judged))
-            errors[name] = float(100 * np.abs(whole / judged.whole_ms - 1).mean())
-        choice[each.name] = {**errors, "mean": float(np.mean(list(errors.values())))}
-        shown = ", ".join(f"{name} {error:.1f} %" for name, error in choice[each.name].items())
-        print(f"{each.name:40} {shown}", flush=True)
-    best = min(all_candidates, key=lambda each: choice[each.name]["mean"])
-    print(f"chosen without {target}: {best.name}")
-    machines = {}
-    for name, group in {target: (target,), **{name: (*group, target) for name, group in groups.items()}}.items():
-        training, judged = _split(dataset, measured, group, name, best.vendors)
-        ours = _inference(measured, name)
-        predictions = _predictions(training, judged, best.settings, seeds)
-        for shown, column in PUBLISHED.items():
-            times = [_published(dataset, case, column) for case in ours]
-            if None not in times:
-                predictions[f"{shown} (published)"] = [np.array(times, float)]
-        machines[name] = {
-            "cases": [f"{case.model} {case.length} x {case.batch}" for case in ours],
-            "measured_ms": [case.time_ms for case in ours],
-            "rows": {method: _row(times, judged.whole_ms) for method, times in predictions.items()},
-        }
-        for method, row in machines[name]["rows"].items():
-            low, high = row["interval"]
-            print(f"{name:24} {method:48} {row['mean']:6.1f} % ({low:.1f} to {high:.1f})", flush=True)
+    cases = usable(dataset)
+    judged = {name: inference(cases, name) for name in (target, *groups)}
+    settings = list(chosen_from) or candidates()
+    errors = errors_left_out(dataset, cases, groups, target, settings)
+    study = Study(dataset, cases, groups, target, settings, errors, seeds)
+    trained = {name: [each for each in cases if each.machine == name and each.mode == "train"] for name in TRAINED}
     result = {
-        "target": target, "chosen": best.name, "choice": choice, "machines": machines,
+        "target": target, "neusight_learnt": list(NEUSIGHT_LEARNT),
+        "choice": {
+            each.name(): {name: mean_error({name: row}) for name, row in of_left_out(errors, each, None).items()}
+            for each in settings
+        },
+        "machines": {name: _judgement(study, name, each) for name, each in judged.items()},
+        "training": {name: _judgement(study, TRAINED[name], each) for name, each in trained.items() if each},
+        "target_by_setting": _by_setting(study),
         "neusight_on_all_its_cases": _all_published(dataset, target),
     }  # fmt: skip
     if json_path:
@@ -106,25 +101,74 @@ def compare(
     return result
 
 
-def _split(
-    dataset: Dataset, measured: Sequence[Case], left_out: Sequence[str], judged: str, vendors: tuple[str, ...]
-) -> tuple[Operators, Operators]:
-    """Operators to learn from, and those of inference on the machine that is judged."""
-    training = [each for each in measured if each.machine not in left_out and each.machine.startswith(vendors)]
-    return operators_of(training, dataset.machines), operators_of(_inference(measured, judged), dataset.machines)
+def _judgement(study: Study, group: str, judged: Sequence[Case]) -> dict[str, Any]:
+    """Errors of every method on `judged`, cases of one machine, when `group` and the target are left out."""
+    without = None if group == study.target else group
+    chosen = choose(study.errors, study.settings, without)
+    width = half_width(of_left_out(study.errors, chosen, without))
+    hidden = {study.target, *study.groups.get(group, ())}
+    training = operators_of([each for each in study.cases if each.machine not in hidden], study.dataset.machines)
+    operators = operators_of(judged, study.dataset.machines)
+    if judged[0].mode == "inf":
+        predictions = _predictions(training, operators, chosen, study.seeds)
+    else:
+        predictions = _steps(training, operators, chosen)
+    for shown, column in PUBLISHED.items():
+        times = [_published(study.dataset, case, column) for case in judged]
+        if None not in times:
+            predictions[f"{shown} (published)"] = [np.array(times, float)]
+    away = np.abs(np.log(predictions["ours"][0] / operators.step_ms))
+    result = {
+        "chosen": chosen.name(),
+        "cases": [f"{case.model} {case.length} x {case.batch}" for case in judged],
+        "measured_ms": operators.step_ms.tolist(), "predicted_ms": predictions["ours"][0].tolist(),
+        "interval_percent": [100 * float(np.expm1(sign * width)) for sign in (-1, 1)],
+        "in_interval": float(100 * (away <= width).mean()),
+        "rows": {method: _row(times, operators.step_ms) for method, times in predictions.items()},
+    }  # fmt: skip
+    for method, row in result["rows"].items():
+        low, high = row["interval"]
+        name = f"{judged[0].machine}, {judged[0].mode}"
+        print(f"{name:30} {method:44} {row['mean']:6.1f} % ({low:.1f} to {high:.1f})", flush=True)
+    return result
+
+
+def _by_setting(study: Study) -> dict[str, float]:
+    """Mean error on the target of every setting: how much hangs on the choice, which is made without them."""
+    training = operators_of([each for each in study.cases if each.machine != study.target], study.dataset.machines)
+    judged = operators_of(inference(study.cases, study.target), study.dataset.machines)
+    return {
+        each.name(): _row([judged.whole(Model(training, each).predict(judged))], judged.whole_ms)["mean"]
+        for each in study.settings
+    }
 
 
 def _predictions(training: Operators, judged: Operators, settings: Settings, seeds: int) -> dict[str, list[np.ndarray]]:
-    """Times of whole models by each method, once for each seed where it draws numbers."""
+    """Times of whole models in inference by each method, once for each seed where it draws numbers."""
     roofline = judged.whole(judged.roofline_ms())
     scale = float(np.median(training.whole_ms / training.whole(training.roofline_ms())))
+    plain = settings._replace(power="none", has_lanes=False)
     return {
-        "measured operators added up (no prediction)": [judged.whole(judged.measured_ms)],
+        "measured operators added up (no prediction)": [judged.whole(judged.forward_ms)],
         "roofline": [roofline],
         "roofline with one scale": [roofline * scale],
         "roofline with one scale for each family": [judged.whole(_by_family(training, judged))],
         "boosting without physics": [judged.whole(_boosting(training, judged, seed)) for seed in range(seeds)],
-        "ours": [judged.whole(Model(training, settings, seed).predict(judged)) for seed in range(seeds)],
+        "network for the efficiency": [
+            judged.whole(Networks(training, Training(), seed).predict(judged)) for seed in range(seeds)
+        ],
+        "ours without power and lanes": [judged.whole(Model(training, plain).predict(judged))],
+        "ours": [judged.whole(Model(training, settings).predict(judged))],
+    }
+
+
+def _steps(training: Operators, judged: Operators, settings: Settings) -> dict[str, list[np.ndarray]]:
+    """Times of forward and backward pass of whole models."""
+    ratios = backward_ratios(training)
+    both = np.array([1 + ratios.get(each, 0.0) for each in judged.kinds])
+    return {
+        "measured operators added up (no prediction)": [judged.whole(judged.forward_ms + judged.backward_ms)],
+        "ours": [judged.whole(Model(training, settings).predict(judged) * both)],
     }
 
 
@@ -139,33 +183,25 @@ def _row(predictions: Sequence[np.ndarray], whole_ms: np.ndarray) -> dict[str, A
     }  # fmt: skip
 
 
-def _inference(cases: Sequence[Case], machine: str) -> list[Case]:
-    chosen = [each for each in cases if each.machine == machine and each.mode == "inf"]
-    if not chosen:
-        raise ValueError(f"{machine}: no operators were measured in inference; add its label/{machine}")
-    return chosen
-
-
 def _by_family(training: Operators, judged: Operators) -> np.ndarray:
     """Roofline times the median ratio of its family."""
-    families = [each.columns[:, : len(FAMILIES)].argmax(1) for each in (training, judged)]
-    use = training.is_consistent[training.case]
-    ratio = training.measured_ms / training.roofline_ms()
+    use = training.operators_count()[training.case]
+    ratio = training.forward_ms / training.roofline_ms()
     scales = [
-        np.median(ratio[use & (families[0] == family)]) if (use & (families[0] == family)).any() else 1.0
+        np.median(ratio[use & (training.family == family)]) if (use & (training.family == family)).any() else 1.0
         for family in range(len(FAMILIES))
     ]
-    return np.asarray(judged.roofline_ms() * np.array(scales)[families[1]])
+    return np.asarray(judged.roofline_ms() * np.array(scales)[judged.family])
 
 
 def _boosting(training: Operators, judged: Operators, seed: int) -> np.ndarray:
     """Gradient-boosted trees of the logarithm of time on features and rates."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    use = training.is_consistent[training.case]
+    use = training.operators_count()[training.case]
     trees = HistGradientBoostingRegressor(loss="absolute_error", random_state=seed)
-    trees.fit(np.hstack([training.columns, training.rates])[use], np.log(training.measured_ms[use]))
-    return np.asarray(np.exp(trees.predict(np.hstack([judged.columns, judged.rates]))))
+    trees.fit(np.hstack([training.columns(), training.rates])[use], np.log(training.forward_ms[use]))
+    return np.asarray(np.exp(trees.predict(np.hstack([judged.columns(), judged.rates]))))
 
 
 def _published(dataset: Dataset, case: Case, column: str) -> float | None:

@@ -11,49 +11,81 @@ import numpy as np
 from gst.data.neusight import Case, Machine, Operation
 
 FAMILIES = ("linear", "bmm", "elementwise", "softmax", "norm", "embedding", "copy", "select", "dropout")
+PRODUCTS = 2  # the first families multiply matrices
 FAMILY_OF = {
     "Linear": "linear", "addmm": "linear", "matmul": "bmm", "bmm": "bmm", "add": "elementwise", "sub": "elementwise",
     "mul": "elementwise", "truediv": "elementwise", "pow": "elementwise", "tanh": "elementwise", "Tanh": "elementwise",
     "gelu": "elementwise", "ReLU": "elementwise", "relu": "elementwise", "max": "elementwise", "softmax": "softmax",
     "LayerNorm": "norm", "Embedding": "embedding", "embedding": "embedding", "contiguous": "copy", "reshape": "copy",
-    "where": "select", "masked_fill": "select", "Dropout": "dropout",
+    "where": "select", "masked_fill": "select", "Dropout": "dropout", "dropout": "dropout",
 }  # fmt: skip
 """Family of each kind of operation that runs on the GPU; any other, such as `view`, takes no time there."""
-WATTS = {
-    "AMD_Instinct_MI100": 300, "AMD_Instinct_MI210": 300, "AMD_Instinct_MI250": 280, "NVIDIA_A100-PCIE-40GB": 250,
-    "NVIDIA_A100_80GB_PCIe": 300, "NVIDIA_A100-SXM4-40GB": 400, "NVIDIA_H100_80GB_HBM3": 700, "NVIDIA_L4": 72,
-    "Tesla_P100-PCIE-16GB": 250, "Tesla_P4": 75, "Tesla_T4": 70, "Tesla_V100-PCIE-32GB": 250,
-}  # fmt: skip
-"""Power limit of each GPU by its data sheet; of an MI250, of one of its two dies, which is what a program sees."""
+FEATURES = ("intensity", "waves", "inner", "columns", "rows", "cache")
+"""Logarithms of: flops_ms / bytes_ms, tiles for each core, summed dimension, sizes of a matrix, bytes / cache."""
 TILE = 128  # rows and columns of the output that one core computes at a time
 BYTES = 4  # of a float32
-CONSISTENT = 0.15  # operators that miss the time of their model by more were measured on a machine that throttled
+SLOW_OPERATORS = 1.15
+"""Operators that take this much longer than the model of which they are parts were measured on a GPU that throttled."""
+SLOW_WHOLE = 0.8
+"""A model of which the operators take less was disturbed: they take 0.61 to 0.67 in five cases, 0.84 in all others."""
+
+
+class Chip(NamedTuple):
+    """What the data sheet says of a GPU beyond its rates.
+
+    Args:
+        watts: limit of the power of the board.
+        lanes: float32 multipliers of each warp scheduler. With 32, each multiplication takes the slot in which an
+            instruction is issued; with 16, every other slot is free for loads and addresses.
+        nanometres: name of the process.
+    """
+
+    watts: float
+    lanes: int
+    nanometres: float
+
+
+CHIPS = {
+    "NVIDIA_A100-PCIE-40GB": Chip(250, 16, 7), "NVIDIA_A100_80GB_PCIe": Chip(300, 16, 7),
+    "NVIDIA_H100_80GB_HBM3": Chip(700, 32, 4), "NVIDIA_L4": Chip(72, 32, 4), "Tesla_P100-PCIE-16GB": Chip(250, 32, 16),
+    "Tesla_P4": Chip(75, 32, 16), "Tesla_T4": Chip(70, 16, 12), "Tesla_V100-PCIE-32GB": Chip(250, 16, 12),
+}  # fmt: skip
+"""From the data sheets and architecture white papers of NVIDIA."""
 
 
 class Operators(NamedTuple):
     """Operations of several cases, one row each.
 
     Args:
-        columns: (rows, features), float64: one column for each family, then the shape, then the machine.
+        family: (rows,) place in `FAMILIES`.
+        kinds: (rows,) such as `addmm`.
+        features: (rows, 6), see `FEATURES`.
         rates: (rows, 6), logarithms of flops and bytes of the operation, and of flops, bandwidth, cores and cache of
-            its machine: what a model without physics is told beside `columns`.
+            its machine: what a model without physics is told beside the features.
         flops_ms, bytes_ms: time at the peak rate of arithmetic and of memory.
-        measured_ms: of the operation alone.
+        forward_ms, backward_ms: measured time of the operation alone; 0 where it has no backward pass.
         repeats: how often it occurs in its model.
-        case: position of its case.
-        whole_ms: (cases,) measured forward time of each whole model.
-        is_consistent: (cases,) the measured operations sum up to the whole within 15 %.
+        case: (rows,) place of its case.
+        machines: (cases,) names.
+        whole_ms: (cases,) measured time of the forward pass of each whole model.
+        step_ms: (cases,) the same with the backward pass, in training.
+        peaks: (cases,) float32 operations per second in matrix products.
     """
 
-    columns: np.ndarray
+    family: np.ndarray
+    kinds: tuple[str, ...]
+    features: np.ndarray
     rates: np.ndarray
     flops_ms: np.ndarray
     bytes_ms: np.ndarray
-    measured_ms: np.ndarray
+    forward_ms: np.ndarray
+    backward_ms: np.ndarray
     repeats: np.ndarray
     case: np.ndarray
+    machines: tuple[str, ...]
     whole_ms: np.ndarray
-    is_consistent: np.ndarray
+    step_ms: np.ndarray
+    peaks: np.ndarray
 
     def roofline_ms(self) -> np.ndarray:
         """The larger of both times, of each row."""
@@ -63,48 +95,63 @@ class Operators(NamedTuple):
         """Time of each whole model from the times of its operations."""
         return np.bincount(self.case, times * self.repeats, len(self.whole_ms))
 
+    def feature(self, name: str) -> np.ndarray:
+        """One of `FEATURES`, not its logarithm."""
+        return np.asarray(np.exp(self.features[:, FEATURES.index(name)]))
 
-FEATURES = ("intensity", "waves", "inner", "columns", "rows", "cache", "balance", "lanes", "watts")
-"""Six of a shape on its machine; of the machine, flops a byte, flops of a core in a cycle, and watts a flop."""
+    def columns(self) -> np.ndarray:
+        """(rows, 9 + 6): one column for each family, then the features."""
+        return np.hstack([np.eye(len(FAMILIES))[self.family], self.features])
+
+    def operators_count(self) -> np.ndarray:
+        """(cases,) whether its operators were measured undisturbed (see `SLOW_OPERATORS`)."""
+        return self.whole(self.forward_ms) < SLOW_OPERATORS * self.whole_ms
+
+    def whole_counts(self) -> np.ndarray:
+        """(cases,) whether its whole model was measured undisturbed (see `SLOW_WHOLE`)."""
+        return self.whole(self.forward_ms) > SLOW_WHOLE * self.whole_ms
 
 
 def operators_of(cases: Sequence[Case], machines: dict[str, Machine]) -> Operators:
     """Rows of all operations of `cases` that run on a GPU.
 
     Raises:
-        ValueError: the power limit of a machine is unknown, or no operation of a case is known.
+        ValueError: a machine is not in `CHIPS`, or no operation of a case is known.
     """
     rows: list[list[float]] = []
+    kinds: list[str] = []
     whole: list[float] = []
     for number, case in enumerate(cases):
-        machine = machines[case.machine]
-        if case.machine not in WATTS:
-            raise ValueError(f"{case.machine}: its power limit is unknown; add it to WATTS in {__name__}")
+        if case.machine not in CHIPS:
+            raise ValueError(f"{case.machine}: its power limit is unknown; add it to CHIPS in {__name__}")
         before = len(rows)
         for repeats, each in zip(case.repeats(), case.operations, strict=True):
             family = FAMILY_OF.get(each.kind)
             if family is None or math.prod(each.output_shape) <= 1 or (family == "dropout" and case.mode == "inf"):
                 continue
-            rows.append([number, repeats, each.forward_ms, *_row(each, family, machine)])
+            rows.append([
+                number, repeats, each.forward_ms, each.backward_ms, *_row(each, family, machines[case.machine])
+            ])  # fmt: skip
+            kinds.append(each.kind)
         if len(rows) == before:
             raise ValueError(f"{case.machine}, {case.model}: none of its operations is known")
         whole.append(case.time_ms if case.mode == "inf" else case.forward_ms)
     table = np.array(rows)
-    place, repeats, measured, flops_ms, bytes_ms = table[:, :5].T
-    operators = Operators(
-        table[:, 11:], table[:, 5:11], flops_ms, bytes_ms, measured, repeats, place.astype(np.int64), np.array(whole),
-        np.ones(len(cases), bool),
+    place, repeats, forward_ms, backward_ms, family_of_row, flops_ms, bytes_ms = table[:, :7].T
+    return Operators(
+        family_of_row.astype(np.int64), tuple(kinds), table[:, 13:], table[:, 7:13], flops_ms, bytes_ms, forward_ms,
+        backward_ms, repeats, place.astype(np.int64), tuple(each.machine for each in cases), np.array(whole),
+        np.array([each.time_ms for each in cases]), np.array([machines[each.machine].matrix_flops for each in cases]),
     )  # fmt: skip
-    return operators._replace(is_consistent=np.abs(operators.whole(measured) / operators.whole_ms - 1) < CONSISTENT)
 
 
 def _row(operation: Operation, family: str, machine: Machine) -> list[float]:
-    """Both times, rates, families and features."""
+    """Family, both times, rates and features."""
     output = math.prod(operation.output_shape)
     columns = operation.output_shape[-1]
     inputs = sum(math.prod(shape) for shape in operation.input_shapes)
     inner = 1
-    if family in ("linear", "bmm"):
+    if family in FAMILIES[:PRODUCTS]:
         inner = operation.input_shapes[1 if operation.kind == "addmm" else 0][-1]
         if operation.kind == "Linear":
             inputs += inner * columns  # its weights
@@ -119,10 +166,5 @@ def _row(operation: Operation, family: str, machine: Machine) -> list[float]:
     moved = BYTES * (inputs + output)
     flops_ms, bytes_ms = 1e3 * flops / peak, 1e3 * moved / machine.bandwidth
     rates = (flops, moved, machine.matrix_flops, machine.bandwidth, machine.cores, machine.cache)
-    features = (
-        flops_ms / bytes_ms, tiles / machine.cores, inner, columns, rows, moved / machine.cache,
-        machine.matrix_flops / machine.bandwidth, machine.matrix_flops / machine.cores / machine.clock,
-        WATTS[machine.name] / machine.matrix_flops,
-    )  # fmt: skip
-    is_family = [float(family == each) for each in FAMILIES]
-    return [flops_ms, bytes_ms, *map(math.log, rates), *is_family, *map(math.log, features)]
+    features = (flops_ms / bytes_ms, tiles / machine.cores, inner, columns, rows, moved / machine.cache)
+    return [FAMILIES.index(family), flops_ms, bytes_ms, *map(math.log, rates), *map(math.log, features)]

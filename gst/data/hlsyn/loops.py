@@ -3,6 +3,7 @@ parsed, never compiled or executed."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from gst.files.untrusted import shown
 
 TOKEN = re.compile(
-    r"(?P<skip>\s+|//[^\n]*|/\*.*?\*/|\#include[^\n]*)|(?P<pragma>\#pragma[^\n]*)|(?P<number>0[xX][0-9a-fA-F]+[uUlL]*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[uUlLfF]*)"
+    r"(?P<skip>\s+|//[^\n]*|/\*.*?\*/|\#(?!pragma)[^\n]*)|(?P<pragma>\#pragma[^\n]*)|(?P<number>0[xX][0-9a-fA-F]+[uUlL]*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[uUlLfF]*)"
     r"|(?P<name>[A-Za-z_]\w*)|(?P<sign><<=|>>=|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^~!<>=?:;,.(){}\[\]])"
     r"|(?P<text>\"[^\"\n]*\"|'[^'\n]*')",
     re.DOTALL,
 )
+CONSTANT = re.compile(r"^[ \t]*#define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*$", re.MULTILINE)
 PLACE = re.compile(r"auto\{__(PARA|PIPE|TILE)__(\w+)\}")
 REDUCTION = re.compile(r"\breduction(?:\s*=\s*(\w+))?")
 TYPES = frozenset({
@@ -57,12 +59,14 @@ class Assignment:
         operations: how often each operation occurs: `fadd`, `fmul`, `fdiv`, `sqrt`, `pow`, `add`, `mul`, `div`,
             `logic`.
         depth: the longest chain of operations.
+        is_guarded: an `if` stands around it.
     """
 
     target: Access
     reads: tuple[tuple[Access, tuple[str, ...]], ...]
     operations: Counter[str]
     depth: tuple[str, ...]
+    is_guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,14 @@ class Kernel:
         arrays: elements of each parameter that is an array.
         bytes_of: bytes of one element of each.
         body: statements and loops at its top.
+        shapes: sizes of the dimensions of each, outer first; empty where the source gives none.
     """
 
     name: str
     arrays: dict[str, int]
     bytes_of: dict[str, int]
     body: tuple[Loop | Assignment, ...]
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def loops(self) -> list[Loop]:
         """All loops, outer before inner, in the order of the source."""
@@ -163,16 +169,18 @@ class _Parser:
     def __init__(self, text: str, where: str) -> None:
         self.where = where
         self.tokens: list[tuple[str, str, int]] = []
-        position, line = 0, 1
+        position, line, constants = 0, 1, dict(CONSTANT.findall(text))
         while position < len(text):
             match = TOKEN.match(text, position)
             if match is None:
                 raise ValueError(f"{where}, line {line}: {shown(text[position : position + 20])} is no C token")
-            if match.lastgroup != "skip":
+            if match.group() in constants:
+                self.tokens.append(("number", constants[match.group()], line))
+            elif match.lastgroup != "skip":
                 self.tokens.append((str(match.lastgroup), match.group(), line))
             line += match.group().count("\n")
             position = match.end()
-        self.at, self.nesting, self.counter = 0, 0, 0
+        self.at, self.nesting, self.counter, self.guards = 0, 0, 0, 0
         self.functions: dict[str, tuple[list[tuple[str, bool]], int]] = {}
         self.calls: list[str] = []
         self.operations: Counter[str] = Counter()
@@ -181,6 +189,7 @@ class _Parser:
         self.scope = _Scope()
         self.arrays: dict[str, int] = {}
         self.bytes_of: dict[str, int] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
 
     # Tokens ----------------------------------------------------------------------------------------------------------
 
@@ -239,14 +248,15 @@ class _Parser:
         self.scope.names = {name: name for name, _ in parameters}
         self.calls.append(last)
         self.statement()
-        return Kernel(last, self.arrays, self.bytes_of, tuple(self.sink))
+        return Kernel(last, self.arrays, self.bytes_of, tuple(self.sink), self.shapes)
 
     def parameters(self, is_kernel: bool) -> list[tuple[str, bool]]:
         self.take("(")
-        self.arrays, self.bytes_of = {}, {}
+        self.arrays, self.bytes_of, self.shapes = {}, {}, {}
         parameters: list[tuple[str, bool]] = []
         words: list[str] = []
-        elements, has_array = 1, False
+        sizes: list[int] = []
+        has_array = False
         while True:
             token = self.take()
             if token in (",", ")"):
@@ -254,16 +264,19 @@ class _Parser:
                     name = words[-1]
                     parameters.append((name, "double" in words or "float" in words))
                     if has_array:
-                        self.arrays[name] = elements
+                        self.arrays[name] = math.prod(sizes)
+                        self.shapes[name] = tuple(sizes)
                         self.bytes_of[name] = next((BYTES[word] for word in words[:-1] if word in BYTES), 4)
-                words, elements, has_array = [], 1, False
+                words, sizes, has_array = [], [], False
                 if token == ")":
                     return parameters
             elif token == "[":
                 has_array = True
-                size = "" if self.peek() == "]" else self.take()
-                if size:
-                    elements *= self.integer(size)
+                if self.peek() != "]":
+                    size = self.conditional().affine
+                    if size is None or set(size) != {""}:
+                        raise self.fail("the size of a parameter is no constant")
+                    sizes.append(size[""])
                 self.take("]")
             elif token == "*":
                 has_array = True
@@ -351,11 +364,13 @@ class _Parser:
         condition = self.expression()
         self.take(")")
         before = dict(self.scope.values)
+        self.guards += 1
         self.statement()
         then = self.scope.values
         self.scope.values = before
         if self.accept("else"):
             self.statement()
+        self.guards -= 1
         other = self.scope.values
         merged = {}
         for name in then.keys() | other.keys():
@@ -540,8 +555,9 @@ class _Parser:
         if not target.subscripts and value.affine is not None:
             self.scope.values[target.name] = value  # an index, computed beside
             self.operations = Counter()
+            self.sink.append(Assignment(target, (), Counter(), (), self.guards > 0))
             return
-        self.sink.append(Assignment(target, reads, self.operations, value.depth[:64]))
+        self.sink.append(Assignment(target, reads, self.operations, value.depth[:64], self.guards > 0))
         self.operations = Counter()
         if not target.subscripts:
             own = any(read.name == target.name for read, _ in reads)

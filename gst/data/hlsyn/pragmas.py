@@ -62,19 +62,20 @@ def canonical(kernel: Kernel, point: Point) -> dict[str, Setting]:
         whole = max(int(-(-loop.trip_count // 1)), 1)
         parallel = int(point.get(f"__PARA__{loop.place}", 1)) if loop.place else 1
         tile = int(point.get(f"__TILE__{loop.place}", 1)) if loop.place else 1
-        mode = point.get(f"__PIPE__{loop.place}", "off") if loop.place else "off"
         inner = [each for each in loop.body if isinstance(each, Loop)]
-        if is_inside_flattened or (parallel >= whole and loop.is_exact):
-            settings[loop.variable] = Setting(whole, 1, False, True)
-            for each in inner:
-                visit(each, is_inside_flattened)
-            return
+        is_fixed = all(each.is_exact for top in inner for each in top.walk())
+        mode = point.get(f"__PIPE__{loop.place}", "off") if loop.place else "off"
+        is_flattened = mode == "flatten" and is_fixed
+        is_whole = parallel >= whole and loop.is_exact
         for each in inner:
-            visit(each, mode == "flatten")
-        everything = [each for top in inner for each in top.walk()]
-        innermost = all(settings[each.variable].is_unrolled for each in everything)
-        is_pipelined = mode == "flatten" or innermost
-        settings[loop.variable] = Setting(parallel, 1 if tile >= whole else tile, is_pipelined, False)
+            visit(each, is_inside_flattened or is_flattened)
+        innermost = all(settings[each.variable].is_unrolled for top in inner for each in top.walk())
+        if is_inside_flattened or (is_whole and innermost):
+            settings[loop.variable] = Setting(whole, 1, False, True)
+            return
+        settings[loop.variable] = Setting(
+            min(parallel, whole), 1 if is_whole or tile >= whole else tile, innermost, False
+        )
 
     for item in kernel.body:
         if isinstance(item, Loop):

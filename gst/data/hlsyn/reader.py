@@ -98,12 +98,16 @@ class HlsKernel:
         return f"{self.tool}/{self.name}"
 
 
-def read_kernels(path: Path | str, tools: Sequence[str] = TOOLS) -> list[HlsKernel]:
+def read_kernels(
+    path: Path | str, tools: Sequence[str] = TOOLS, broken: dict[str, str] | None = None
+) -> list[HlsKernel]:  # fmt: skip
     """The kernels of an HLSyn archive (`hlsyn.tar.xz`) or unpacked folder, by tool and name. Nothing is unpacked.
 
     Args:
         path: the archive, or the folder that holds `data/graphs`, `data/designs` and `data/sources`.
         tools: versions of the tool to read.
+        broken: where it is given, a kernel that cannot be read is left out, and its label and what is wrong with it
+            (`v18/atax`: message) are written here, instead of an error for all.
 
     Raises:
         ValueError: the archive is cut off, a file is damaged, or a kernel has no source; the message names the file.
@@ -116,16 +120,27 @@ def read_kernels(path: Path | str, tools: Sequence[str] = TOOLS) -> list[HlsKern
         _, tool, stem = PurePosixPath(name).with_suffix("").parts
         if tool not in tools:
             continue
-        source = _partner(files, "sources", stem, "_kernel.c", f"{path}/{name}")
-        graph = _partner(files, "graphs", stem, "_processed_result.gexf", None)
-        if source is None:
-            raise ValueError(f"{path}: {name} has no sources/{stem}_kernel.c beside it; add its C source")
-        kernel = parse_kernel(_text(files[source], f"{path}/{source}"), f"{path}/{source}")
-        program = parse_gexf(files[graph], f"{path}/{graph}") if graph else None
-        kernels.append(HlsKernel(stem, tool, kernel, program, _designs(files[name], kernel, f"{path}/{name}")))
+        try:
+            kernels.append(_kernel(files, name, tool, stem, path))
+        except ValueError as error:
+            if broken is None:
+                raise
+            broken[f"{tool}/{stem}"] = str(error)
+    if not kernels and broken:
+        raise ValueError(f"{path}: no kernel can be read; the first: {next(iter(broken.values()))}")
     if not kernels:
         raise ValueError(f"{path} holds no designs/{tools[0]}/*.json; give hlsyn.tar.xz or the folder unpacked from it")
     return kernels
+
+
+def _kernel(files: dict[str, bytes], name: str, tool: str, stem: str, path: Path) -> HlsKernel:
+    source = _partner(files, "sources", stem, "_kernel.c", f"{path}/{name}")
+    graph = _partner(files, "graphs", stem, "_processed_result.gexf", None)
+    if source is None:
+        raise ValueError(f"{path}: {name} has no sources/{stem}_kernel.c beside it; add its C source")
+    kernel = parse_kernel(_text(files[source], f"{path}/{source}"), f"{path}/{source}")
+    program = parse_gexf(files[graph], f"{path}/{graph}") if graph else None
+    return HlsKernel(stem, tool, kernel, program, _designs(files[name], kernel, f"{path}/{name}"))
 
 
 def _partner(files: dict[str, bytes], folder: str, stem: str, ending: str, where: str | None) -> str | None:

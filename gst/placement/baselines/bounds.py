@@ -8,9 +8,13 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
+from gst.devices.simulate.simulator import neighbour_lists
+from gst.placement.baselines.branching import Branched, branched_bound, classes
+from gst.placement.baselines.branching_kernels import Placing
 from gst.placement.baselines.chains import Chains, heads
 from gst.placement.baselines.list_kernels import TaskArrays
 from gst.placement.baselines.list_schedules import task_arrays
+from gst.placement.baselines.prices import prices
 from gst.placement.task import Task
 
 MOST_VARIABLES = 100_000  # of the linear program
@@ -52,6 +56,49 @@ def lower_bound_us(task: Task) -> float:
     longest = float(np.where(np.isfinite(times), head + times + tail, np.inf).min(0).max())
     work = priced_work(*_resources(task, arrays))
     return max(longest, window_bound(head.min(0), tail.min(0), work))
+
+
+def branched_bound_us(task: Task, least_us: float, most_us: float, seconds: float) -> Branched:
+    """Microseconds that every plan takes at least, by a search over placements with memory limits, see
+    `gst.placement.baselines.branching.branched_bound`.
+
+    Args:
+        least_us: what is known that no plan takes less than.
+        most_us: what a plan takes that fits.
+        seconds: of search.
+    """
+    return branched_bound(placing_of(task), least_us, most_us, seconds)
+
+
+def placing_of(task: Task) -> Placing:
+    """A task as the kernels of the search over placements read it; of memory only what is resident counts."""
+    arrays, nodes, devices = task_arrays(task), np.arange(task.num_nodes), len(task.devices)
+    groups = neighbour_lists(np.stack([task.colocation, nodes]), task.num_groups)
+    sizes = np.bincount(task.colocation, task.resident_bytes.astype(np.float64), task.num_groups)
+    names, limits = list(task.memories), _limits(task)
+    memory = np.array([names.index(device.memory) for device in task.devices])
+    links = (task.costs.latency_us, task.costs.bytes_per_us)
+    alike = classes(arrays.times_us, limits, links, arrays.use)
+    own, shared = np.full((1, arrays.use.shape[1]), 1 / arrays.use.shape[1]), np.zeros((1, len(names)))
+    if arrays.use.sum() == devices == arrays.use.shape[1] == len(names):
+        times = np.stack([np.bincount(task.colocation, row, task.num_groups) for row in arrays.times_us])
+        of_time, of_bytes = prices(times, sizes, limits, alike)
+        own, shared = of_time @ arrays.use, np.zeros(of_bytes.shape)
+        shared[:, memory] = of_bytes
+    return Placing(
+        arrays.indptr, arrays.consumers, np.repeat(nodes, np.diff(arrays.indptr)),
+        arrays.producer_indptr, arrays.producers, arrays.producers, arrays.times_us, task.colocation, arrays.num_bytes,
+        task.costs.latency_us, 1 / task.costs.bytes_per_us, np.zeros((0, 0, 0)), np.zeros(devices, np.int64), *groups,
+        arrays.use, sizes, memory, np.array([np.inf if task.memories[each] is None else task.memories[each]
+                                             for each in names], np.float64),
+        np.ascontiguousarray(own, np.float64), shared, np.zeros(len(names)), alike,
+    )  # fmt: skip
+
+
+def _limits(task: Task) -> Float64[np.ndarray, " devices"]:
+    """Bytes of the memory of each device."""
+    limits = [task.memories[device.memory] for device in task.devices]
+    return np.array([np.inf if limit is None else limit for limit in limits], np.float64)
 
 
 def _two_of_each(task: Task) -> Int64[np.ndarray, " some"]:

@@ -14,12 +14,16 @@ import numpy as np
 from gst.data.public_graphs import read_public_graph
 from gst.devices import Plan, machine_record
 from gst.devices.describe.machine import parse_bytes
+from gst.devices.execute.trace import save_trace
 from gst.devices.plan import priority_of
 from gst.files.writing import atomic_write
+from gst.placement.certificate import Certificate
+from gst.placement.plan_trace import trace_of_schedule
 from gst.placement.public.annealing import anneal
 from gst.placement.public.baselines import baselines
-from gst.placement.public.bounds import lower_bound, proved_bound, relaxed_bound
+from gst.placement.public.bounds import lower_bound
 from gst.placement.public.problem import Problem, public_problem
+from gst.placement.public.proofs import prove
 from gst.placement.public.schedules import Schedule
 from gst.process.progress import Progress, no_progress
 
@@ -37,19 +41,20 @@ def place_public(
     proof_s: float = 0.0,
     progress: Progress = no_progress,
     proposer: Proposer | None = None,
+    chosen: Callable[[Schedule], None] = lambda _: None,
 ) -> tuple[dict[str, Any], Schedule]:
     """Place a published problem: the result for JSON, and the best plan.
 
     Args:
         seconds: of search: of annealing, from the best baseline on.
         proposer: of plans that annealing may begin with too; it has `SHARE` of the seconds, annealing what is left.
-        proof_s: seconds that a linear program and CP-SAT each have for a better bound, see
-            `gst.placement.public.bounds`; CP-SAT is not asked where the plan meets the bound already.
+        proof_s: seconds for a better bound in the end, see `gst.placement.public.proofs`.
+        chosen: told the best plan of the search before anything is proved.
 
     Returns:
         `graph`, `format`, `machine`, `num_nodes`, `num_edges`, `devices`, `unit`, `notes`, `plans` (`makespan`, `ratio`
         to the best plan, `gap` to the bound, `reason` where it is not admitted, `seconds`), `best`, `objective`,
-        `lower_bound`, `bound_by`, `gap`, `steps` of annealing, `proved`.
+        `lower_bound`, `bound_by`, `gap`, `steps` of annealing, `proved`, `certificate`.
 
     Raises:
         ValueError: no baseline fits the memories.
@@ -64,8 +69,6 @@ def place_public(
         raise ValueError(f"no plan of {problem.graph.name} fits {problem.machine}: {why}; add devices or memory")
     start = min(admitted.values(), key=lambda plan: plan.makespan)
     bound, by, steps = lower_bound(problem), "chains and work", 0
-    if (relaxed := relaxed_bound(problem, proof_s)) > bound:
-        bound, by = relaxed, "linear program"
     if seconds > 0 and start.makespan > bound * (1 + NEAR):
         anneal(problem, start, steps=1)  # compiled before the clock starts
         left = seconds
@@ -82,16 +85,16 @@ def place_public(
             plans["annealing"], steps = anneal(problem, start, left, seed=seed, progress=progress)
             times["annealing"] = time.perf_counter() - begun
     best = min(plans, key=lambda name: plans[name].makespan if not plans[name].reason else np.inf)
+    chosen(plans[best])
+    begun = time.perf_counter()
     if proof_s > 0 and plans[best].makespan > bound * (1 + NEAR):
         progress("proving", 0, 1000)
-        begun = time.perf_counter()
-        proved, plan = proved_bound(problem, proof_s, plans[best], seed)
-        times["cp-sat"] = time.perf_counter() - begun
-        if proved > bound:
-            bound, by = proved, "CP-SAT"
-        if plan is not None and not plan.reason:
-            plans["cp-sat"] = plan
+        proof = prove(problem, plans[best], bound, proof_s, seed)
+        bound, by = proof.bound, proof.bound_by or by
+        if proof.plan is not None and not proof.plan.reason:
+            plans["cp-sat"] = proof.plan
             best = min((best, "cp-sat"), key=lambda name: plans[name].makespan)
+    took = time.perf_counter() - begun
     objective = plans[best].makespan
     rows = {
         name: {
@@ -105,13 +108,19 @@ def place_public(
     }
     bound = min(bound, objective)  # of rounding
     graph = problem.graph
+    used = np.bincount(plans[best].home, graph.sizes, len(problem.devices)).astype(np.int64)
+    limits = [int(limit) if np.isfinite(limit) else None for limit in problem.arrays.limits]
+    certificate = Certificate(
+        bound, by, objective, graph.unit, took, dict(zip(problem.devices, used.tolist(), strict=True)),
+        dict(zip(problem.devices, limits, strict=True)), "file",
+    )  # fmt: skip
     return {
         "graph": graph.name, "format": graph.format, "machine": problem.machine, "num_nodes": graph.num_nodes,
         "num_edges": graph.edges.shape[1], "devices": list(problem.devices), "unit": graph.unit,
         "notes": list(problem.notes), "plans": rows, "best": best, "objective": objective, "lower_bound": bound,
         "bound_by": by, "gap": _ratio(objective, bound) - 1, "proved": objective <= bound * (1 + 1e-6), "steps": steps,
         "seconds": seconds, "seed": seed, "runtime": "simulated", "host": machine_record(),
-        "baselines_s": times["baselines"],
+        "baselines_s": times["baselines"], "certificate": certificate.to_dict(),
     }, plans[best]  # fmt: skip
 
 
@@ -135,25 +144,35 @@ def place_by_options(
         raise ValueError(f"give a program or --graph, not both: {options.program} and {options.graph}")
     if options.devices or isinstance(options.workers, str):
         raise ValueError("--graph with --machine is simulated; leave --devices and --workers away")
-    if not 0 <= options.seconds < float("inf"):
-        raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
+    for name in ("seconds", "proof"):
+        if not 0 <= getattr(options, name) < float("inf"):
+            raise ValueError(f"--{name} is {getattr(options, name)}, want 0 or more")
     limit = parse_bytes(options.memory_limit) if options.memory_limit else None
     problem = public_problem(read_public_graph(options.graph), options.machine, limit)
-    result, plan = place_public(problem, options.seconds, options.seed, options.seconds, progress, proposer)
-    out = options.out or Path("runs/place") / options.graph.stem
-    save_public_plan(problem, plan, out / "plan.json")
-    return {"command": options.command, **result, "plan_file": str(out / "plan.json")}
+    path = (options.out or Path("runs/place") / options.graph.stem) / "plan.json"
+    result, plan = place_public(
+        problem, options.seconds, options.seed, options.proof, progress, proposer,
+        lambda plan: save_public_plan(problem, plan, path),
+    )  # fmt: skip
+    save_public_plan(problem, plan, path, result["certificate"])
+    if options.trace is not None:
+        save_trace(trace_of_schedule(problem, plan), options.trace)
+    return {"command": options.command, **result, "plan_file": str(path)}
 
 
-def save_public_plan(problem: Problem, plan: Schedule, path: Path) -> None:
+def save_public_plan(
+    problem: Problem, plan: Schedule, path: Path, certificate: Mapping[str, Any] | None = None
+) -> None:
     """Write a plan as JSON: `devices`, `placement` and `priority` as `Plan.load` reads them (each device runs the
-    operations of greatest priority first, and waits for them), `nodes` by name, `begin` and `end` in `unit`."""
+    operations of greatest priority first, and waits for them), `nodes` by name, `begin` and `end` in `unit`, and the
+    `certificate` once there is one."""
     placed = Plan(problem.devices, plan.home, priority_of(plan.order))
     scale = problem.graph.scale
     record = {
         **placed.to_dict(), "graph": problem.graph.name, "format": problem.graph.format, "machine": problem.machine,
         "unit": problem.graph.unit, "makespan": plan.makespan, "nodes": list(problem.graph.ids),
         "begin": (plan.begin / scale).tolist(), "end": (plan.end / scale).tolist(),
+        **({} if certificate is None else {"certificate": certificate}),
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:

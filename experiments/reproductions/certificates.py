@@ -1,0 +1,136 @@
+"""How near bounds come to the optimum: of one Inception block on simulated GPUs, and of the MSR graphs.
+
+    python -m experiments.reproductions.certificates --json experiments/results/certificates.json
+
+Simulated, one core. For each problem: the best plan of annealing for `--search` seconds and of CP-SAT; the bound of
+chains, work and the linear program; the bound of branch and bound over placements with `--seconds` of the processor;
+the bound of CP-SAT with as many by the clock, apart from the others, up to 200 operations. Where a bound meets the best
+plan that is optimal. A problem whose row is in the file is left as it is. `tests/placement/test_certificate.py`
+compares bounds with brute force on random graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gst.data.public_graphs import read_public_graph
+from gst.devices import Plan, machine_record
+from gst.placement.baselines.bounds import branched_bound_us, lower_bound_us
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.certificate import is_exact
+from gst.placement.exact.tasks import optimum
+from gst.placement.local_search.annealing import anneal
+from gst.placement.machines import machine
+from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.public.bounds import lower_bound, relaxed_bound, searched_bound
+from gst.placement.public.placing import place_public
+from gst.placement.public.problem import public_problem
+from gst.placement.public.proofs import proved_bound
+from gst.placement.task import Task
+from gst.process.progress import bar
+from gst.programs import capture_module
+from gst.programs.workloads.convolution import Branches
+
+DATA = Path("../shared/data/placement")
+BLOCKS = ((128, 32, 4), (32, 32, 16), (64, 64, 8), (192, 64, 1))  # channels, width, images of 20 x 20
+EVALUATIONS = 2_000
+NEAR = 1e-6
+
+
+def block(channels: int, width: int, images: int, gpus: int) -> Task:
+    """The forward pass of one Inception block on simulated GPUs."""
+    model = Branches(channels, width).eval().requires_grad_(False)
+    return machine(f"gpus:{gpus}").task(capture_module(model, (torch.zeros(images, channels, 20, 20),)))
+
+
+def block_row(sizes: tuple[int, int, int, int], seconds: float) -> dict[str, Any]:
+    """Bounds of a block, in microseconds."""
+    task = block(*sizes)
+    budgeted = Budgeted(SimulatedObjective(task), EVALUATIONS)
+    budgeted(list(portfolio(task).values()))
+    anneal(task, budgeted, 0)
+    assert isinstance(budgeted.best, Plan)
+    took, chains = 1e3 * budgeted.best_ms, lower_bound_us(task)
+    begun = time.process_time()
+    branched = branched_bound_us(task, chains, took, seconds)
+    middle = time.process_time()
+    solved = optimum(task, seconds, budgeted.best)
+    return _row(
+        int(task.costs.computed.sum()), min(took, 1e3 * solved.objective_ms), chains,
+        (branched.bound, middle - begun, branched.num_parts), (1e3 * solved.bound_ms, time.process_time() - middle),
+    )  # fmt: skip
+
+
+def graph_row(path: Path, search_s: float, seconds: float) -> dict[str, Any]:
+    """Bounds of a published graph on four GPUs, in its own unit."""
+    problem = public_problem(read_public_graph(path), "gpus:4")
+    _, plan = place_public(problem, search_s)
+    took, chains = plan.makespan, max(lower_bound(problem), relaxed_bound(problem, seconds))
+    begun = time.process_time()
+    branched = searched_bound(problem, chains, took, seconds, time.process_time)
+    middle, solved, best = time.process_time(), None, None
+    if is_exact(problem.num_nodes, len(problem.devices)):
+        solved, best = proved_bound(problem, seconds, plan)
+    after = time.process_time()
+    least = took if best is None or best.reason else min(took, best.makespan)
+    return _row(
+        problem.num_nodes, least, chains, (branched.bound, middle - begun, branched.num_parts),
+        None if solved is None else (solved, after - middle),
+    )  # fmt: skip
+
+
+def _row(
+    nodes: int, best: float, chains: float, branched: tuple[float, float, int], solved: tuple[float, float] | None
+) -> dict[str, Any]:
+    bounds = [chains, branched[0], *([] if solved is None else [solved[0]])]
+    return {
+        "operations": nodes, "best": best, "optimal": max(bounds) >= best * (1 - NEAR), "chains": chains,
+        "branches": min(branched[0], best), "branches_s": branched[1], "branches_parts": branched[2],
+        "cp_sat": None if solved is None else min(solved[0], best), "cp_sat_s": None if solved is None else solved[1],
+    }  # fmt: skip
+
+
+def problems(search_s: float, seconds: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Name of each problem, and what makes its row."""
+    for channels, width, images in BLOCKS:
+        for gpus in (2, 4):
+            name = f"Inception block, {channels} to {width} channels, {images} images, gpus:{gpus}"
+            yield name, partial(block_row, (channels, width, images, gpus), seconds)
+    for path in sorted(DATA.glob("*_graphs/*.json")):
+        name = f"MSR {path.parent.name.partition('_')[0]}, {path.stem}"
+        yield name, partial(graph_row, path, search_s, seconds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", type=float, default=20.0, metavar="S", help="of annealing (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each bound (default: %(default)g)")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    there = json.loads(options.json.read_text())["rows"] if options.json.exists() else {}
+    record: dict[str, Any] = {
+        "rows": there, "settings": {"search_s": options.search}, "machine": machine_record(),
+        "command": f"python -m experiments.reproductions.certificates --search {options.search:g} --seconds LIMIT_S",
+    }  # fmt: skip
+    for name, make in bar(list(problems(options.search, options.seconds)), "problems"):
+        if name in there:
+            continue
+        record["rows"][name] = make() | {"limit_s": options.seconds}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    ratios = np.array([row["branches"] / row["best"] for row in record["rows"].values()])
+    near = int((ratios >= 0.95).sum())
+    print(f"branch and bound / best plan: least {ratios.min():.3f}, .95 or more in {near} of {len(ratios)}")
+
+
+if __name__ == "__main__":
+    main()
