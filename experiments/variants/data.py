@@ -1,4 +1,4 @@
-"""What the variants are compared on: datasets of six kinds, cut into segments, and left whole."""
+"""What the variants are compared on: datasets of seven kinds, cut into segments, and left whole."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from experiments.reproductions.circuits.compare import labelled_files
 from experiments.reproductions.circuits.features import circuit_graph
 from experiments.reproductions.circuits.files import SHARED
 from experiments.reproductions.circuits.labels import read_labels
+from gst.cost.step_time.dataset import TimmStepTimes
 from gst.data import ElfBinaries, TpuGraphs, group_of
 from gst.data.hlsyn import HlSyn
 from gst.data.loader import Selection, StepLoader, split
@@ -26,6 +27,7 @@ ALEXNET = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_
 TILE = "../shared/data/tpugraphs/tile/xla/train/*.npz"
 LABELS = Path("experiments/results/circuits_labels.jsonl.xz")
 HLSYN = "../shared/data/hlsyn.tar.xz"
+TIMM, MODELS = "../shared/data", 64  # image models, evenly from all
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Task:
 
     Args:
         kind: what a target is, which decides the loss and the score: a `runtime` to rank by (Kendall's tau on held-out
-            configurations), a `number` (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
+            configurations), a `time` (tau and relative error over all configurations of held-out families), a `number`
+            (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
         encoder: arguments of the encoder.
         num_fresh: segments with gradient per graph and step.
         held_out: configurations of each graph that are held out, of a `runtime`; of others a quarter of the groups.
@@ -68,7 +71,7 @@ class Task:
     """
 
     name: str
-    kind: Literal["runtime", "number", "class"]
+    kind: Literal["runtime", "time", "number", "class"]
     max_nodes: int
     pooling: Literal["sum", "mean"]
     encoder: dict[str, Any]
@@ -88,6 +91,8 @@ class Task:
             return TpuGraphs([TILE])
         if self.name == "hlsyn":
             return HlSyn(HLSYN, "v18")
+        if self.name == "timm":
+            return TimmStepTimes(TIMM, "infer", MODELS)
         if self.name == "circuits":
             return CircuitShrinkage()
         if self.name == "synthetic":
@@ -109,8 +114,9 @@ class Task:
         return loader, validation
 
 
-def mean_and_deviation(selections: list[Selection]) -> tuple[float, float]:
+def mean_and_deviation(selections: list[Selection], of_logarithms: bool = False) -> tuple[float, float]:
     targets = np.concatenate([graph.targets[configs.numpy()] for graph, configs in selections])
+    targets = np.log(targets) if of_logarithms else targets
     return float(targets.mean()), float(targets.std())
 
 
@@ -123,6 +129,8 @@ TASKS = {
              held_out=20, least_configs=60),
         Task("hlsyn", "runtime", 32, "sum", {"channels": 48, "num_layers": 3, "num_opcodes": 64}, 2, 4, 16, 2e-3,
              lists_per_graph=8, held_out=64, least_configs=300),
+        Task("timm", "time", 128, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 512, "log_config": False}, 2,
+             8, 4, 3e-3, lists_per_graph=2),
         Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3),
         Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
              1e-2, classes=3),

@@ -52,6 +52,8 @@ DRAWS: dict[str, dict[str, Any]] = {
 }
 COMPARED = {"estimates": ESTIMATES, "draws": {f"difference, {name}": draw for name, draw in DRAWS.items()}}
 
+_DEFAULT = [name for name, task in TASKS.items() if task.kind != "time"]
+
 
 def errors(task: Task, seed: int, ways: dict[str, dict[str, Any]], bar: tqdm) -> dict[str, float]:
     """The relative error of each way to estimate over one training."""
@@ -95,7 +97,7 @@ def _square(embeddings: Tensor, valid: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
+    parser.add_argument("--tasks", default=",".join(_DEFAULT), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--compare", choices=tuple(COMPARED), default="estimates", help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="write the errors to this file as well")

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gst.data.source import GraphSource
 
-DATASETS = "synthetic:NODES, elf, malnet FOLDER, hlsyn PATH, tpugraphs, or TpuGraphs npz files and patterns of them"
+DATASETS = (
+    "synthetic:NODES, elf, malnet FOLDER, hlsyn PATH, timm FOLDER, neusight PATH, graphnet PATH, tpugraphs, or "
+    "TpuGraphs npz files and patterns of them"
+)
 FILES = "a TpuGraphs npz file"
 OPTIONS = {
     "synthetic": (),
     "elf": ("root", "label", "min_bytes", "limit", "min_groups"),
     "malnet": ("part", "splits"),
     "hlsyn": ("tool", "target"),
+    "timm": ("mode", "limit"),
+    "neusight": ("mode",),
+    "graphnet": (),
     "tpugraphs": ("root", "collection", "part", "eval_indices", "features", "reduction"),
     FILES: ("features", "reduction"),
 }
@@ -36,6 +42,9 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         "gst prepare elf --root /usr/lib --label call_depth --limit 100\n"
         "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type\n"
         "gst prepare hlsyn data/hlsyn.tar.xz --tool v20 --target DSP\n"
+        "gst prepare timm data --mode infer       # data/timm.tar.xz and data/graphnet_timm.tar.xz\n"
+        "gst prepare neusight data/neusight.tar.xz\n"
+        "gst prepare graphnet data/graphnet.tar.xz\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
         "gst prepare tpugraphs --collection layout/nlp/random --features costs,padding --reduction hops:6\n"
         "gst prepare tpugraphs --root data/tpugraphs",
@@ -68,7 +77,8 @@ def _add_sources(prepare: argparse.ArgumentParser) -> None:
         "dataset",
         nargs="+",
         help="TpuGraphs npz files or patterns; synthetic:NODES; elf, the call graphs of this machine's binaries; "
-        "malnet FOLDER; hlsyn PATH, its archive or folder; tpugraphs, its collections below --root, all that are there "
+        "malnet FOLDER; hlsyn PATH, neusight PATH, graphnet PATH, an archive or folder; timm FOLDER, which holds the "
+        "tables and the GraphNet sources of its models; tpugraphs, its collections below --root, all that are there "
         "unless named",
     )
     prepare.add_argument(
@@ -81,7 +91,9 @@ def _add_sources(prepare: argparse.ArgumentParser) -> None:
         help="target: programming language, section of the Debian package, or depth of calls (default: language)",
     )
     elf.add_argument("--min-bytes", type=int, help="leave out smaller files (default: 100000)")
-    elf.add_argument("--limit", type=int, metavar="N", help="at most N binaries, evenly from all (default: all)")
+    elf.add_argument(
+        "--limit", type=int, metavar="N", help="at most N binaries, or models of timm, evenly from all (default: all)"
+    )
     elf.add_argument(
         "--min-groups", type=int, metavar="N", help="leave out classes of fewer groups of packages (default: 5)"
     )
@@ -95,6 +107,9 @@ def _add_sources(prepare: argparse.ArgumentParser) -> None:
     hlsyn = prepare.add_argument_group("hlsyn")
     hlsyn.add_argument("--tool", choices=("all", "v18", "v20"), help="version of the tool that labelled (default: all)")
     hlsyn.add_argument("--target", help="cycles (log2), valid, BRAM, DSP, LUT or FF (default: cycles)")
+    prepare.add_argument_group("timm and neusight").add_argument(
+        "--mode", choices=("all", "infer", "inf", "train"), help="infer (inf of neusight) or train alone (default: all)"
+    )
     tpugraphs = prepare.add_argument_group("tpugraphs")
     tpugraphs.add_argument("--collection", metavar="NAME", help="layout/xla/random, tile/xla, ... (default: all there)")
     tpugraphs.add_argument("--eval-indices", metavar="JSON", help="only the configurations listed, as published")
@@ -155,8 +170,10 @@ def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, 
     if isinstance(source, ElfBinaries | MalNet):
         result["classes"] = list(source.classes)
         print("classes: " + (", ".join(f"{i} {name}" for i, name in enumerate(source.classes)) or "none, a regression"))
-    if isinstance(source, ElfBinaries):
-        result["skipped"] = dict(Counter(source.skipped.values()).most_common())
+    skipped = getattr(source, "skipped", None)
+    if skipped is not None:
+        counts = Counter(skipped.values()) if isinstance(source, ElfBinaries) else Counter(skipped)
+        result["skipped"] = dict((+counts).most_common())
         print(
             "skipped: " + (", ".join(f"{count} {reason}" for reason, count in result["skipped"].items()) or "nothing")
         )
@@ -192,20 +209,21 @@ def datasets(words: Sequence[str], **options: Any) -> Sequence[GraphSource]:
 
 
 def dataset(words: Sequence[str], **options: Any) -> GraphSource:
-    """The dataset that the words of a command name: `synthetic:NODES`, `elf`, `malnet FOLDER`, `hlsyn PATH`, or
-    TpuGraphs files.
+    """The dataset that the words of a command name: `synthetic:NODES`, `elf`, `malnet FOLDER`, `hlsyn PATH`,
+    `timm FOLDER`, `neusight PATH`, `graphnet PATH`, or TpuGraphs files.
 
     Examples:
         >>> dataset(["synthetic:500"]).num_nodes
         500
 
     Args:
-        options: arguments of `ElfBinaries`, `MalNet`, `HlSyn` or `TpuGraphs`, see `OPTIONS`.
+        options: arguments of `ElfBinaries`, `MalNet`, `HlSyn`, `TimmStepTimes`, `NeuSightTimes` or `TpuGraphs`, see
+            `OPTIONS`.
 
     Raises:
         ValueError: there is no such dataset, it does not take one of the options, or words are missing or left over.
     """
-    from gst.data import ElfBinaries, HlSyn, MalNet, SyntheticPrograms, TpuGraphs
+    from gst.data import ElfBinaries, MalNet, SyntheticPrograms, TpuGraphs
 
     name, rest = words[0], list(words[1:])
     kind = name.partition(":")[0]
@@ -221,15 +239,35 @@ def dataset(words: Sequence[str], **options: Any) -> GraphSource:
             raise ValueError("malnet needs its folder: malnet FOLDER, the one that holds type/family/hash.edgelist")
         _nothing_after(f"malnet {rest[0]}", rest[1:])
         return MalNet(rest[0], **options)
-    if name == "hlsyn":
+    if name in ("hlsyn", "timm", "neusight", "graphnet"):
         if not rest:
-            raise ValueError("hlsyn needs its archive or folder: hlsyn PATH")
-        _nothing_after(f"hlsyn {rest[0]}", rest[1:])
-        return HlSyn(rest[0], **options)
+            raise ValueError(f"{name} needs its archive or folder: {name} PATH")
+        _nothing_after(f"{name} {rest[0]}", rest[1:])
+        return _published(name)(rest[0], **options)
     for word in words:
         if not (word.endswith(".npz") or set(word) & set("*?[/") or Path(word).exists()):
             raise ValueError(f"there is no dataset {word!r}; there are {DATASETS}")
     return TpuGraphs(words, **options)
+
+
+def _published(name: str) -> Callable[..., GraphSource]:
+    """The dataset of an archive."""
+    match name:
+        case "timm":
+            from gst.cost.step_time.dataset import TimmStepTimes
+
+            return TimmStepTimes
+        case "neusight":
+            from gst.data.neusight_graphs import NeuSightTimes
+
+            return NeuSightTimes
+        case "graphnet":
+            from gst.data.fx_graphs import FxGraphs
+
+            return FxGraphs
+    from gst.data import HlSyn
+
+    return HlSyn
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -253,7 +291,7 @@ def expected_graphs(source: GraphSource) -> int | None:
             return len(source.paths())
         case SyntheticPrograms():
             return source.num_graphs
-    return None
+    return len(source) if hasattr(source, "__len__") else None
 
 
 def _nothing_after(name: str, rest: Sequence[str]) -> None:

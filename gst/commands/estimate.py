@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gst.cost.step_time.xla import XlaProgram
     from gst.data.graphnet import FxSource
     from gst.programs import Program
 
@@ -25,12 +26,14 @@ def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser])
         "say how long a program takes on machines that are not here",
         "gst estimate inception --on rtx4090,h100\n"
         "gst estimate mypackage.training:make_step --on a100 --compile --json estimate.json\n"
-        "gst estimate samples/resnet18 --on rtx3060,my_machine.json --batch 64 --precision amp",
+        "gst estimate samples/resnet18 --on rtx3060,my_machine.json --batch 64 --precision amp\n"
+        "gst estimate step.hlo --on h100        # jax.jit(f).lower(x).as_text(dialect='hlo'), or of .compile()\n"
+        "gst estimate step.mlir --on a100,h100  # StableHLO, jax.jit(f).lower(x).as_text(); by jaxlib",
     )
     estimate.add_argument(
         "program",
-        help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), or the folder of a "
-        "GraphNet sample",
+        help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), the folder of a "
+        "GraphNet sample, or a file with an XLA program: HLO text or protobuf, or StableHLO text",
     )
     estimate.add_argument(
         "--on", default="rtx4090,a100,h100", metavar="MACHINES",
@@ -49,6 +52,7 @@ def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser])
 def _estimate(options: argparse.Namespace) -> dict[str, Any]:
     from gst.cost.step_time.estimate import estimate
     from gst.cost.step_time.machines import machine_of
+    from gst.cost.step_time.xla import XlaProgram
 
     machines = [name.strip() for name in options.on.split(",") if name.strip()]
     if options.on == "list":
@@ -56,11 +60,7 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
     for name in machines:  # before a program is captured
         machine_of(name)
     program = _program(options.program)
-    if options.batch is not None and (options.batch < 1 or not hasattr(program, "weights")):
-        raise ValueError(
-            f"--batch {options.batch} is for GraphNet samples, from 1; a captured step has its own batch, such as "
-            "inception:batch=64"
-        )
+    _check(options, program)
     results = [
         estimate(program, (), name, PRECISIONS[options.precision], options.compile, options.batch or 1)  # type: ignore[arg-type]
         for name in machines
@@ -68,6 +68,8 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
     first = results[0]
     print(f"{first.program}: {first.parameter_bytes / 2**20:,.1f} MiB of parameters, "
           f"at most {first.activation_bytes / 2**20:,.1f} MiB of other values")  # fmt: skip
+    if isinstance(program, XlaProgram):
+        print(_counted(program))
     print(f"{'machine':<16}{'ms':>10}{'90 % of such programs':>26}   costliest")
     for each in results:
         least, most = each.interval
@@ -79,6 +81,31 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
     return {"program": first.program, "estimates": [each.to_dict() for each in results]}
 
 
+def _check(options: argparse.Namespace, program: Program | FxSource | XlaProgram) -> None:
+    """Options that the program takes."""
+    from gst.cost.step_time.xla import XlaProgram
+
+    if options.batch is not None and (options.batch < 1 or not hasattr(program, "weights")):
+        raise ValueError(
+            f"--batch {options.batch} is for GraphNet samples, from 1; a captured step has its own batch, such as "
+            "inception:batch=64"
+        )
+    if isinstance(program, XlaProgram) and (options.compile or options.precision != "fp32"):
+        raise ValueError(
+            f"{options.program} is an XLA program: it has its own types and is compiled by XLA; leave --compile and "
+            "--precision out"
+        )
+
+
+def _counted(program: XlaProgram) -> str:
+    """Operations, and what the text does not tell, in a sentence."""
+    fused = "fused by XLA" if program.is_compiled else "not compiled: fused by the rule of TorchInductor"
+    line = f"{program.counts.flops / 1e9:,.4g} GFLOP as XLA counts them; {fused}"
+    if program.unknown_loops:
+        line += f"; {program.unknown_loops} loops of unknown trip count, each counted once"
+    return line
+
+
 def _list() -> dict[str, Any]:
     from gst.cost.step_time.machines import MACHINES
 
@@ -88,12 +115,16 @@ def _list() -> dict[str, Any]:
     return {"machines": {name: each._asdict() for name, each in MACHINES.items()}}
 
 
-def _program(name: str) -> Program | FxSource:
-    """A captured step, or the one GraphNet sample of a folder."""
+def _program(name: str) -> Program | FxSource | XlaProgram:
+    """A captured step, the one GraphNet sample of a folder, or the XLA program of a file."""
     if not Path(name).exists():
         from gst.programs import traced
 
         return traced(name)
+    if Path(name).is_file():
+        from gst.cost.step_time.xla import read_xla
+
+        return read_xla(name)
     from gst.data.graphnet import read_sources
 
     sources = list(read_sources(Path(name))) if Path(name).is_dir() else []

@@ -194,21 +194,41 @@ def read_sources(path: Path | str) -> Iterator[FxSource]:
     """The samples of an archive (`graphnet*.tar.xz`) or of a folder at any depth, by name. Nothing is unpacked.
 
     Raises:
+        ValueError: see `stream_sources`.
+    """
+    yield from sorted(stream_sources(path), key=lambda each: each.where)
+
+
+def stream_sources(path: Path | str) -> Iterator[FxSource]:
+    """The samples of an archive or of a folder, in the order of the files, so that few texts are held at once.
+
+    Raises:
         ValueError: the archive is cut off, or a sample lacks one of its two files; the message names it.
     """
     path = Path(path)
-    texts: dict[str, dict[str, str]] = {}
+    waiting: dict[str, dict[str, str]] = {}
     for name, content in dataset_files(path, WANTED, "GraphNet"):
-        place = PurePosixPath(name)
+        folder, stem = PurePosixPath(name).parent, PurePosixPath(name).stem
+        texts = waiting.setdefault(str(folder), {})
         try:
-            texts.setdefault(str(place.parent), {})[place.stem] = content.decode()
+            texts[stem] = content.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: {name} is not UTF-8 text: {error.reason}") from error
-    for name in sorted(texts):
-        if len(texts[name]) < 2:
-            raise ValueError(f"{path}: {name} has no {'weight_meta' if 'model' in texts[name] else 'model'}.py")
-        within = PurePosixPath(name)
-        yield FxSource(within.name, texts[name]["model"], texts[name]["weight_meta"], str(path / within.parent))
+        if len(texts) == 2:
+            del waiting[str(folder)]
+            yield FxSource(folder.name, texts["model"], texts["weight_meta"], str(path / folder.parent))
+    for name in sorted(waiting):
+        raise ValueError(f"{path}: {name} has no {'weight_meta' if 'model' in waiting[name] else 'model'}.py")
+
+
+def sample_names(path: Path | str) -> list[str]:
+    """Names of the samples of an archive or of a folder, in the order of the files.
+
+    Raises:
+        ValueError: the archive is cut off.
+    """
+    files = dataset_files(Path(path), WANTED, "GraphNet")
+    return [PurePosixPath(name).parent.name for name, _ in files if PurePosixPath(name).stem == "model"]
 
 
 def parse_weights(text: str, where: str) -> dict[str, Weight]:

@@ -239,6 +239,8 @@ class SegmentTrainingModule(L.LightningModule):
         measure = classify if self.loss == "cross_entropy" else evaluate
         metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
+        if self.loss == "log_runtime" and pairs:
+            means[f"{part}/median_error"] = median_error(*(each.numpy() for each in _joined(pairs)))
         self.log_dict(means, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -279,6 +281,16 @@ def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         "slowdown@1": slowdown_at_k(scores, targets, 1),
         "slowdown@5": slowdown_at_k(scores, targets, 5),
     }
+
+
+def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
+    """Median of |exp(score) - target| / target over all graphs and configurations.
+
+    Examples:
+        >>> round(median_error(np.log([1.1, 2.0, 4.0]), np.array([1.0, 2.0, 2.0])), 3)
+        0.1
+    """
+    return float(np.median(np.abs(np.exp(scores.astype(np.float64)) - targets) / targets))
 
 
 def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:

@@ -9,10 +9,10 @@ import pytest
 from experiments.reproductions.timm.__main__ import main
 from experiments.reproductions.timm.model import efficiencies, folds_of, predict, scores
 from experiments.reproductions.timm.programs import load_rows
-from experiments.reproductions.timm.tables import family, read_tables, setting_of
 from gst.cost.step_time.kernels import CLASSES, COLUMNS, kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.model import Model, load, save
+from gst.cost.step_time.tables import family, read_tables, setting_of
 from gst.data.graphnet import operator_graph, read_sources
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"

@@ -20,6 +20,7 @@ from published_latency import latency
 
 from gst.cli import main
 from gst.cost import CostModel
+from gst.cost.step_time.xla import read_xla
 from gst.data import MalNet, MeasuredPlans, TpuGraphsCollection, read_hlo
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.data.elf import call_graph, node_features, open_binary
@@ -334,6 +335,7 @@ READERS = {
     "tpugraphs list": Reader(_write_indices, _indexed, untouched=("unet.npz",)),
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
     "hlo text": Reader(_copied("hlo/zoo.txt"), read_hlo),
+    "xla program": Reader(_copied("xla/attention.lowered.txt"), lambda path: read_xla(path).kernels()),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
     "doppler": Reader(_copied("public_graphs/doppler.txt"), read_public_graph, share=0.2),
     "pipedream": Reader(_copied("public_graphs/pipedream.txt"), read_public_graph, share=0.2),

@@ -18,6 +18,7 @@ import torch
 
 from gst.cli import main
 from tests.checks import without_checks
+from tests.data import neusight_made, timm_made
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -96,6 +97,10 @@ SIZES = {  # and those of the data: what is documented stays as it is
                           "--data.test_source.init_args.root=.", "--data.lists_per_graph=2"],
     "tile": [f"--data.source.init_args.files=[{FIXTURES}/tile/*.npz]", "--data.num_valid=1", "--data.num_test=1",
              "--data.lists_per_graph=1"],
+    "timm": ["--data.source.init_args.path=timm", "--data.num_valid=1", "--data.num_test=1",
+             "--data.graphs_per_step=1"],
+    "neusight": ["--data.source.init_args.path=neusight", "--data.split_by=graphs", "--data.num_valid=1",
+                 "--data.num_test=0", "--data.graphs_per_step=1"],
 }  # fmt: skip
 
 
@@ -124,6 +129,8 @@ def test_the_documented_command_of_two_processes_ends(name: str, terminal: bool,
         folder = tmp_path / "layout/xla/random" / part
         folder.mkdir(parents=True)
         shutil.copy(FIXTURES / "alexnet_small.npz", folder / f"{part}.npz")
+    timm_made.write(tmp_path / "timm")
+    neusight_made.write(tmp_path / "neusight")
     arguments = [
         "fit", "--config", str(ROOT / f"experiments/configs/{name}.yaml"), "--trainer.accelerator=cpu",
         "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1", "--json=fit.json", *SIZES[name],

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from experiments.reproductions.timm.tables import Measurement, read_tables
 from gst.cost.step_time.kernels import COLUMNS, Kernels, kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.rows import row_of
+from gst.cost.step_time.tables import Measurement, read_tables
 from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
 from gst.process.progress import bar

@@ -18,12 +18,14 @@ from gst.cost.step_time.kernels import CLASSES, COLUMNS, Kernels, kernels_of
 from gst.cost.step_time.machines import Machine, machine_of
 from gst.cost.step_time.model import Model, load
 from gst.cost.step_time.rows import TERMS, Setting, kernel_times, row_of
+from gst.cost.step_time.xla import XlaProgram
 from gst.data.graphnet import FxSource, is_image_input, operator_graph
 from gst.programs import Program, capture_module
 
 Precision = Literal["fp32", "amp", "half"]
 TORCH = 291  # version times 100 that is estimated for, the newest of the tables
 MOST_LAUNCH = {False: 2.5, True: 1.0}  # of `LAUNCH`, on a GPU and on a CPU: 7.5 and 10 us
+SHORTEST = {False: 0.002, True: 0.0005}  # ms of a kernel of XLA on a GPU and on a CPU
 GROWING = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows")]
 """Columns of kernels that grow with the batch."""
 
@@ -75,13 +77,14 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    program: nn.Module | Program | FxSource, inputs: Sequence[Any] = (), on: str = "h100",
+    program: nn.Module | Program | FxSource | XlaProgram, inputs: Sequence[Any] = (), on: str = "h100",
     precision: Precision = "fp32", is_compiled: bool = False, batch: int = 1,
 ) -> Estimate:  # fmt: skip
     """Estimate the time of a step on a machine.
 
     Args:
-        program: a model, which is captured without gradients; a captured step; or a GraphNet sample.
+        program: a model, which is captured without gradients; a captured step; a GraphNet sample; or an XLA program
+            (`gst.cost.step_time.xla.read_xla`), which has its own types and compiler.
         inputs: examples of what a model is called with.
         on: name of the machine (`gst.cost.step_time.machines.MACHINES`), or a `.json` file with its peak rates.
         precision: `fp32` as captured; `half`: weights and inputs of 16 bits; `amp`: under autocast to 16 bits.
@@ -109,6 +112,10 @@ def estimate(
         operations = operator_graph(program)
         kernels = kernels_of(operations, precision, is_compiled)
         growth = float(batch)
+    elif isinstance(program, XlaProgram):
+        name, mode, batch, side = program.name, "train" if program.is_training else "infer", program.batch, program.side
+        precision, is_compiled = "half" if program.is_half else "fp32", True
+        kernels, growth = _per_sample(program.kernels(), batch), 1.0
     else:
         captured = program if isinstance(program, Program) else capture_module(program, tuple(inputs))
         name, mode = captured.name, "train" if is_training(captured) else "infer"
@@ -117,9 +124,13 @@ def estimate(
         kernels, growth = _per_sample(kernels_of(operations, precision, is_compiled), batch), 1.0
     setting = Setting(_name_of(on, weights), mode, precision, False, TORCH, is_compiled)
     time, width, basis = _predicted(kernels, batch, side, setting, machine, weights)
+    if isinstance(program, XlaProgram):  # may be all short kernels, which image models have few of
+        time = max(time, SHORTEST[machine.is_cpu] * len(kernels.kind))
     costs = _costs(kernels, batch, machine, _efficiencies(setting, side, machine, weights), time)
-    parameters, activations = peak_memory(operations)
-    share = 0.5 if precision == "half" else 1.0
+    if isinstance(program, XlaProgram):
+        parameters, activations, share = program.parameter_bytes, program.activation_bytes(), 1.0
+    else:
+        (parameters, activations), share = peak_memory(operations), 0.5 if precision == "half" else 1.0
     interval = (time / math.exp(width), time * math.exp(width))
     return Estimate(name, on, time, interval, costs, parameters * share, activations * share * growth, basis)
 

@@ -92,7 +92,24 @@ def kernels_of(operations: Sequence[Operation], precision: str, is_compiled: boo
     if precision not in ("fp32", "half", "amp"):
         raise ValueError(f"precision is {precision!r}; choose fp32, half, amp")
     steps, width, full = _steps(operations, precision)
-    rows = _fused(steps, width, full) if is_compiled else [_alone(step, width, full) for step in steps]
+    return _table(_fused(steps, width, full) if is_compiled else [_alone(step, width, full) for step in steps])
+
+
+def kernels_of_groups(groups: Sequence[Sequence[Operation]]) -> Kernels:
+    """The kernels of a program whose compiler has grouped its operations: one of each group that moves data.
+
+    Raises:
+        ValueError: none does.
+    """
+    number = {id(operation): place for place, group in enumerate(groups) for operation in group}
+    steps, width, full = _steps([operation for group in groups for operation in group], "fp32")
+    places: dict[int, list[int]] = {}
+    for place, step in enumerate(steps):
+        places.setdefault(number[id(step.operation)], []).append(place)
+    return _table(_rows(steps, places, width, full))
+
+
+def _table(rows: Sequence[Row]) -> Kernels:
     if not rows:
         raise ValueError("it has no operation that moves data")
     kinds, columns, grows = zip(*rows, strict=True)
@@ -304,10 +321,17 @@ def _fused(steps: list[_Step], width: dict[int, int], full: dict[int, int]) -> l
     groups: dict[int, list[int]] = {}
     for place in range(len(steps)):
         groups.setdefault(top(place), []).append(place)
+    return _rows(steps, groups, width, full)
+
+
+def _rows(
+    steps: list[_Step], groups: dict[int, list[int]], width: dict[int, int], full: dict[int, int]
+) -> list[Row]:  # fmt: skip
+    """One kernel of each group, given as places of its steps: it reads and writes what crosses its border."""
     readers: dict[int, set[int]] = {}
-    for place, step in enumerate(steps):
-        for value in step.reads:
-            readers.setdefault(value.name, set()).add(top(place))
+    for root, places in groups.items():
+        for value in (value for place in places for value in steps[place].reads):
+            readers.setdefault(value.name, set()).add(root)
     rows = []
     for root, places in groups.items():
         members = [steps[place] for place in places]
@@ -318,8 +342,8 @@ def _fused(steps: list[_Step], width: dict[int, int], full: dict[int, int]) -> l
             if readers.get(v.name, set()) - {root} or v.name not in readers
         }  # fmt: skip
         writes = writes or {v.name: v for v in members[-1].writes}
-        label = members[0].label
-        if not is_product[places[0]]:
+        label = next((step.label for step in members if step.operation.kind in PRODUCTS), "")
+        if not label:
             has_reduction = any(step.label in REDUCTIONS for step in members)
             label = "fused reduction" if has_reduction else "fused pointwise"
         rows.append(_row(label, members, reads, writes, width, full))

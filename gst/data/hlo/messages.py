@@ -1,4 +1,4 @@
-"""Protobuf messages of XLA modules and their tuning data, with the fields that `gst.data.hlo.reader` needs.
+"""Protobuf messages of XLA modules and their tuning data, with the fields that `gst.data.hlo` needs.
 
 Names, numbers and types of the fields are those of `xla/service/hlo.proto` and `xla/xla_data.proto` of openxla/xla and
 of `tpu_graphs/proto/tuning.proto` of google-research-datasets/tpu_graphs. Protobuf skips fields that a message does not
@@ -53,23 +53,39 @@ _FIELDS = {
         int64 edge_padding_high = 2
     """,
     "PaddingConfig": "repeated PaddingConfigDimension dimensions = 1",
+    "DotDimensionNumbers": """
+        repeated int64 lhs_contracting_dimensions = 1
+        repeated int64 rhs_contracting_dimensions = 2
+        repeated int64 lhs_batch_dimensions = 3
+        repeated int64 rhs_batch_dimensions = 4
+    """,
+    "Literal": """
+        repeated int32 s32s = 4
+        repeated int64 s64s = 5
+    """,
     "HloInstruction": """
         string name = 1
         string opcode = 2
         Shape shape = 3
+        Literal literal = 8
         int64 parameter_number = 9
+        int64 tuple_index = 13
         repeated int64 dimensions = 14
         Window window = 15
         ConvolutionDimensionNumbers convolution_dimension_numbers = 16
         repeated SliceDimensions slice_dimensions = 17
         repeated int64 dynamic_slice_sizes = 20
         PaddingConfig padding_config = 21
+        string custom_call_target = 28
+        DotDimensionNumbers dot_dimension_numbers = 30
         int64 id = 35
         repeated int64 operand_ids = 36
         repeated int64 called_computation_ids = 38
+        bytes backend_config = 43
         int64 feature_group_count = 50
         int64 batch_group_count = 58
         bool is_stable = 60
+        string comparison_direction = 63
     """,
     "HloComputation": """
         string name = 1
@@ -80,6 +96,7 @@ _FIELDS = {
     "HloModule": """
         string name = 1
         repeated HloComputation computations = 3
+        int64 entry_computation_id = 6
     """,
     "ExecutionProfile": "int64 compute_time_ns = 4",
     "TensorLayout": "repeated int32 dims = 1",

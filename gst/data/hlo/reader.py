@@ -7,30 +7,27 @@ Encoded as in `EncodeHloModule` (hlo_encoder.cc), `FeaturizeHloInstruction` (fea
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from jaxtyping import Float32, Float64, Int8, Int64
 
 from gst.data.columns import CONFIGURABLE, ELEMENT_TYPES, NODE_FEATURES, WINDOW_NUMBERS, opcode_number
-from gst.data.hlo.messages import HloModule, ModuleTuningData
-from gst.data.hlo.text import parse_module
+from gst.data.hlo.messages import ModuleTuningData
+from gst.data.hlo.modules import read_tuning
 from gst.data.tpugraphs import merge_repeats
 from gst.graphs.graph import Graph
 
-WAY_OUT = "give HLO as jax.jit(f).lower(x).compile().as_text(), an XLA dump or a TpuGraphs .pb file has it"
 LARGEST_RANK = 64  # far above any array that was ever compiled; it keeps sums and products cheap
 TENSORS, DIMENSIONS = 3, 6  # layouts of output, input and kernel; dimensions beyond the sixth are left out
 DEFAULT = -1  # no layout asked for: the compiler chooses
 
 
 def read_hlo(path: Path | str, merge: bool = True) -> Graph:
-    """Read an XLA program: HLO text, or the protobuf of an `HloModuleProto`, an `HloProto` or a TpuGraphs
-    `ModuleTuningData`.
+    """Read an XLA program: HLO text, StableHLO text where jaxlib is installed, or the protobuf of an
+    `HloModuleProto`, an `HloProto` or a TpuGraphs `ModuleTuningData`.
 
     Nodes, opcodes, edges and the 140 node features are those that TpuGraphs publishes of the same module
     (Phothilimthana et al. 2023). Tuning data have configurable nodes, configurations and runtimes in ns; runs that
@@ -53,34 +50,12 @@ def read_hlo(path: Path | str, merge: bool = True) -> Graph:
         ValueError: there is no such file, it is no XLA program, or it is damaged; the message says where.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
+    module, tuning = read_tuning(path)
     try:
-        graph = _graph(*_decoded(path.read_bytes()), path.stem)
+        graph = _graph(module, tuning, path.stem)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return merge_repeats(graph) if merge and graph.num_configs > 1 else graph
-
-
-def _decoded(content: bytes) -> tuple[Any, Any]:
-    """An `HloModule` with instructions, and its `ModuleTuningData`, empty without any."""
-    if content[:4096].lstrip().startswith(b"HloModule"):
-        return parse_module(content.decode(errors="replace")), ModuleTuningData()
-    if content and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in content[:256]):
-        raise ValueError(f"text that does not begin with HloModule (StableHLO?) is not read; {WAY_OUT}")
-    with suppress(DecodeError):
-        tuning = ModuleTuningData.FromString(content)
-        if _has_instructions(tuning.module):
-            return tuning.module, tuning
-    with suppress(DecodeError):
-        module = HloModule.FromString(content)
-        if _has_instructions(module):
-            return module, ModuleTuningData()
-    raise ValueError(f"no XLA program is in it, or a damaged one; {WAY_OUT}")
-
-
-def _has_instructions(module: Any) -> bool:
-    return any(computation.instructions for computation in module.computations)
 
 
 def _graph(module: Any, tuning: Any, name: str) -> Graph:

@@ -15,6 +15,8 @@ DEEPEST_TUPLE = 32
 _OTHER_TYPE = re.compile(r"[sufc]\d\w*")  # of elements: f8e4m3fn, s4, ...
 _NUMBER_OF_OTHER_TYPE = -1
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+_INTEGERS = frozenset(ELEMENT_TYPES[name] for name in ("s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"))
 _SHORTHAND = re.compile(r"(.+)-(start|update|done)")
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _DIM_LABELS = re.compile(r"([bf?\d]+)_([io?\d]+)->([bf?\d]+)")
@@ -39,10 +41,10 @@ or KeyError if it is not as XLA prints it."""
 
 
 def parse_module(text: str) -> Any:
-    """Parse a module into an `HloModule` with the fields that the features of a graph need; ids count in text order.
+    """Parse a module into an `HloModule` with the fields of `gst.data.hlo.messages`; ids count in text order.
 
-    Literals, metadata, `backend_config`, shardings and unknown attributes are skipped: no feature depends on them. A
-    shape without a layout has the default one, with the last dimension innermost.
+    Literals other than whole numbers, metadata, shardings and unknown attributes are skipped. A shape without a layout
+    has the default one, with the last dimension innermost.
 
     Examples:
         >>> lines = ["HloModule m", "ENTRY e {", "x = f32[3] parameter(0)", "ROOT y = f32[3] negate(x)", "}"]
@@ -70,7 +72,8 @@ def parse_module(text: str) -> Any:
 
 
 def _computation(tokens: Tokens, module: Any, computations: Scope) -> None:
-    if tokens.token == "ENTRY":
+    is_entry = tokens.token == "ENTRY"
+    if is_entry:
         tokens.take()
     computation = HloComputation(name=tokens.word())
     if tokens.skip_line() != "{":
@@ -92,6 +95,8 @@ def _computation(tokens: Tokens, module: Any, computations: Scope) -> None:
     tokens.skip_line()
     computation.id = len(module.computations)
     module.computations.append(computation)
+    if is_entry or computation.id == 0:
+        module.entry_computation_id = computation.id
     _declare(tokens, computations, computation.name, computation.id)
 
 
@@ -115,7 +120,12 @@ def _instruction(tokens: Tokens, instruction: Any, instructions: Scope, module: 
 
 
 def _operands(tokens: Tokens, instruction: Any, instructions: Scope) -> None:
-    operands = tokens.group(keep=instruction.opcode != "constant")
+    is_scalar = not instruction.shape.dimensions and not instruction.shape.tuple_shapes
+    operands = tokens.group(keep=instruction.opcode != "constant" or is_scalar)
+    if instruction.opcode == "constant":
+        if len(operands) == 1 and instruction.shape.element_type in _INTEGERS and _INTEGER.fullmatch(operands[0]):
+            instruction.literal.s64s.append(int(operands[0]))
+        return
     if instruction.opcode == "parameter":
         instruction.parameter_number = _size(tokens, "".join(operands))
         return
@@ -266,6 +276,24 @@ def _number(field: str) -> Attribute:
     return lambda instruction, tokens: setattr(instruction, field, int("".join(tokens)))
 
 
+def _dot(field: str) -> Attribute:
+    """Parser of a list of the dimensions of a dot."""
+    return lambda instruction, tokens: getattr(instruction.dot_dimension_numbers, field).extend(_numbers(tokens))
+
+
+def _direction(instruction: Any, tokens: list[str]) -> None:
+    instruction.comparison_direction = "".join(tokens)
+
+
+def _target(instruction: Any, tokens: list[str]) -> None:
+    instruction.custom_call_target = "".join(tokens).strip('"')
+
+
+def _backend_config(instruction: Any, tokens: list[str]) -> None:
+    """JSON, printed with or without quotes around it."""
+    instruction.backend_config = "".join(tokens).strip('"').replace('\\"', '"').encode()
+
+
 def _is_stable(instruction: Any, tokens: list[str]) -> None:
     instruction.is_stable = tokens == ["true"]
 
@@ -327,9 +355,17 @@ ATTRIBUTES: dict[str, Attribute] = {
     "feature_group_count": _number("feature_group_count"),
     "batch_group_count": _number("batch_group_count"),
     "is_stable": _is_stable,
+    "index": _number("tuple_index"),
+    "lhs_contracting_dims": _dot("lhs_contracting_dimensions"),
+    "rhs_contracting_dims": _dot("rhs_contracting_dimensions"),
+    "lhs_batch_dims": _dot("lhs_batch_dimensions"),
+    "rhs_batch_dims": _dot("rhs_batch_dimensions"),
+    "direction": _direction,
+    "custom_call_target": _target,
+    "backend_config": _backend_config,
     "slice": _slice,
     "padding": _padding,
     "window": _window,
     "dim_labels": _dim_labels,
 }
-"""Parsers of the attributes that features need."""
+"""Parsers of the attributes that are read."""

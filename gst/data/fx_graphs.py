@@ -1,0 +1,133 @@
+"""GraphNet samples as graphs: operators with their kinds, shapes and bytes. `gst prepare graphnet` cuts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from gst.data.graphnet import BINARY, DOTTED, METHODS, Operation, operator_graph, sample_names, stream_sources
+from gst.data.source import GraphSource, fingerprint_of_files
+from gst.graphs.graph import Graph
+
+VERSION = 1  # of what is read
+DIMENSIONS = 4  # of a result that have a column; those before them are one
+_NAMES = {name for line in DOTTED.split(":") for name in line.split()} | METHODS
+_NAMES |= {getattr(function, "__name__", "") for function in BINARY.values()} | {"getitem", "setitem", "floor_divide"}
+KINDS = {name: number for number, name in enumerate(sorted(_NAMES), 1)}
+"""Opcode of each kind of operator; 0 is any other."""
+COLUMNS = (
+    *(f"dimension {place}" for place in range(DIMENSIONS)), "rank", "elements", "bytes read", "bytes of parameters",
+    "bytes written", "inputs", "is view",
+)  # fmt: skip
+"""Node features. Sizes are those of one sample; bytes are those of the types in the source."""
+
+
+class FxGraph(NamedTuple):
+    """An operator graph in arrays.
+
+    Args:
+        features: `COLUMNS` of each operator.
+        edges: from the operator that makes a value to those that read it, each once.
+        opcodes: `KINDS` of each.
+    """
+
+    features: Float32[np.ndarray, "nodes columns"]
+    edges: Int64[np.ndarray, "2 edges"]
+    opcodes: Int64[np.ndarray, " nodes"]
+
+
+def fx_graph(operations: Sequence[Operation]) -> FxGraph:
+    """The graph of the operators of a sample (`gst.data.graphnet.operator_graph`).
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not operations:
+        raise ValueError("the program has no operators")
+    writer: dict[int, int] = {}
+    pairs: set[tuple[int, int]] = set()
+    rows = []
+    for place, operation in enumerate(operations):
+        pairs |= {(writer[value.name], place) for value in operation.reads if value.name in writer}
+        writer |= {value.name: place for value in operation.writes}
+        shape = operation.writes[0].shape if operation.writes else ()
+        last = shape[max(len(shape) - DIMENSIONS, 0) :]
+        parameters, activations = (
+            sum(value.numel * value.dtype.itemsize for value in operation.reads if value.is_parameter == wanted)
+            for wanted in (True, False)
+        )
+        rows.append((
+            *last, *[0] * (DIMENSIONS - len(last)), len(shape), sum(value.numel for value in operation.writes),
+            activations, parameters, sum(value.numel * value.dtype.itemsize for value in operation.writes),
+            len(operation.reads), operation.is_view,
+        ))  # fmt: skip
+    edges = np.array(sorted((source, target) for source, target in pairs if source != target), np.int64).reshape(-1, 2)
+    opcodes = np.array([KINDS.get(operation.kind, 0) for operation in operations], np.int64)
+    return FxGraph(np.array(rows, np.float32), np.ascontiguousarray(edges.T), opcodes)
+
+
+@dataclass(frozen=True)
+class FxGraphs(GraphSource):
+    """The samples of a GraphNet archive or folder as graphs without targets, in the order of its files.
+
+    Args:
+        path: `graphnet*.tar.xz`, or a folder of samples at any depth.
+
+    Attributes:
+        skipped: samples that were left out, once the graphs were read, by what is wrong with them: a call that may not
+            be applied, or shapes that contradict, with file and line.
+
+    Raises:
+        ValueError: the archive is cut off, or no sample can be read.
+
+    Examples:
+        >>> from gst.data.graphnet import FxSource, operator_graph
+        >>> block = "class {0}:\\n name = '{0}'\\n shape = {1}\\n dtype = 'torch.float32'\\n data = None\\n"
+        >>> model = "def forward(self, x, w):\\n y = torch.matmul(x, w)\\n return (torch.relu(y),)\\n"
+        >>> source = FxSource("small", model, block.format("x", [2, 3]) + block.format("w", [3, 4]))
+        >>> fx_graph(operator_graph(source)).edges.tolist()
+        [[0], [1]]
+    """
+
+    path: str
+    skipped: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+
+    def __iter__(self) -> Iterator[Graph]:
+        self.skipped.clear()
+        count = 0
+        for source in stream_sources(self.path):
+            try:
+                graph = fx_graph(operator_graph(source))
+            except ValueError as error:
+                self.skipped[str(error)] += 1
+                continue
+            count += 1
+            yield Graph(graph.features, graph.edges, graph.opcodes, name=source.name)
+        if not count:
+            raise ValueError(next(iter(self.skipped), f"{self.path} holds no sample: want model.py and weight_meta.py"))
+
+    def __len__(self) -> int:
+        return len(sample_names(self.path))
+
+    def fingerprint(self) -> str:
+        """Equal for equal files, so that a segment store is found without reading them."""
+        return fingerprint_of_files(files_below(self.path, "graphnet.tar.xz"), f"FxGraphs {VERSION}")
+
+
+def files_below(path: str, archive: str) -> list[Path]:
+    """The archive, or the files of a folder at any depth.
+
+    Raises:
+        ValueError: there is none.
+    """
+    place = Path(path)
+    files = sorted(each for each in place.rglob("*") if each.is_file()) if place.is_dir() else [place]
+    if not place.exists() or not files:
+        raise ValueError(f"{path}: there is no such file; give {archive} or the folder unpacked from it")
+    return files
