@@ -360,7 +360,7 @@ class Machine : public torch::CustomClassHolder {
     }
   }
 
-  // Then its operations can neither start nor claim a core.
+  // All cores of the device are claimed: its operations can neither start nor claim another core.
   bool is_claimed_whole(const Device& device) const {
     for (size_t word = device.begin; word < device.end; ++word)
       if (device.cores[word] & ~claimed_[word]) return false;

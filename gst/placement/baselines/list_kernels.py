@@ -136,9 +136,9 @@ def place_the_rest(placement, units):
 @no_type_check
 def in_order(order, task, units):
     """Each node of `order` goes where its unit would finish first, after all that was placed there before."""
-    devices, use, times = len(task.use), task.use, task.times_us
+    devices, times = len(task.use), task.times_us
     placement, finish = np.full(len(order), -1), np.zeros(len(order))
-    free = np.zeros(use.shape[1])
+    free = np.zeros(task.use.shape[1])
     for node in order:
         if not task.computed[node]:
             continue
@@ -179,9 +179,9 @@ def earliest_first(order, task, units, favourite):
     Returns:
         device of each node, and the turn in which it was placed, -1 for nodes that are not computed.
     """
-    nodes, devices, use, times = len(order), len(task.use), task.use, task.times_us
+    nodes, devices, times = len(order), len(task.use), task.times_us
     placement, finish, turn = np.full(nodes, -1), np.zeros(nodes), np.full(nodes, -1)
-    free = np.zeros(use.shape[1])
+    free = np.zeros(task.use.shape[1])
     place_in_order = np.empty(nodes, np.int64)
     place_in_order[order] = np.arange(nodes)
     fastest = np.empty(len(units.load_bytes))

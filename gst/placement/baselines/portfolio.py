@@ -186,7 +186,7 @@ def numbers_of_parts(most: int) -> list[int]:
     """
     numbers = list(range(2, min(most, 16) + 1))
     while numbers and numbers[-1] * 3 // 2 < most:
-        numbers.append(numbers[-1] * 3 // 2 if numbers[-1] >= 16 else most)
+        numbers.append(numbers[-1] * 3 // 2)
     return sorted({*numbers, most})
 
 
