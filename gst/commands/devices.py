@@ -33,7 +33,11 @@ def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         help="time operations on every kind of device and the links between devices; remembered for this machine "
         "and this version of torch in $XDG_CACHE_HOME/gst/rates",
     )
-    devices.add_argument("--sets", action="store_true", help="list core sets too: 2, 4, 8, ... cores that work as one")
+    devices.add_argument(
+        "--sets",
+        action="store_true",
+        help="list core sets too: 2, 4, 8, ... cores that work as one; they follow caches and NUMA nodes",
+    )
 
 
 def _devices(options: argparse.Namespace) -> dict[str, Any]:
@@ -46,10 +50,11 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     from gst.devices.describe.load import LoadGate
     from gst.devices.describe.machine import core_sets, discover
     from gst.devices.describe.rates import save_rates, saved_rates
+    from gst.devices.describe.topology import shared_domains
     from gst.devices.execute.probes import measure_rates
 
     found = discover()
-    sets = core_sets(found)
+    sets = core_sets(found, shared_domains())
     if options.measure:
         with Bars() as bars:
             bars.show("waiting for quiet cores", 0, 1)

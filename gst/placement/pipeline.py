@@ -50,6 +50,7 @@ from gst.placement.workers import Workers
 from gst.process.progress import Progress, no_progress
 from gst.programs import Program
 
+MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads
 NUM_CALIBRATION = 12  # plans that contention is learned from
 CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
@@ -142,13 +143,14 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     """Costs as profiled, and contention as learned from a few plans that keep several devices busy.
 
     A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
-    each device alone takes turns with the plans, and its profile is scaled to what it takes there.
+    each device alone (`representatives`) takes turns with the plans, and its profile is scaled to what it takes there.
     """
     task = Task.of_program(program, runner.costs())
     count = len(task.devices)
     if count < 2:
         return task
-    alone = [single(task, device) for device in range(count)]
+    chosen, like = representatives(task.devices)
+    alone = [single(task, device) for device in chosen]
     alone_keys = {plan.key for plan in alone}
     plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in alone_keys), NUM_CALIBRATION))
     try:
@@ -157,10 +159,26 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
         return task
     if not runs:
         return task
-    alone_us = np.array([(run.end_us - run.begin_us).sum() for run in runs[:count]])
-    scale = alone_us / np.maximum(task.times_us.sum(1), 1e-9)
+    alone_us = np.array([(run.end_us - run.begin_us).sum() for run in runs[: len(alone)]])
+    scale = (alone_us / np.maximum(task.times_us[chosen].sum(1), 1e-9))[like]
     costs = replace(task.costs, times_us=task.times_us * scale[:, None])
-    return Task.of_program(program, costs, fit(costs, runs[count:]) if plans else None)
+    return Task.of_program(program, costs, fit(costs, runs[len(alone) :]) if plans else None)
+
+
+def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
+    """Positions of the devices that are measured alone, and for each device which of these it is like: each device
+    itself, or, of more than `MOST_ALONE` devices, the first of its kind and number of threads.
+
+    Examples:
+        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1 + core % 2, "host", "example") for core in range(20)]
+        >>> representatives(cores[:2]), representatives(cores)[0]
+        (([0, 1], [0, 1]), [0, 1])
+    """
+    if len(devices) <= MOST_ALONE:
+        return list(range(len(devices))), list(range(len(devices)))
+    kinds = [(device.kind, device.threads) for device in devices]
+    distinct = list(dict.fromkeys(kinds))
+    return [kinds.index(kind) for kind in distinct], [distinct.index(kind) for kind in kinds]
 
 
 def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -16,10 +16,13 @@ from typing import Any, Literal
 
 import torch
 
+from gst.devices.describe.topology import Domain, core_groups, numbers_of, ranges, shared_domains
+
 SINGLE = re.compile(r"cpu:\d+")
-SET = re.compile(r"cpu:\d+-\d+")
+SET = re.compile(r"cpu:\d+(-\d+|(-\d+)?(\+\d+(-\d+)?)+)")
 STREAM = re.compile(r"(cuda:\d+)/stream:\d+")
-MOST_CORES = 64  # and accelerators, of one task: one bit each
+MOST_CORES = 1024  # and accelerators, of one task: one bit each
+MOST_SETS = 64  # of cores, beside the cores themselves
 NUMBERS_OF_CPU = {"cpu family": "family", "model": "model", "CPU part": "part"}  # as Linux calls them
 BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 
@@ -30,7 +33,7 @@ class Device:
     then one of them waits.
 
     Args:
-        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cuda:0', 'cuda:0/stream:1': what plans call it.
+        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'cuda:0', 'cuda:0/stream:1': what plans call it.
         kind: 'cpu' or 'cuda'.
         cores: numbers of the CPU cores its worker may use; empty = any.
         threads: intra-operation threads of its worker.
@@ -76,9 +79,9 @@ def discover(separate_memory: bool = False) -> list[Device]:
 
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
-    """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3: an operation
-    there waits for all of their cores and uses all of them. `cuda:0/stream:1` is one more stream of `cuda:0`, in its
-    memory.
+    """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3, `cpu:0-1+8-9`
+    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `cuda:0/stream:1` is
+    one more stream of `cuda:0`, in its memory.
 
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.
@@ -123,15 +126,23 @@ def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
     return [[number[core] for core in device.cores] or [next(own)] for device in devices]
 
 
-def core_sets(devices: Sequence[Device]) -> list[Device]:
+def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
     """Sets of 2, 4, 8, ... neighbouring CPU devices of one memory, side by side, and the set of all of them, smallest
-    first. `select` makes any other by its name."""
-    cpus = [device for device in devices if SINGLE.fullmatch(device.name)]
-    sizes = [1 << power for power in range(1, len(cpus).bit_length()) if 1 << power < len(cpus)]
-    starts = [(first, size) for size in sizes for first in range(0, len(cpus) - size + 1, size)]
-    if len(cpus) < 2 or len({device.memory for device in cpus}) > 1:
+    first: the `MOST_SETS` or fewer of most cores, as all sets of a size are left out together. `select` makes any other
+    by its name.
+
+    Args:
+        domains: cores that share a cache, a NUMA node or more (`shared_domains`): each is a set, and no other set
+            reaches over the border of one.
+    """
+    cpus = {device.cores[0]: device for device in devices if SINGLE.fullmatch(device.name) and device.cores}
+    if len(cpus) < 2 or len({device.memory for device in cpus.values()}) > 1:
         return []
-    return select([f"cpu:{first}-{first + size - 1}" for first, size in [*starts, (0, len(cpus))]], cpus)
+    groups = core_groups(list(cpus), domains)
+    while len(groups) > MOST_SETS:
+        groups = [group for group in groups if len(group) > len(groups[0])]
+    number = {core: int(device.name.removeprefix("cpu:")) for core, device in cpus.items()}
+    return select([f"cpu:{ranges(sorted(number[core] for core in group))}" for group in groups], list(cpus.values()))
 
 
 def parse_bytes(text: str) -> int:
@@ -154,11 +165,12 @@ def parse_bytes(text: str) -> int:
 
 
 def _core_set(name: str, found: Mapping[str, Device]) -> Device:
-    first, last = (int(number) for number in name.removeprefix("cpu:").split("-"))
-    wanted = [f"cpu:{number}" for number in range(first, last + 1)]
+    numbers = numbers_of(name.removeprefix("cpu:"))
+    wanted = [f"cpu:{number}" for number in numbers]
     missing = [each for each in wanted if each not in found]
-    if first >= last or missing:
-        why = f"there is no {missing[0]}" if missing else "its last number must be greater than its first"
+    if name != f"cpu:{ranges(sorted(set(numbers)) or [0])}" or len(numbers) < 2 or missing:
+        order = "each number must be greater than the one before, and neighbours are a range"
+        why = f"there is no {missing[0]}" if missing else order
         raise ValueError(f"core set {name!r}: {why}")
     members = [found[each] for each in wanted]
     if len({member.memory for member in members}) > 1:
@@ -189,9 +201,9 @@ def cpu_model() -> str:
 
 def supports(devices: Sequence[Device]) -> bool:
     """Are these CPU devices that hand values over within one memory?"""
-    cores = {core for device in devices for core in device.cores}
+    numbers = {number for mine in core_numbers(devices) for number in mine}
     in_one_memory = len({device.memory for device in devices}) == 1
-    return in_one_memory and all(device.kind == "cpu" for device in devices) and len(cores) + len(devices) <= 64
+    return in_one_memory and all(device.kind == "cpu" for device in devices) and len(numbers) <= MOST_CORES
 
 
 def least_memory_limit(devices: Sequence[Device]) -> int | None:
@@ -206,21 +218,19 @@ def least_memory_limit(devices: Sequence[Device]) -> int | None:
 
 
 def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
-    """Devices of this machine by name, or all of them (`with_core_sets`); with a limit of their memory."""
+    """Devices of this machine by name, or all of them and sets of their cores that follow its caches and NUMA nodes
+    (`with_core_sets`); with a limit of their memory."""
     found = discover()
-    chosen = with_core_sets(found) if names is None else select(names, found)
+    chosen = with_core_sets(found, shared_domains()) if names is None else select(names, found)
     return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
 
 
-def with_core_sets(devices: Sequence[Device]) -> list[Device]:
-    """Devices, as many as are simulated, and the sets of their cores, without the smallest where the compiled
-    interpreter cannot run as many, and without any beside accelerators, as it alone knows devices that share cores."""
+def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
+    """Devices, as many as are simulated, and sets of their cores (`core_sets`); no sets beside accelerators, as the
+    compiled interpreter alone runs devices that share cores."""
     others = [device for device in devices if device.kind != "cpu"]
     devices = [*[device for device in devices if device.kind == "cpu"][: MOST_CORES - len(others)], *others]
-    sets = core_sets(devices)
-    while sets and not supports([*devices, *sets]):
-        sets = sets[1:]
-    return [*devices, *sets]
+    return [*devices, *(core_sets(devices, domains) if supports(devices) else ())]
 
 
 # Identity -------------------------------------------------------------------------------------------------------------

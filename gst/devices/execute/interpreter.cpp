@@ -25,7 +25,6 @@
 #endif
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -218,8 +217,12 @@ class SpinLock {
 
 using Ready = std::priority_queue<int64_t, Nodes, std::greater<>>;  // ranks, the least on top
 
+// Cores, a bit for each, 64 to a word: as many words as the machine needs.
+using Words = std::vector<uint64_t>;
+
 struct Device {
-  uint64_t cores;   // a bit for each
+  Words cores;
+  size_t begin, end;  // the first word with a bit of this device, and the one behind the last
   int64_t threads;  // of one operation
   size_t worker;    // whose thread runs its operations
   Ready ready;
@@ -232,7 +235,8 @@ struct Worker {
   std::vector<int64_t> pinned;           // system numbers of the cores of the thread itself
   std::vector<int64_t> widest;           // and of its helpers
   int64_t most_threads = 1;
-  uint64_t cores = 0;                    // of the thread itself
+  size_t word = 0;                       // of the core of the thread itself
+  uint64_t bit = 0;                      // in that word
   alignas(64) std::atomic<int32_t> task{kNothing};  // a node
   std::atomic<bool> parked{false};
 };
@@ -261,8 +265,10 @@ struct Run {
 
 class Machine : public torch::CustomClassHolder {
  public:
-  // spin_us: how long an idle thread looks for work before it sleeps, while no operation uses its core.
-  explicit Machine(int64_t spin_us) : spin_(std::chrono::microseconds(spin_us)), bytes_(std::make_shared<Bytes>()) {}
+  // cores: their number. spin_us: how long an idle thread looks for work before it sleeps, while no operation uses its core.
+  Machine(int64_t cores, int64_t spin_us)
+      : running_((cores + 63) / 64), claimed_(running_.size()), spin_(std::chrono::microseconds(spin_us)),
+        bytes_(std::make_shared<Bytes>()) {}
   ~Machine() override { close(); }
 
   int64_t worker(std::vector<int64_t> pinned, std::vector<int64_t> widest, int64_t most_threads, int64_t core) {
@@ -270,14 +276,17 @@ class Machine : public torch::CustomClassHolder {
     worker->pinned = std::move(pinned);
     worker->widest = std::move(widest);
     worker->most_threads = most_threads;
-    worker->cores = uint64_t{1} << core;
+    worker->word = core / 64;
+    worker->bit = uint64_t{1} << core % 64;
     workers_.push_back(std::move(worker));
     return workers_.size() - 1;
   }
   void device(Nodes cores, int64_t threads, int64_t worker) {
-    uint64_t bits = 0;
-    for (auto core : cores) bits |= uint64_t{1} << core;
-    devices_.push_back({bits, threads, static_cast<size_t>(worker), {}});
+    Words words(running_.size());
+    for (auto core : cores) words.at(core / 64) |= uint64_t{1} << core % 64;
+    auto [least, most] = std::minmax_element(cores.begin(), cores.end());
+    devices_.push_back({words, size_t(*least / 64), size_t(*most / 64 + 1), threads, static_cast<size_t>(worker), {}});
+    order_.reserve(devices_.size());
   }
   void start() {
     for (auto& worker : workers_) worker->thread = std::thread([this, each = worker.get()] { work(*each); });
@@ -328,23 +337,34 @@ class Machine : public torch::CustomClassHolder {
  private:
   // Which ready operations start? In the order of rank each claims its cores, whether it can start now or must wait.
   void assign() {
-    std::array<size_t, 64> order;
-    size_t count = 0;
+    for (size_t word = 0; word < claimed_.size(); ++word) claimed_[word] = running_[word].load(std::memory_order_relaxed);
+    order_.clear();
     for (size_t i = 0; i < devices_.size(); ++i)
-      if (!devices_[i].ready.empty()) order[count++] = i;
-    std::sort(order.begin(), order.begin() + count,
+      if (!devices_[i].ready.empty() && !is_claimed_whole(devices_[i])) order_.push_back(i);
+    std::sort(order_.begin(), order_.end(),
               [this](size_t a, size_t b) { return devices_[a].ready.top() < devices_[b].ready.top(); });
-    uint64_t claimed = running_.load(std::memory_order_relaxed);
-    for (size_t i = 0; i < count; ++i) {
-      auto& device = devices_[order[i]];
-      if (!(device.cores & claimed)) {
+    for (auto i : order_) {
+      auto& device = devices_[i];
+      bool is_free = true;
+      for (size_t word = device.begin; word < device.end; ++word) {
+        is_free = is_free && !(device.cores[word] & claimed_[word]);
+        claimed_[word] |= device.cores[word];
+      }
+      if (is_free) {
         int64_t node = run_->schedule->by_rank[device.ready.top()];
         device.ready.pop();
-        running_.store(running_.load(std::memory_order_relaxed) | device.cores, std::memory_order_relaxed);
+        for (size_t word = device.begin; word < device.end; ++word)
+          running_[word].store(running_[word].load(std::memory_order_relaxed) | device.cores[word], std::memory_order_relaxed);
         tell(*workers_[device.worker], node);
       }
-      claimed |= device.cores;
     }
+  }
+
+  // All cores of the device are claimed: its operations can neither start nor claim another core.
+  bool is_claimed_whole(const Device& device) const {
+    for (size_t word = device.begin; word < device.end; ++word)
+      if (device.cores[word] & ~claimed_[word]) return false;
+    return true;
   }
 
   static void tell(Worker& worker, int32_t task) {
@@ -359,7 +379,7 @@ class Machine : public torch::CustomClassHolder {
       int32_t task = worker.task.exchange(kNothing, std::memory_order_acquire);
       if (task != kNothing) return task;
       for (int i = 0; i < 16 && worker.task.load(std::memory_order_relaxed) == kNothing; ++i) pause();
-      bool covered = running_.load(std::memory_order_relaxed) & worker.cores;
+      bool covered = running_[worker.word].load(std::memory_order_relaxed) & worker.bit;
       if (covered || (turn % 16 == 0 && Clock::now() - since > spin_)) {
         worker.parked.store(true, std::memory_order_seq_cst);
         worker.task.wait(kNothing, std::memory_order_seq_cst);
@@ -421,13 +441,15 @@ class Machine : public torch::CustomClassHolder {
   // The node has run (or failed): what may start now? True if the run is over.
   bool settle(int64_t node, const Device& device, const std::string& failure) {
     std::lock_guard guard(lock_);
-    running_.store(running_.load(std::memory_order_relaxed) & ~device.cores, std::memory_order_relaxed);
+    for (size_t word = device.begin; word < device.end; ++word)
+      running_[word].store(running_[word].load(std::memory_order_relaxed) & ~device.cores[word], std::memory_order_relaxed);
     --run_->left;
     if (!failure.empty() && run_->failed_node < 0) {
       run_->failed_node = node;
       run_->reason = failure;
     }
-    if (run_->failed_node >= 0) return !running_;
+    if (run_->failed_node >= 0)
+      return std::all_of(running_.begin(), running_.end(), [](const auto& word) { return !word.load(std::memory_order_relaxed); });
     const auto& schedule = *run_->schedule;
     for (auto consumer : schedule.program->operations[node].consumers)
       if (!--run_->pending[consumer]) devices_[schedule.home[consumer]].ready.push(schedule.rank[consumer]);
@@ -516,7 +538,9 @@ class Machine : public torch::CustomClassHolder {
   std::vector<Device> devices_;
   std::unique_ptr<Run> run_;
   SpinLock lock_;
-  std::atomic<uint64_t> running_{0};  // cores in use
+  std::vector<std::atomic<uint64_t>> running_;  // cores in use
+  Words claimed_;                               // and those that wait for others; of `assign`
+  std::vector<size_t> order_;                   // devices with ready operations; of `assign`
   std::atomic<bool> finished_{false};
   Clock::duration spin_;
   std::shared_ptr<Bytes> bytes_;
@@ -536,7 +560,7 @@ TORCH_LIBRARY(gst, library) {
       .def("finish", &Program::finish);
   library.class_<Schedule>("Schedule").def(torch::init<c10::intrusive_ptr<Program>, Nodes, Nodes>());
   library.class_<Machine>("Machine")
-      .def(torch::init<int64_t>())
+      .def(torch::init<int64_t, int64_t>())
       .def("worker", &Machine::worker)
       .def("device", &Machine::device)
       .def("start", &Machine::start)

@@ -89,8 +89,8 @@ SPIN_US = 500
 
 def machine(devices: Sequence[Device]) -> Any:
     """A started `torch.classes.gst.Machine` with a thread for each first core of a device."""
-    made = torch.classes.gst.Machine(SPIN_US)
     numbers = core_numbers(devices)
+    made = torch.classes.gst.Machine(1 + max(core for mine in numbers for core in mine), SPIN_US)
     leaders: dict[int, list[Device]] = {}
     for device, cores in zip(devices, numbers, strict=True):
         leaders.setdefault(cores[0], []).append(device)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.devices.describe.machine import Device, least_memory_limit, select, supports
+from gst.devices.describe.machine import MOST_CORES, Device, least_memory_limit, select, supports
 from gst.devices.execute.calls import laid_out
 from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import load, lower, machine
@@ -63,7 +63,7 @@ class NativeExecutor:
         self.program = program
         self.devices = tuple(select([device.name for device in devices], devices))
         if not supports(self.devices):
-            raise ValueError("the compiled interpreter runs CPU devices of one memory, at most 64 cores, alone")
+            raise ValueError(f"the compiled interpreter runs CPU devices of one memory, at most {MOST_CORES:,} cores")
         self.memory_limit = least_memory_limit(self.devices)
         load()
         keep_freed_memory()  # else each run meets pages that the last one gave back, the more so where plans take turns

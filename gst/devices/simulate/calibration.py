@@ -126,7 +126,8 @@ class _Gaps:
 def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
     """An operation may start when its inputs are there and its cores are free; whichever came last wakes its thread."""
     costs = simulator.costs
-    worker, cores, leader = simulator.worker[run.device], simulator.cores[run.device], simulator.leader
+    worker, leader = simulator.worker[run.device], simulator.leader.tolist()
+    leading = [[core for core in mine if core in leader] for mine in simulator.cores]
     latest = np.full(costs.num_nodes, -1)
     latest_end = np.zeros(costs.num_nodes)
     for producer, consumer in costs.edges[:, costs.computed[costs.edges[0]]].T.tolist():
@@ -134,16 +135,15 @@ def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
             latest[consumer], latest_end[consumer] = producer, run.end_us[producer]
     gaps: tuple[list[float], list[float], list[float]] = ([], [], [])
     last_on_core: dict[int, int] = {}
-    bits = [int(bit) for bit in np.unique(leader)]
     nodes = np.flatnonzero(costs.computed)
     for node in nodes[np.argsort(run.begin_us[nodes], kind="stable")].tolist():
-        mine = [bit for bit in bits if int(cores[node]) & bit]
-        before = [last_on_core[bit] for bit in mine if bit in last_on_core]
+        mine = leading[run.device[node]]
+        before = [last_on_core[core] for core in mine if core in last_on_core]
         awaited = [*before, int(latest[node])] if latest[node] >= 0 else before
         trigger = max(awaited, key=lambda n: run.end_us[n], default=-1)
-        own = last_on_core.get(int(leader[worker[node]]), -1)
-        for bit in mine:
-            last_on_core[bit] = node
+        own = last_on_core.get(leader[worker[node]], -1)
+        for core in mine:
+            last_on_core[core] = node
         if trigger < 0:
             continue
         gap = run.begin_us[node] - run.end_us[trigger]

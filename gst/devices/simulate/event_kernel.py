@@ -39,17 +39,22 @@ class Cores(NamedTuple):
     """Devices as the cores and threads that they use, and the links between them.
 
     Args:
-        cores: uint64 (devices); a bit for each core of a device.
+        cores: uint64 (devices, words); a bit for each core of a device, 64 to a word.
+        words: int64 (devices, 2); the first word of each device with a bit in it, and the one behind the last.
         worker: int64 (devices); number of the thread that runs the device.
-        leader: uint64 (threads); bit of each thread's own core.
+        leader: int64 (threads); number of each thread's own core.
+        covers_indptr, covers: threads of others whose own cores a device uses, in compressed rows.
         threads: int64 (devices); of one operation.
         latency: float64 (devices, devices); microseconds until a value is there.
         bandwidth: float64 (devices, devices); bytes per microsecond of a copy.
     """
 
     cores: np.ndarray
+    words: np.ndarray
     worker: np.ndarray
     leader: np.ndarray
+    covers_indptr: np.ndarray
+    covers: np.ndarray
     threads: np.ndarray
     latency: np.ndarray
     bandwidth: np.ndarray
@@ -103,7 +108,7 @@ def simulate(home, rank, work, machine, contention):
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
     indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
-    cores, worker, leader, threads, latency, bandwidth = machine
+    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth = machine
     remote_us_per_byte = contention.remote_ns_per_byte / 1e3
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
@@ -115,12 +120,14 @@ def simulate(home, rank, work, machine, contention):
     coming = np.empty(nodes)
     coming_nodes = np.empty(nodes, np.int64)
     num_coming = 0
+    active, num_active = np.empty(devices, np.int64), 0  # devices that run an operation, in increasing order
+    candidates = np.empty(devices, np.int64)
     running = np.full(devices, -1)
     left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
     idle_since = np.zeros(len(leader))
     covered = np.zeros(len(leader), np.bool_)
     helped_until = np.full(len(leader), -np.inf)
-    in_use = np.uint64(0)
+    in_use, claimed = np.zeros(cores.shape[1], np.uint64), np.zeros(cores.shape[1], np.uint64)
     now, num_left, waker = 0.0, 0, -1
     for node in range(nodes):
         if computed[node]:
@@ -130,16 +137,30 @@ def simulate(home, rank, work, machine, contention):
                 num_ready[home[node]] += 1
     while num_left:
         # Start: in the order of rank each device's first claims its cores, whether it can start now or must wait.
-        claimed, before = in_use, np.int64(-1)
-        while True:
-            chosen, least = -1, np.int64(nodes)
-            for device in range(devices):
-                if num_ready[device] and before < ready[device, 0] < least:
-                    chosen, least = device, ready[device, 0]
-            if chosen < 0:
-                break
-            before = least
-            if cores[chosen] & claimed == 0:
+        num_candidates = 0
+        for device in range(devices):
+            if num_ready[device]:
+                for word in range(words[device, 0], words[device, 1]):
+                    if cores[device, word] & ~in_use[word]:  # otherwise it can neither start nor claim a core
+                        candidates[num_candidates] = device
+                        num_candidates += 1
+                        break
+        if num_candidates:
+            for word in range(len(claimed)):
+                claimed[word] = in_use[word]
+        while num_candidates:
+            first, least = 0, ready[candidates[0], 0]
+            for position in range(1, num_candidates):
+                if ready[candidates[position], 0] < least:
+                    first, least = position, ready[candidates[position], 0]
+            chosen = candidates[first]
+            num_candidates -= 1
+            candidates[first] = candidates[num_candidates]
+            is_free = True
+            for word in range(words[chosen, 0], words[chosen, 1]):
+                is_free = is_free and cores[chosen, word] & claimed[word] == 0
+                claimed[word] |= cores[chosen, word]
+            if is_free:
                 node = by_rank[pop(ready[chosen], num_ready[chosen])]
                 num_ready[chosen] -= 1
                 thread = worker[chosen]
@@ -159,25 +180,31 @@ def simulate(home, rank, work, machine, contention):
                 if threads[chosen] > 1 and now - helped_until[thread] > contention.helper_spin_us:
                     left[chosen] += contention.helper_us
                 intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
-                in_use |= cores[chosen]
+                for word in range(words[chosen, 0], words[chosen, 1]):
+                    in_use[word] |= cores[chosen, word]
                 covered[thread] = False
-                for other in range(len(leader)):
-                    if other != thread and leader[other] & cores[chosen]:
-                        covered[other] = True
-            claimed |= cores[chosen]
-        # How fast does each run beside the others?
-        for device in range(devices):
-            if running[device] >= 0:
-                lost = 0.0
-                for other in range(devices):
-                    if other != device and running[other] >= 0:
-                        lost += contention.slowdown + contention.memory_slowdown * intensity[device] * intensity[other]
-                rate[device] = max(1.0 - lost, LEAST_RATE)
-        # The next event: an operation ends, or a value arrives.
+                for position in range(covers_indptr[chosen], covers_indptr[chosen + 1]):
+                    covered[covers[position]] = True
+                position = num_active
+                while position > 0 and active[position - 1] > chosen:
+                    active[position] = active[position - 1]
+                    position -= 1
+                active[position] = chosen
+                num_active += 1
+        # How fast does each run beside the others, and which is the next event: an operation ends, or a value arrives?
+        total = 0.0
+        for position in range(num_active):
+            total += intensity[active[position]]
         first, soonest = -1, np.inf
-        for device in range(devices):
-            if running[device] >= 0 and left[device] / rate[device] < soonest:
-                first, soonest = device, left[device] / rate[device]
+        for position in range(num_active):
+            device = active[position]
+            lost = (num_active - 1) * contention.slowdown
+            lost += contention.memory_slowdown * intensity[device] * (total - intensity[device])
+            speed = max(1.0 - lost, LEAST_RATE)
+            rate[device] = speed
+            until = left[device] / speed
+            if until < soonest:
+                first, soonest = device, until
         waker = -1
         next_arrival = -1
         for position in range(num_coming):
@@ -186,9 +213,8 @@ def simulate(home, rank, work, machine, contention):
         assert soonest < np.inf, "nothing runs and nothing comes: the program has a cycle"
         soonest = max(soonest, 0.0)
         now += soonest
-        for device in range(devices):
-            if running[device] >= 0:
-                left[device] -= soonest * rate[device]
+        for position in range(num_active):
+            left[active[position]] -= soonest * rate[active[position]]
         if next_arrival >= 0:
             now = coming[next_arrival]
             position = 0
@@ -205,7 +231,15 @@ def simulate(home, rank, work, machine, contention):
         node = running[first]
         end[node] = now
         running[first] = -1
-        in_use &= ~cores[first]
+        num_active -= 1
+        position = 0
+        while active[position] != first:
+            position += 1
+        while position < num_active:
+            active[position] = active[position + 1]
+            position += 1
+        for word in range(words[first, 0], words[first, 1]):
+            in_use[word] &= ~cores[first, word]
         waker = worker[first]
         idle_since[waker] = now
         if threads[first] > 1:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, UInt64
 
 from gst.devices.describe.machine import MOST_CORES, core_numbers
 from gst.devices.execute.costs import Costs
@@ -60,9 +60,9 @@ class Simulator:
         contention: what operations cost each other.
 
     Attributes:
-        cores: bits of the cores of each device.
+        cores: numbers of the cores of each device, see `core_numbers`.
         worker: number of the thread that runs each device.
-        leader: bit of each thread's own core.
+        leader: number of each thread's own core.
         threads: of one operation on each device.
     """
 
@@ -72,7 +72,8 @@ class Simulator:
         self._positions = {device.name: position for position, device in enumerate(costs.devices)}
         self._work = _work(costs)
         self._machine = _machine(costs)
-        self.cores, self.worker, self.leader, self.threads = self._machine[:4]
+        self.cores = core_numbers(costs.devices)
+        self.worker, self.leader, self.threads = self._machine.worker, self._machine.leader, self._machine.threads
 
     def run(self, plan: Plan) -> Timeline:
         """Simulate one plan.
@@ -155,11 +156,30 @@ def _machine(costs: Costs) -> Cores:
     if (count := len({core for mine in numbers for core in mine})) > MOST_CORES:
         raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
     leaders = list(dict.fromkeys(mine[0] for mine in numbers))
-    cores = np.array([sum(1 << core for core in mine) for mine in numbers], np.uint64)
-    worker = np.array([leaders.index(mine[0]) for mine in numbers], np.int64)
-    leader = np.array([1 << core for core in leaders], np.uint64)
+    thread_of = {leader: thread for thread, leader in enumerate(leaders)}
+    cores = core_words(numbers)
+    words = np.array([(min(mine) // 64, max(mine) // 64 + 1) for mine in numbers], np.int64).reshape(-1, 2)
+    worker = np.array([thread_of[mine[0]] for mine in numbers], np.int64)
+    pairs = [(device, core) for device, mine in enumerate(numbers) for core in mine[1:]]
+    covered = [(device, thread_of[core]) for device, core in pairs if core in thread_of]
+    covers = neighbour_lists(np.array(covered, np.int64).reshape(-1, 2).T, len(numbers))
     threads = np.array([device.threads for device in costs.devices])
-    return Cores(cores, worker, leader, threads, costs.latency_us, costs.bytes_per_us)
+    leader = np.array(leaders, np.int64)
+    return Cores(cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us)
+
+
+def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
+    """The cores of each device as bits, 64 to a word, of as many words as the greatest number needs.
+
+    Examples:
+        >>> core_words([[0, 2], [65]]).tolist()
+        [[5, 0], [0, 2]]
+    """
+    words = np.zeros((len(numbers), max((core for mine in numbers for core in mine), default=0) // 64 + 1), np.uint64)
+    for device, mine in enumerate(numbers):
+        for core in mine:
+            words[device, core // 64] |= np.uint64(1) << np.uint64(core % 64)
+    return words
 
 
 # Neighbour lists and longest paths ------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class TaskArrays(NamedTuple):
         fixed_us: from device to device, until the smallest value is there and its reader's thread has seen it.
         us_per_byte: from device to device.
         use: which device takes which core.
+        core_indptr, cores: the same as the cores of each device, in compressed rows.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
@@ -35,6 +36,8 @@ class TaskArrays(NamedTuple):
     fixed_us: Float64[np.ndarray, "devices devices"]
     us_per_byte: Float64[np.ndarray, "devices devices"]
     use: Bool[np.ndarray, "devices cores"]
+    core_indptr: Int64[np.ndarray, " devices_plus_one"]
+    cores: Int64[np.ndarray, " uses"]
 
 
 class UnitArrays(NamedTuple):
@@ -86,12 +89,11 @@ def arrives(node, device, task, placement, finish):
 
 @compiled
 @no_type_check
-def free_at(device, use, free):
+def free_at(device, task, free):
     """When the last core of a device is free."""
     latest = 0.0
-    for core in range(use.shape[1]):
-        if use[device, core]:
-            latest = max(latest, free[core])
+    for position in range(task.core_indptr[device], task.core_indptr[device + 1]):
+        latest = max(latest, free[task.cores[position]])
     return latest
 
 
@@ -134,9 +136,9 @@ def place_the_rest(placement, units):
 @no_type_check
 def in_order(order, task, units):
     """Each node of `order` goes where its unit would finish first, after all that was placed there before."""
-    devices, use, times = len(task.use), task.use, task.times_us
+    devices, times = len(task.use), task.times_us
     placement, finish = np.full(len(order), -1), np.zeros(len(order))
-    free = np.zeros(use.shape[1])
+    free = np.zeros(task.use.shape[1])
     for node in order:
         if not task.computed[node]:
             continue
@@ -147,7 +149,7 @@ def in_order(order, task, units):
                 continue
             start = arrives(node, device, task, placement, finish)
             if times[device, node] > 0:
-                start = max(start, free_at(device, use, free))
+                start = max(start, free_at(device, task, free))
             end = start + (times[device, node] if units.device[mine] >= 0 else units.times_us[device, mine])
             if end < least:
                 best, least, best_start = device, end, start
@@ -157,9 +159,8 @@ def in_order(order, task, units):
         placement[node] = best
         finish[node] = best_start + times[best, node]
         if times[best, node] > 0:
-            for core in range(use.shape[1]):
-                if use[best, core]:
-                    free[core] = finish[node]
+            for position in range(task.core_indptr[best], task.core_indptr[best + 1]):
+                free[task.cores[position]] = finish[node]
     place_the_rest(placement, units)
     return placement
 
@@ -178,9 +179,9 @@ def earliest_first(order, task, units, favourite):
     Returns:
         device of each node, and the turn in which it was placed, -1 for nodes that are not computed.
     """
-    nodes, devices, use, times = len(order), len(task.use), task.use, task.times_us
+    nodes, devices, times = len(order), len(task.use), task.times_us
     placement, finish, turn = np.full(nodes, -1), np.zeros(nodes), np.full(nodes, -1)
-    free = np.zeros(use.shape[1])
+    free = np.zeros(task.use.shape[1])
     place_in_order = np.empty(nodes, np.int64)
     place_in_order[order] = np.arange(nodes)
     fastest = np.empty(len(units.load_bytes))
@@ -202,7 +203,7 @@ def earliest_first(order, task, units, favourite):
     while left:
         best, best_node, best_start, least = -1, -1, 0.0, np.inf
         for device in range(devices):
-            now = free_at(device, use, free)
+            now = free_at(device, task, free)
             offered, start = -1, np.inf
             position = 0
             while position < num_coming[device]:
@@ -231,7 +232,7 @@ def earliest_first(order, task, units, favourite):
             if child >= 0 and placement[child] < 0 and waiting[child] == 0 and may_take(device, units.of[child], units):
                 here, awake = max(arrival[child, device], now), True
                 for other in range(devices):
-                    awake = awake and here <= max(arrival[child, other], free_at(other, use, free))
+                    awake = awake and here <= max(arrival[child, other], free_at(other, task, free))
                 if awake:
                     offered, start = child, here
                     first = np.int64(nodes)
@@ -257,9 +258,8 @@ def earliest_first(order, task, units, favourite):
         placement[best_node], turn[best_node] = best, count
         finish[best_node] = best_start + times[best, best_node]
         last[best] = best_node
-        for core in range(use.shape[1]):
-            if use[best, core]:
-                free[core] = finish[best_node]
+        for position in range(task.core_indptr[best], task.core_indptr[best + 1]):
+            free[task.cores[position]] = finish[best_node]
         count += 1
         left -= 1
         for position in range(task.indptr[best_node], task.indptr[best_node + 1]):
@@ -291,6 +291,7 @@ def with_widths(order, task, units, threads, worthwhile, crowd):
         device of each node, and the turn in which it began, -1 for nodes that are not computed.
     """
     use, worker, own_core = task.use, threads.worker, threads.own_core
+    first_core, core_of = task.core_indptr, task.cores
     nodes, devices, cores = len(order), len(use), use.shape[1]
     placement, turn, finish = np.full(nodes, -1), np.full(nodes, -1), np.zeros(nodes)
     place_in_order = np.empty(nodes, np.int64)
@@ -325,16 +326,15 @@ def with_widths(order, task, units, threads, worthwhile, crowd):
                 if not may_take(device, mine, units) or (wasteful and units.device[mine] < 0):
                     continue
                 start, is_kept = now, False
-                for core in range(cores):
-                    if use[device, core]:
-                        start = max(start, busy_until[core])
-                        is_kept = is_kept or (kept[core] and not in_use[core])
+                for position in range(first_core[device], first_core[device + 1]):
+                    core = core_of[position]
+                    start = max(start, busy_until[core])
+                    is_kept = is_kept or (kept[core] and not in_use[core])
                 if is_kept:
                     continue
                 idle = 0.0
-                for core in range(cores):
-                    if use[device, core] and others:
-                        idle += start - max(now, busy_until[core])
+                for position in range(first_core[device], first_core[device + 1] if others else 0):
+                    idle += start - max(now, busy_until[core_of[position]])
                 thread = worker[device]
                 if thread == waker:
                     delay = threads.switch_us
@@ -347,10 +347,9 @@ def with_widths(order, task, units, threads, worthwhile, crowd):
                 if end + idle < least:
                     best, least, best_end = device, end + idle, end
             wait = best < 0
-            for core in range(cores):
-                if best >= 0 and use[best, core]:
-                    wait = wait or in_use[core]
-                    kept[core] = True
+            for position in range(first_core[best], first_core[best + 1] if best >= 0 else 0):
+                wait = wait or in_use[core_of[position]]
+                kept[core_of[position]] = True
             if wait:
                 aside[num_aside] = node
                 num_aside += 1
@@ -360,9 +359,8 @@ def with_widths(order, task, units, threads, worthwhile, crowd):
             running[best], ends[best] = node, best_end
             count += 1
             covered[worker[best]] = False
-            for core in range(cores):
-                if use[best, core]:
-                    busy_until[core], in_use[core] = best_end, True
+            for position in range(first_core[best], first_core[best + 1]):
+                busy_until[core_of[position]], in_use[core_of[position]] = best_end, True
             for other in range(len(own_core)):
                 if other != worker[best] and use[best, own_core[other]]:
                     covered[other] = True
@@ -376,9 +374,8 @@ def with_widths(order, task, units, threads, worthwhile, crowd):
         running[first], ends[first] = -1, np.inf
         waker = worker[first]
         idle_since[waker] = now
-        for core in range(cores):
-            if use[first, core]:
-                in_use[core] = False
+        for position in range(first_core[first], first_core[first + 1]):
+            in_use[core_of[position]] = False
         left -= 1
         for position in range(task.indptr[node], task.indptr[node + 1]):
             waiting[task.consumers[position]] -= 1

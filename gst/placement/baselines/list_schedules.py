@@ -16,7 +16,17 @@ from gst.devices import Plan
 from gst.devices.plan import priority_of
 from gst.devices.simulate.simulator import longest_ways, neighbour_lists
 from gst.placement.baselines.list_kernels import TaskArrays, Threads, UnitArrays, earliest_first, in_order, with_widths
-from gst.placement.baselines.units import Rooms, Units, both_units, fitted, kept, memory_of, quickest, smallest_units
+from gst.placement.baselines.units import (
+    Rooms,
+    Units,
+    both_units,
+    fitted,
+    kept,
+    memory_of,
+    quickest,
+    quickest_devices,
+    smallest_units,
+)
 from gst.placement.task import Task
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
@@ -29,7 +39,9 @@ def task_arrays(task: Task) -> TaskArrays:
     costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
     edges = costs.edges[:, costs.computed[costs.edges[0]]]
     elsewhere = simulator.worker[:, None] != simulator.worker
-    bits = (simulator.cores[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1) == 1
+    pairs = np.array([(device, core) for device, mine in enumerate(simulator.cores) for core in mine], np.int64).T
+    use = np.zeros((len(simulator.cores), int(pairs[1].max()) + 1), bool)
+    use[tuple(pairs)] = True
     return TaskArrays(
         *neighbour_lists(edges, nodes),
         *neighbour_lists(edges[::-1], nodes),
@@ -38,7 +50,9 @@ def task_arrays(task: Task) -> TaskArrays:
         num_bytes=costs.output_bytes.astype(np.float64),
         fixed_us=costs.latency_us + task.contention.hand_over_us * elsewhere,
         us_per_byte=1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
-        use=np.ascontiguousarray(bits[:, bits.any(0)]),
+        use=use,
+        core_indptr=np.append(0, np.cumsum(use.sum(1))),
+        cores=np.nonzero(use)[1].astype(np.int64),
     )
 
 
@@ -130,15 +144,16 @@ def moldable(task: Task) -> Plan | None:
     order for who goes first, by `etf` and by events, there also with all cores for what is alone. To allot cores first
     and to schedule a list then is due to Turek, Wolf and Yu (SPAA 1992).
 
-    Never slower in simulation than `heft`, `heft` on single cores, or any device alone.
+    Never slower in simulation than `heft`, `heft` on single cores, or any of the `quickest_devices` alone.
 
     Returns:
         None if no plan was found that keeps the limits of the memories.
     """
     each, parts = task_arrays(task), smallest_units(task)
     plans = [heft(task), heft(task, narrow=True)]
-    for device in np.flatnonzero(np.isfinite(task.times_us).all(1)):
-        plans.append(kept(task, task.plan(np.full(task.num_nodes, device))))
+    for device in quickest_devices(task):
+        if np.isfinite(task.times_us[device]).all():
+            plans.append(kept(task, task.plan(np.full(task.num_nodes, device))))
     none = np.full(task.num_nodes, -1)
     for slack, order in product(SLACKS, (longest_first(task), np.arange(task.num_nodes))):
         worthwhile = _worthwhile(each, parts, slack)
@@ -172,8 +187,8 @@ def _with_widths(
 ) -> Plan | None:
     costs, delays, simulator = task.costs, task.contention, task.simulator
     helped = (simulator.threads > 1)[:, None] * delays.helper_us * costs.computed
-    own_core = np.log2(simulator.leader).astype(np.int64)
-    threads = Threads(simulator.worker, own_core, delays.switch_us, delays.hand_over_us, delays.wake_us, delays.spin_us)
+    waits = delays.switch_us, delays.hand_over_us, delays.wake_us, delays.spin_us
+    threads = Threads(simulator.worker, simulator.leader, *waits)
     each = each._replace(times_us=costs.times_us + helped, fixed_us=costs.latency_us)
     placement, turn = with_widths(order, each, _unit_arrays(task, parts, room), threads, worthwhile, crowd)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None

@@ -28,6 +28,7 @@ from gst.placement.baselines.units import (
     memory_of,
     peers,
     quickest,
+    quickest_devices,
     repaired,
     smallest_units,
     units_of,
@@ -116,15 +117,16 @@ WHOLE = 10**8  # sum of the integer weights that METIS is given
 
 
 def portfolio(task: Task) -> dict[str, Plan]:
-    """Every baseline by name. Each device alone is always there, whether it can run everything or not; another method
-    is left out where it finds no plan that keeps the limits of the memories (in simulation).
+    """Every baseline by name. Each of the `quickest_devices` alone is always there, whether it can run everything or
+    not; another method is left out where it finds no plan that keeps the limits of the memories (in simulation).
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
         >>> sorted(portfolio(generated_task(0, num_nodes=60, num_devices=2)))[:6]
         ['chunks', 'etf', 'expert', 'heft', 'metis', 'sct']
     """
-    plans: dict[str, Plan | None] = {f"single:{name}": single(task, device) for device, name in enumerate(task.names)}
+    alone = quickest_devices(task).tolist()
+    plans: dict[str, Plan | None] = {f"single:{task.names[device]}": single(task, device) for device in alone}
     if len(task.devices) > 1:
         plans |= {
             "chunks": chunks(task), "expert": expert(task), "metis": metis(task), "topo": topo(task),
@@ -163,16 +165,29 @@ def topo(task: Task) -> Plan | None:
 
 def metis(task: Task, seed: int = 0) -> Plan | None:
     """METIS (Karypis and Kumar, 1998) over colocation groups weighted by profiled time and edges weighted by the time
-    of handing their value over, into 2 parts up to one for each of the `peers`; where a memory is too full groups move
-    to others. Of these, in program order and by upward rank, the plan that simulates fastest."""
+    of handing their value over, into 2 parts up to one for each of the `peers` (`numbers_of_parts`); where a memory is
+    too full groups move to others. Of these, in program order and by upward rank, the plan that simulates fastest."""
     parts, devices = colocated(task), peers(task)
     priority = priority_of(longest_first(task))
     plans: list[Plan | None] = []
-    for count in range(min(2, len(devices)), min(len(devices), parts.count) + 1):
+    for count in numbers_of_parts(min(len(devices), parts.count)):
         found = devices[weighted_metis(task, parts, count, seed)]
         for order in (None, priority):
             plans.append(fitted(task, parts, partial(_repaired_plan, task, parts, found, order)))
     return quickest(task, plans)
+
+
+def numbers_of_parts(most: int) -> list[int]:
+    """2, 3, ... 16, then each half as many again, and the most.
+
+    Examples:
+        >>> numbers_of_parts(3), numbers_of_parts(1), numbers_of_parts(60)[14:]
+        ([2, 3], [1], [16, 24, 36, 54, 60])
+    """
+    numbers = list(range(2, min(most, 16) + 1))
+    while numbers and numbers[-1] * 3 // 2 < most:
+        numbers.append(numbers[-1] * 3 // 2)
+    return sorted({*numbers, most})
 
 
 def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assignment:

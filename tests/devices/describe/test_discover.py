@@ -44,7 +44,7 @@ def test_processors_of_one_name_differ_by_their_instructions(monkeypatch: pytest
     assert cpu_model.__wrapped__() != here
 
 
-@pytest.mark.parametrize(("cores", "sets"), [(1, 0), (2, 1), (8, 7), (21, 19), (30, 4), (40, 0)])
+@pytest.mark.parametrize(("cores", "sets"), [(1, 0), (2, 1), (8, 7), (21, 19), (64, 63), (100, 48), (1024, 63)])
 def test_all_devices_are_as_many_as_the_interpreter_runs(cores: int, sets: int) -> None:
     single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(cores)]
     together = with_core_sets(single)
@@ -60,7 +60,7 @@ def test_beside_an_accelerator_there_are_no_core_sets() -> None:
 
 
 def test_of_a_machine_of_very_many_cores_as_many_are_taken_as_are_simulated() -> None:
-    single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(128)]
+    single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(1_100)]
     gpus = [Device(f"cuda:{number}", "cuda", (), 1, f"cuda:{number}", "made up") for number in range(8)]
-    assert len(with_core_sets(single)) == 64
-    assert with_core_sets([*single, *gpus]) == [*single[:56], *gpus]
+    assert with_core_sets(single)[:1024] == single[:1024] and with_core_sets(single)[1024].threads == 32
+    assert with_core_sets([*single, *gpus]) == [*single[:1016], *gpus]
