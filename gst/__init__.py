@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gst.method.batch import SegmentBatch
     from gst.method.estimator import GraphSegmentTraining
     from gst.method.histories import LayerHistories
+    from gst.placement.decorator import placed
     from gst.placement.placed import place
     from gst.placement.saving import load
 
@@ -48,6 +49,7 @@ _HOMES = {
     "load": "gst.placement.saving",
     "open_store": "gst.graphs.store",
     "place": "gst.placement.placed",
+    "placed": "gst.placement.decorator",
     "prepare": "gst.graphs.store",
     "segment": "gst.graphs.segments",
 }
@@ -55,7 +57,7 @@ _HOMES = {
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "LayerHistories", "SegmentBatch", "SegmentedGraph",
     "__version__", "collate", "cost", "data", "devices", "estimate", "from_dgl", "from_networkx", "from_pyg", "load",
-    "nn", "open_store", "place", "placement", "prepare", "programs", "segment",
+    "nn", "open_store", "place", "placed", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 
 

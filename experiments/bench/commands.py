@@ -301,9 +301,11 @@ def _add_strangers(bench: Any, command: Command) -> None:
     parser.add_argument("--data", type=Path, default=data, help="GraphNet samples (default: %(default)s)")
     parser.add_argument("--names", help="of samples, separated by commas (default: all)")
     parser.add_argument(
-        "--ways", default="eager,compiled,frozen", help="that a user has without gst (default: %(default)s)"
-    )
+        "--ways", default="eager,compiled,frozen,onnxruntime,openvino",
+        help="that a user has without gst; what is not installed says so (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--threads", default="1,2", help="that each runs on, in turn (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="to plan a sample (default: %(default)g)")
     parser.add_argument("--rounds", type=int, default=25, help="of timing, in turns (default: %(default)s)")
     parser.add_argument(
         "--time-limit", type=float, default=900.0, metavar="S", help="of each sample (default: %(default)g)"

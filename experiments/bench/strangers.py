@@ -4,7 +4,8 @@
     python -m experiments.bench strangers --data FOLDER --json strangers.json --plot strangers.png
 
 Each sample runs in a process of its own with an empty compile cache, and its row is on disk as soon as it is known:
-the same command goes on from there, and tries again what failed.
+the same command goes on from there, and tries again what failed. A sample takes up to five minutes on two quiet cores:
+one to plan, half a one for each way and number of threads that is compiled, and seconds to time them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import child_environment
+from experiments.bench.speedup_score import TOLERANCES, speedup_score
 from experiments.bench.strangers_picture import draw
 from gst.data.graphnet import FxSource, read_sources
 from gst.devices.describe.machine import machine_record
@@ -97,6 +99,7 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "ran": len(ran),
         "failed": len(rows) - len(ran),
+        "speedup_scores": _scores(rows),
         "over_eager": statistics.geometric_mean(row["over_eager"][0] for row in ran.values()),
         "over_best": statistics.geometric_mean(row["over_best"][0] for row in ran.values()),
         "slower": sorted(name for name, row in ran.items() if row["over_best"][0] < SLOWER),
@@ -106,12 +109,30 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _scores(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """GraphNet's S(t) for each t, by way; a sample that failed counts as one that the way fails on."""
+    labels = sorted({label for row in rows.values() for label in row.get("agrees_at", {})})
+    scores = {}
+    for label in labels:
+        programs = [_speedup(row, label) for row in rows.values()]
+        scores[label] = {str(t): speedup_score(programs, t) for t in TOLERANCES}
+    return scores
+
+
+def _speedup(row: Mapping[str, Any], label: str) -> tuple[float, int | None] | None:
+    eager = row.get("ms", {}).get(f"eager:{row.get('threads')}")
+    if eager is None or label not in row["ms"]:
+        return None
+    return eager[0] / row["ms"][label][0], row["agrees_at"].get(label)
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The benchmark as its command asks; prints a line for each sample."""
     settings = {
         "ways": options.ways.split(","),
         "threads": [int(each) for each in options.threads.split(",")],
         "rounds": options.rounds,
+        "seconds": options.seconds,
     }
     names = [each for each in (options.names or "").split(",") if each]
     with Bars() as bars:
@@ -124,6 +145,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             f"{result['ran']} programs: {result['over_eager']:.2f} times as fast as eager, {result['over_best']:.2f} "
             f"times as the best of eager and compiled; slower: {', '.join(result['slower']) or 'none'}"
         )
+        scores = {label: scores["-5"] for label, scores in result["speedup_scores"].items()}
+        print("GraphNet's S(-5): " + ", ".join(f"{label} {score:.2f}" for label, score in scores.items()))
         if result["busy"]:
             print(f"{len(result['busy'])} were timed while others used the cores: these times say little")
     if options.plot is not None:

@@ -24,7 +24,9 @@ from torch.utils import _pytree as pytree
 
 import gst
 from experiments.bench.executor import ratio_interval
+from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
+from experiments.bench.strangers_runtimes import RUNTIMES
 from gst.data.graphnet import read_sources
 from gst.devices.execute.measure import Measurement, measure, timed
 from gst.programs import outputs_differ
@@ -40,14 +42,15 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     Args:
         data: archive or folder of samples.
         name: of the sample.
-        settings: `ways` (of eager, compiled, frozen), `threads` (numbers), and `rounds`.
+        settings: `ways` (of `WAYS` and `RUNTIMES`), `threads` (numbers), `rounds`, and `seconds` to plan in.
 
     Returns:
         nodes (calls in its graph), parameters, threads (the most), and for each way its median, low and high ms:
         `eager:2` is the module as written on two threads; the ratios `over_eager`, `over_best` (of eager and compiled
         on all threads) and `over_direct` (of what was placed with its guard to without, in turns), with intervals;
-        `winner`, `seconds_to_plan`, `reasons` of ways that failed, and `load`, the share of the cores that other
-        processes took while these were timed.
+        `agrees_at`, for each way the least tolerance at which its outputs are those of the module as written, see
+        `experiments.bench.speedup_score`; `winner`, `seconds_to_plan`, `reasons` of ways that failed, and `load`, the
+        share of the cores that other processes took while these were timed.
     """
     source = next(each for each in read_sources(data) if each.name == name)
     module, inputs = module_of(source)
@@ -55,12 +58,13 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     torch.set_num_threads(most)
     runs: dict[str, Run] = {}
     started = time.perf_counter()
-    placed = gst.place(module, inputs)
+    placed = gst.place(module, inputs, seconds=settings["seconds"])
     runs[PLACED], seconds = partial(placed.module(), *inputs), time.perf_counter() - started
     pair = {PLACED: runs[PLACED]}
     if placed.winner in placed.runs:
         pair[DIRECT] = partial(placed.runs[placed.winner].run, *inputs)
-    reasons = {}
+    reasons: dict[str, str] = {}
+    agrees_at: dict[str, int | None] = {}
     with torch.no_grad():
         want = pytree.tree_leaves(module(*inputs))
         if not all(bool(each.isfinite().all()) for each in want if isinstance(each, Tensor)):
@@ -69,14 +73,18 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
         for threads in settings["threads"]:
             label = f"{way}:{threads}"
             try:
-                runs[label] = WAYS[way](module, inputs, threads)
-                if difference := outputs_differ(pytree.tree_leaves(runs[label]()), want):
+                runs[label] = {**WAYS, **RUNTIMES}[way](module, inputs, threads)
+                got = pytree.tree_leaves(runs[label]())
+                agrees_at[label] = least_tolerance(got, want)
+                if difference := outputs_differ(got, want):
                     reasons[label] = f"wrong outputs: {difference}"
             except Exception as error:  # whatever a compiler raises
                 runs.pop(label, None)
                 reasons[label] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     torch.set_num_threads(most)
-    if difference := outputs_differ(pytree.tree_leaves(runs[PLACED]()), want):
+    got = pytree.tree_leaves(runs[PLACED]())
+    agrees_at[PLACED] = least_tolerance(got, want)
+    if difference := outputs_differ(got, want):
         reasons[PLACED] = f"wrong outputs: {difference}"
     measured = measure(runs, settings["rounds"], time_of=_rested)
     alternating = measure(pair, settings["rounds"], time_of=_rested)  # so that both find the same in the caches
@@ -89,6 +97,7 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
         "over_direct": _ratio(alternating, PLACED, DIRECT) if DIRECT in pair else None,
         "winner": placed.winner,
         "seconds_to_plan": seconds,
+        "agrees_at": agrees_at,
         "reasons": reasons,
         "load": load,
     }

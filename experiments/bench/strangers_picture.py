@@ -1,4 +1,4 @@
-"""A bar for each program: how much faster it is as placed than the best of eager and compiled."""
+"""A bar for each program: how much faster it is as placed than the best of eager and compiled; below it S(t)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     """
     ran = {name: row for name, row in result["programs"].items() if "failed" not in row}
     names = sorted(ran, key=lambda name: ran[name]["over_best"][0])
-    figure = Figure(figsize=(8, 1.2 + 0.3 * len(names)), layout="constrained")
-    axes = figure.subplots()
+    scores = result.get("speedup_scores", {})
+    figure = Figure(figsize=(8, (1.2 if not scores else 4.2) + 0.3 * len(names)), layout="constrained")
+    parts = figure.subplots(2 if scores else 1, height_ratios=[0.3 * len(names) + 1, 3][: 2 if scores else 1])
+    axes = parts[0] if scores else parts
+    if scores:
+        _draw_scores(parts[1], scores)
     for place, name in enumerate(names):
         ratio, low, high = ran[name]["over_best"]
         reach = [[max(ratio - low, 0.0)], [max(high - ratio, 0.0)]]
@@ -38,3 +42,13 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=120)
+
+
+def _draw_scores(axes: Any, scores: Mapping[str, Mapping[str, float]]) -> None:
+    """GraphNet's speedup score over the tolerance, a line for each way."""
+    for label, values in scores.items():
+        wide = 2.5 if label == "placed" else 1.0
+        axes.plot([int(t) for t in values], list(values.values()), "o-", markersize=3, linewidth=wide, label=label)
+    axes.axhline(1.0, color=GREY, linewidth=0.8)
+    axes.set(xlabel="tolerance t (outputs agree within 10^t)", ylabel="speedup score S(t)")
+    axes.legend(fontsize=7, ncols=2)

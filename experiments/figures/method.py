@@ -112,7 +112,8 @@ def drop_in_matrix() -> str:
         return f"{sum(not outcomes[name] for name in settings)} of {len(settings)}"
 
     rows = [[name, *(ran(each, settings) for settings in MATRIX.values())] for name, each in cells.items()]
-    why = [f"- {name}, {setting}: {reason}" for name, each in cells.items() for setting, reason in each.items() if reason]
+    failed = [(name, setting, why) for name, each in cells.items() for setting, why in each.items() if why]
+    why = [f"- {name}, {setting}: {reason}" for name, setting, reason in failed]
     return "\n".join([table(["encoder", *MATRIX], rows), *(["", *why] if why else [])])
 
 

@@ -34,7 +34,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         help="a published cost graph instead of a program; with --machine also a problem of DOPPLER, Moirai (.xls), "
         "PipeDream, Piper, MSR or WfFormat, recognised by content",
     )
-    _add_common(place, 50, "annealing,guided_search")
+    _add_common(place, None, "annealing,guided_search")
     place.add_argument(
         "--runtime",
         choices=("measured", "simulated"),
@@ -63,9 +63,10 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.add_argument(
         "--seconds",
         type=float,
-        default=10.0,
         metavar="S",
-        help="of search, for --graph with --machine (default: %(default)g)",
+        help="about as long as compiling, searching and measuring may take: fewer plans are measured (default: 60 for "
+        "plans measured on this machine, unless --budget says how many). With --graph and --machine: of search "
+        "(default: 10)",
     )
     place.add_argument(
         "--out",
@@ -75,6 +76,11 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     )
     place.add_argument(
         "--resume", action="store_true", help="go on with what is in --out; needed where that holds measurements"
+    )
+    place.add_argument(
+        "--again",
+        action="store_true",
+        help="begin with the plan in --out, of a program whose sources have changed a little since",
     )
     place.add_argument(
         "--program",
@@ -104,7 +110,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
-    demo.set_defaults(anew=True, show_streams=False, verify=False)
+    demo.set_defaults(anew=True, again=False, seconds=None, show_streams=False, verify=False)
     for each in (place, demo):
         each.add_argument(
             "--wandb",
@@ -113,7 +119,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         )
 
 
-def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> None:
+def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: str) -> None:
     command.add_argument(
         "--devices", help="names separated by commas, see gst devices (default: all of them and sets of cores)"
     )
@@ -128,7 +134,8 @@ def _add_common(command: argparse.ArgumentParser, budget: int, methods: str) -> 
         type=int,
         default=budget,
         metavar="N",
-        help="plans to measure during the search; 0 = baselines alone (default: %(default)s)",
+        help="plans to measure during the search; 0 = baselines alone "
+        f"(default: {'as many of 50 as --seconds allow' if budget is None else budget})",
     )
     command.add_argument(
         "--evaluations",
@@ -196,6 +203,7 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.graph is not None and (options.show_streams or options.verify):
         raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
+    _fill_in(options)
     if options.graph is not None and options.machine is not None:
         return _place_public(options)
     if options.out is None:
@@ -229,6 +237,20 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     print(words(result["certificate"]))
     print(f"Look at {options.out / 'report.html'}")
     return result
+
+
+def _fill_in(options: argparse.Namespace) -> None:
+    """What the options leave open: a minute, or as long as the plans of `--budget` take."""
+    if options.seconds is not None and options.seconds < 0:
+        raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
+    measured = options.runtime == "measured" and options.graph is None and options.machine is None
+    if options.graph is not None and options.machine is not None:
+        options.seconds = 10.0 if options.seconds is None else options.seconds
+    elif options.seconds is not None and not (measured and isinstance(options.workers, int)):
+        raise ValueError("--seconds is for plans measured on this machine, and for --graph with --machine")
+    elif options.seconds is None and options.budget is None and measured and isinstance(options.workers, int):
+        options.seconds = 60.0
+    options.budget = 50 if options.budget is None else options.budget
 
 
 def _place_public(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gst.devices.plan import Plan
+    from gst.placement.decorator import PlacedFunction
     from gst.placement.machines import machine
     from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
     from gst.placement.pipeline import place_measured
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
-    "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacementResult", "Plan", "Planned", "Search",
-    "Settings", "SimulatedObjective", "Task", "load", "load_plan", "machine", "place", "place_graph", "place_measured",
-    "place_simulated", "plan_all", "save_plan",
+    "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacedFunction", "PlacementResult", "Plan",
+    "Planned", "Search", "Settings", "SimulatedObjective", "Task", "load", "load_plan", "machine", "place",
+    "place_graph", "place_measured", "place_simulated", "plan_all", "save_plan",
 ]  # fmt: skip
 
 _MODULES = {
     "gst.devices.plan": ("Plan",),
+    "gst.placement.decorator": ("PlacedFunction",),
     "gst.placement.machines": ("machine",),
     "gst.placement.objective": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
     "gst.placement.pipeline": ("place_measured",),

@@ -17,7 +17,7 @@ from gst.devices.describe.machine import machine_record
 from gst.devices.execute.measure import Measurement, measure, median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.placement.guards import Guard
-from gst.placement.whole import FROZEN, Function, Way, difference, ways, whole_run
+from gst.placement.whole import AHEAD, FROZEN, Function, Way, difference, ways, whole_run
 from gst.process.progress import Progress, no_progress
 
 LOOKS = 3  # runs of each way before only those that may win are timed in earnest
@@ -138,7 +138,7 @@ def candidates(
                 if way.name == PYTORCH:
                     raise
                 continue
-            guard = Guard(model if way.kind != PYTORCH else None, inputs, way.kind == FROZEN)
+            guard = Guard(model if way.kind != PYTORCH else None, inputs, way.holds_weights)
             runs[way.name] = GuardedRun(model, guard, run)
             took[way.name] = _least_ms({way.name: runs[way.name]}, inputs)[way.name]
     except KeyboardInterrupt:
@@ -152,7 +152,8 @@ def candidates(
 
 def _promise(way: Way) -> tuple[bool, ...]:
     """What is tried first (False before True): nothing to compile, then the fastest as a rule."""
-    return way.kind != PYTORCH, way.autotune, way.threads is not None, way.channels_last, way.kind != FROZEN
+    is_last = way.autotune or way.kind == AHEAD
+    return way.kind != PYTORCH, is_last, way.threads is not None, way.channels_last, way.kind != FROZEN
 
 
 def _left_out(way: Way, compiled: bool, late: str, took: Mapping[str, float]) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gst.data.cost_graphs import CostGraph, read_cost_graph
 from gst.data.public_graphs import read_public_graph
+from gst.devices import Device
 from gst.devices.describe.machine import parse_bytes, usable_devices
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.devices.execute.trace import save_trace
 from gst.files.writing import atomic_write
+from gst.placement.again import SIGNATURES, keep_best, old_plan, save_signatures
 from gst.placement.certificate import Certificate, certify, certify_published
 from gst.placement.drawing import plan_drawing
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
@@ -26,12 +30,13 @@ from gst.placement.plan_trace import trace_of_task
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
 from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
+from gst.process.interrupts import Stopped
 from gst.process.progress import Progress
 from gst.programs import Program, traced
 from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
-WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "program.txt", "report.html")
+WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", SIGNATURES, "program.txt", "report.html")
 
 
 def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -65,6 +70,8 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     if placement.plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate.bound)
     save_plan(placement.plan, placement.task, options.out / "plan.json", streams, result["certificate"])
+    if placement.task.program is not None:
+        save_signatures(placement.task.program, options.out / SIGNATURES)
     drawing = plan_drawing(placement.task, placement.plan) | placement.drawing
     with atomic_write(options.out / "report.html") as file:
         file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))
@@ -105,7 +112,9 @@ def _check(options: Namespace, settings: Settings) -> None:
     if options.machine is None and options.runtime == "simulated" and "fusion" in settings.tasks:
         raise ValueError("fusion is simulated on made-up machines alone; give --machine, or --runtime measured")
     measurements = options.out / "measurements.jsonl"
-    if measurements.exists() and not (options.resume or options.anew):
+    if options.again and (not measured or options.resume or isinstance(options.workers, str)):
+        raise ValueError("--again begins with the measured plan in --out; leave --resume, --machine, --workers away")
+    if measurements.exists() and not (options.resume or options.anew or options.again):
         raise ValueError(f"{measurements} is there already; add --resume to go on with it, or give another --out")
 
 
@@ -125,15 +134,35 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
     if isinstance(options.workers, str):
         return _place_by_fleet(options, options.workers, limit, settings, progress)
     devices = usable_devices(_names(options), limit)
-    program = _captured(options, progress)
     if options.runtime == "measured":
-        return place_measured(program, options.program, devices, options.out, settings, progress)
+        return _place_measured(options, devices, settings, progress)
+    program = _captured(options, progress)
 
     def profiled() -> Task:
         with IsolatedExecutor(options.program or "", devices) as isolated:
             return measured_task(program, isolated, settings.seed)
 
     return place_simulated(cached_task(program, devices, options.out, profiled), options.out, settings, progress)
+
+
+def _place_measured(
+    options: Namespace, devices: Sequence[Device], settings: Settings, progress: Progress
+) -> PlacementResult:
+    """Raises:
+    Stopped: the command was asked to end; the fastest plan measured so far is in `plan.json`.
+    """
+    progress("capturing", 0, 1)
+    program = traced(options.program)
+    old = old_plan(options.out, program, [each.name for each in devices]) if options.again else None
+    _clear(options)
+    seconds = math.inf if options.seconds is None else options.seconds
+    try:
+        return place_measured(
+            program, options.program, devices, options.out, settings, progress, old_plan=old, seconds=seconds
+        )
+    except Stopped as stop:
+        words = keep_best(program, options.out / "measurements.jsonl", options.out / "plan.json")
+        raise Stopped(stop.number, words) from None
 
 
 def _cost_graph(path: Path) -> CostGraph:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
-from gst.devices.describe.machine import supports
+from gst.devices.describe.machine import core_numbers, supports
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
+from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object
@@ -43,9 +45,11 @@ from gst.placement.planning import (
     plan_by,
     plans_by_name,
 )
+from gst.placement.room import within
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task, check_same
+from gst.placement.ways_beside import ways_beside
 from gst.placement.workers import Workers
 from gst.process.progress import Progress, no_progress
 from gst.programs import Program
@@ -58,6 +62,8 @@ COSTS, GROUPS = "costs.json", "groups.json"  # what was measured of operations, 
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
 NUM_BASELINES = 12  # that are measured at the end, of those that look best in simulation; and every method's plan
 NUM_AGAIN = 3  # plans that are measured again
+OLD = "old_plan"  # name of the plan of an earlier version of the program
+TO_COMPILE = 0.4  # of the seconds that are left, if there are so many
 
 
 def place_measured(
@@ -69,6 +75,8 @@ def place_measured(
     progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
     here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    old_plan: Plan | None = None,
+    seconds: float = math.inf,
 ) -> PlacementResult:
     """Profile a program on devices of this machine, or of hosts of a fleet, plan by every method in simulation, search
     with real measurements, and measure the finalists afresh beside the step as written and as compiled.
@@ -83,6 +91,8 @@ def place_measured(
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
         here: other ways to run the step, in this process, by name, the simplest first; see
             `gst.devices.execute.plain.steps_beside`.
+        old_plan: of an earlier version of the program; the search begins with it too, and it is among the finalists.
+        seconds: about as long as all of it may take: fewer plans are measured, and fewer ways compiled.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message says the least that would
@@ -95,16 +105,23 @@ def place_measured(
         progress("profiling", 0, 1)
         return measured_task(program, runner, settings.seed)
 
+    started = time.perf_counter()
     with fleet or IsolatedExecutor(source, devices) as runner:
         task = cached_task(program, runner.devices, out, profile)
+        if not math.isinf(seconds):
+            left = seconds - (time.perf_counter() - started)
+            settings = replace(within(settings, left, task.times_us.sum(1).min() / 1e3), compile_s=TO_COMPILE * left)
         simulated = replace(  # `guided_search` is the one method that measures, and fusion is of the task or is not
             settings,
             methods=tuple(name for name in settings.methods if name != "guided_search"),
             tasks=tuple(name for name in settings.tasks if name != "fusion"),
         )
         planned = plan_by(simulated, task, SimulatedObjective(task), out / "searches.jsonl", progress)
+        if old_plan is not None:
+            expected_ms = float(SimulatedObjective(task)([old_plan])[0])
+            planned[OLD] = Planned(old_plan, expected_ms, 0.0, 1)
         check_fits(task, planned)
-        final_plans = finalists(planned)
+        final_plans = finalists(planned) | {name: each for name, each in planned.items() if name == OLD}
         fused = fused_task(task, runner, progress, out / GROUPS) if "fusion" in settings.tasks else None
         starts = planned
         if fused is not None:
@@ -257,7 +274,7 @@ def _measure_finally(
         skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
     with ExitStack() as stack:
         if not isinstance(runner, FleetWorkers):
-            steps = stack.enter_context(steps_beside(source, skip_reason, here))
+            steps = stack.enter_context(_ways(source, runner.devices, skip_reason, settings, here, progress))
 
         def measure_in_turns(few: dict[str, Plan], what: str) -> dict[str, Measurement]:
             distinct = list({plan.key: plan for plan in few.values()}.values())
@@ -268,14 +285,37 @@ def _measure_finally(
             measured = measure_plans(runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what))
             return by_name(few, measured, tuple(steps))
 
-        compiling = "" if skip_reason or COMPILED in here else "compiling the step, which takes minutes, then "
-        first = measure_in_turns(plans, f"{compiling}measuring the finalists afresh")
+        compiling = isinstance(runner, FleetWorkers) and not skip_reason
+        words = "compiling the step, which takes minutes, then " * compiling
+        first = measure_in_turns(plans, f"{words}measuring the finalists afresh")
         again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
         if not again:
             reasons = sorted({first[name].reason for name in plans})
             names = ", ".join(device.name for device in runner.devices)
             raise ValueError(f"no plan of {program.name} ran on {names}: {'; '.join(reasons)}")
         return Finals(first, measure_in_turns(again, "measuring the fastest once more"))
+
+
+@contextmanager
+def _ways(
+    source: Path | str, devices: Sequence[Device], skip_reason: str, settings: Settings,
+    here: Mapping[str, Callable[[], object]], progress: Progress,
+) -> Iterator[dict[str, Callable[[], float]]]:  # fmt: skip
+    """What runs the step without a plan, the simplest first: what is `here`, or the step as written and the ways of
+    `gst.place` on these cores. A way that is left out raises its reason."""
+    with ExitStack() as stack:
+        if skip_reason or here or any(device.kind != "cpu" for device in devices):
+            yield stack.enter_context(steps_beside(source, skip_reason, here))
+            return
+        runs = stack.enter_context(steps_beside(source, "not made yet", here))
+        progress("compiling the step in several ways, which takes minutes", 0, 1)
+        cores = max(len(each) for each in core_numbers(devices))
+        try:
+            made, reasons = stack.enter_context(ways_beside(source, cores, settings.compile_s))
+        except ValueError as error:  # the child stopped: what it tried is no way to run the step
+            made, reasons = {}, {COMPILED: str(error)}
+        left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
+        yield {PYTORCH: runs[PYTORCH], **made, **left_out}
 
 
 def _measured_entry(

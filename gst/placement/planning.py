@@ -64,7 +64,9 @@ class Settings:
         patience_s: how long to wait for quiet cores.
         workers: processes that measure for the search.
         cost_model: one of `COST_MODELS`, which learns from what the search measures how wrong the simulator is.
-        compile_step: whether `torch.compile` of the step, which takes a minute, is among what is measured at the end.
+        compile_step: whether the step compiled and frozen, on all cores and on one, is among what is measured at the
+            end; each takes up to a minute to compile.
+        compile_s: no such way is begun after half of these seconds.
     """
 
     budget: int = 50
@@ -77,6 +79,7 @@ class Settings:
     workers: int = 1
     cost_model: str = "sums"
     compile_step: bool = True
+    compile_s: float = 120.0
 
     def __post_init__(self) -> None:
         check_names(self.methods, self.tasks)

@@ -24,7 +24,7 @@ from gst.files.writing import atomic_path
 from gst.placement.choosing import SEED, GuardedRun
 from gst.placement.guards import Guard
 from gst.placement.placed_module import PLAN, as_written, guard_of
-from gst.placement.whole import FROZEN, Way, fresh_inputs, may_freeze, whole_run
+from gst.placement.whole import Way, fresh_inputs, may_freeze, whole_run
 from gst.programs import Step, capture, inference_step, outputs_differ
 from gst.programs.program import structure
 
@@ -127,13 +127,13 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
 
 
 def _winner(path: Path, model: nn.Module, way: Way, inputs: Sequence[Any]) -> dict[str, GuardedRun]:
-    if way.kind == FROZEN and not may_freeze(model):
+    if way.holds_weights and not may_freeze(model):
         raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
     try:
         run = whole_run(model, way, inputs)
     except Exception as error:  # whatever a compiler raises
         raise ValueError(f"{path}: {way.name} fails here ({plain(error)}); place the model anew") from error
-    return {way.name: GuardedRun(model, Guard(model, inputs, way.kind == FROZEN), run)}
+    return {way.name: GuardedRun(model, Guard(model, inputs, way.holds_weights), run)}
 
 
 def _check_outputs(path: Path, placed: Placed) -> None:

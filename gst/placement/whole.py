@@ -1,13 +1,16 @@
 """A model run whole, without a plan: as written, by `torch.compile`, or frozen; on some cores; in some memory layout.
 
 Frozen means that weights are constants of the compiled code (`torch._inductor.config.freezing`): batch normalisations
-are folded into convolutions and weights are packed once instead of in every call. That is for inference alone.
+are folded into convolutions and weights are packed once instead of in every call. That is for inference alone. Ahead of
+time (AOTInductor) the same code is called without Dynamo's guards, which small models gain from.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ from torch.utils import _pytree as pytree
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.programs import outputs_differ
 
-FROZEN = "frozen"
+FROZEN, AHEAD = "frozen", "ahead of time"
 MOST_KEPT = 128  # pieces of compiled code of one model
 Function = Callable[..., Any]
 
@@ -26,7 +29,7 @@ class Way(NamedTuple):
     """How a whole model runs.
 
     Args:
-        kind: 'pytorch' (as written), 'compiled' or 'frozen'.
+        kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'.
         threads: that PyTorch has while it runs; None = as many as it has.
         channels_last: images are given with their channels innermost.
         autotune: `max_autotune`, the compiler measures several kernels for each matrix product.
@@ -36,6 +39,11 @@ class Way(NamedTuple):
     threads: int | None = None
     channels_last: bool = False
     autotune: bool = False
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether weights are constants of it."""
+        return self.kind in (FROZEN, AHEAD)
 
     @property
     def name(self) -> str:
@@ -65,7 +73,7 @@ class Way(NamedTuple):
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
         threads = counts[0] if counts else None
         way = Way(parts[0], threads, channels_last="channels last" in parts, autotune="max autotune" in parts)
-        if way.name != name or way.kind not in (PYTORCH, COMPILED, FROZEN):
+        if way.name != name or way.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD):
             raise ValueError(f"there is no way {name[:80]!r} to run a model")
         return way
 
@@ -90,8 +98,9 @@ def ways(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Way]:
         kinds.append(Way(FROZEN))
         if any(isinstance(each, Tensor) and each.dim() == 4 for each in pytree.tree_leaves(list(inputs))):
             kinds.append(Way(FROZEN, channels_last=True))
-        kinds.append(Way(FROZEN, autotune=True))
-    return kinds + [way._replace(threads=count) for count in counts for way in kinds if not way.autotune]
+        kinds += [Way(FROZEN, autotune=True), Way(AHEAD)]
+    again = [way for way in kinds if not way.autotune and way.kind != AHEAD]
+    return kinds + [way._replace(threads=count) for count in counts for way in again]
 
 
 def may_freeze(model: nn.Module) -> bool:
@@ -121,6 +130,8 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     from torch._inductor import config
 
     threads = way.threads or torch.get_num_threads()
+    if way.kind == AHEAD:
+        return _on_threads(_ahead_of_time(model, inputs, threads), threads)
     options: dict[str, Any] = {"cpp.threads": threads}
     if way.kind == FROZEN:
         options["freezing"] = True
@@ -136,6 +147,21 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     with config.patch(freezing=way.kind == FROZEN, compile_threads=1), dynamo.config.patch(recompile_limit=MOST_KEPT):
         run(*inputs)
     return run
+
+
+def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Function:
+    """A library that AOTInductor makes of a model; what it needs lies in a directory that ends with the process."""
+    from torch import _inductor as inductor
+
+    options = {"cpp.threads": threads, "compile_threads": 1, "freezing": True}
+    with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
+        exported = torch.export.export(model, tuple(inputs))
+        package = inductor.aoti_compile_and_package(
+            exported, package_path=str(Path(directory) / "model.pt2"), inductor_configs=options
+        )
+        library: Function = inductor.aoti_load_package(package)
+        library(*inputs)
+    return library
 
 
 def _on_threads(function: Function, threads: int | None) -> Function:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
     from gst.programs.operation import Operation, Reference
     from gst.programs.program import Program, as_module, outputs_differ
+    from gst.programs.seeded import drawn_from
     from gst.programs.step import Step, TrainingStep, inference_step, training_step
     from gst.programs.traces import resolve, trace_path, traced
     from gst.programs.tracing import capture, capture_module
@@ -21,6 +22,7 @@ _HOMES = {
     "features": ("FEATURE_NAMES", "NUM_OPCODES"),
     "operation": ("Operation", "Reference"),
     "program": ("Program", "as_module", "outputs_differ"),
+    "seeded": ("drawn_from",),
     "step": ("Step", "TrainingStep", "inference_step", "training_step"),
     "traces": ("resolve", "trace_path", "traced"),
     "tracing": ("capture", "capture_module"),
@@ -29,8 +31,8 @@ _HOMES = {
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
-    "as_module", "capture", "capture_module", "inference_step", "outputs_differ", "resolve", "trace_path", "traced",
-    "training_step",
+    "as_module", "capture", "capture_module", "drawn_from", "inference_step", "outputs_differ", "resolve", "trace_path",
+    "traced", "training_step",
 ]  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import gst.programs.seeded  # noqa: F401  # registers operators that programs from files name
+
 GETITEM = "getitem"
 TORCH_VALUES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 

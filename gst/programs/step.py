@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from gst.programs.seeded import drawn_from
 
 State = dict[str, Tensor]
 
@@ -19,6 +22,8 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adam": ("mean", "mean_square"),
 }
 """What each remembers of every parameter."""
+
+SEED = "random/seed"  # entry of a state
 
 DECAY = 0.9  # of momentum, and beta_1 of Adam
 SQUARE_DECAY = 0.999  # beta_2
@@ -65,6 +70,7 @@ def training_step(
     tensors: Sequence[Tensor],
     optimizer: str = "sgd",
     rate: float = 0.1,
+    seed: int | None = None,
 ) -> TrainingStep:
     """The step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
 
@@ -78,6 +84,8 @@ def training_step(
         tensors: one batch of data.
         optimizer: one of `gst.programs.step.OPTIMIZERS`.
         rate: learning rate.
+        seed: that dropout and other random operations of the first step draw from, see `drawn_from`; the state holds it
+            as `random/seed`, and each step adds 1. None = there are none.
 
     Raises:
         ValueError: there is no such optimizer, or nothing to train.
@@ -95,6 +103,7 @@ def training_step(
         raise ValueError(f"step {name!r} trains nothing: no parameter of the model requires a gradient")
     buffers = {key: value.detach() for key, value in model.named_buffers()}
     slots = first_state(optimizer, parameters)
+    seeds = {} if seed is None else {SEED: torch.tensor(seed)}
     loss_module = _Loss(model, loss_of)
 
     def step(state: State, *tensors: Tensor) -> tuple[Tensor, State]:
@@ -102,12 +111,14 @@ def training_step(
         renewed = {key: state[key].clone() for key in buffers}  # a forward pass in training mode writes into them
         kept = {key: state[key] for key in frozen}
         named = {f"model.{key}": value for key, value in (leaves | kept | renewed).items()}
-        loss = functional_call(loss_module, named, tensors)
+        with drawn_from(state[SEED]) if seeds else nullcontext():
+            loss = functional_call(loss_module, named, tensors)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), rate) | kept | renewed
+        new |= {key: state[key] + 1 for key in seeds}
         return loss.detach(), {key: new[key] for key in state}
 
-    return TrainingStep(name, step, (parameters | frozen | buffers | slots, *tensors))
+    return TrainingStep(name, step, (parameters | frozen | buffers | slots | seeds, *tensors))
 
 
 def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:

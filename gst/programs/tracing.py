@@ -386,7 +386,8 @@ def _refuse_random(module: fx.GraphModule, name: str) -> None:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _draws(node):
             raise ValueError(
                 f"step {name!r} draws random numbers ({node.target} at node {node.name}), and operations run in any "
-                "order; switch dropout off (model.eval()) or give the numbers or masks as inputs"
+                "order; switch dropout off (model.eval()), draw from a seed (training_step(..., seed=0), "
+                "gst.programs.drawn_from) or give the numbers as inputs"
             )
 
 

@@ -18,9 +18,19 @@ METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "g
 `guided_search`."""
 
 PYTORCH, COMPILED = "pytorch", "compiled"
-STEPS = {PYTORCH: "as written", COMPILED: "compiled"}
-"""What runs without a plan, by name, and its kind."""
+STEPS = {PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time"}
+"""What runs without a plan, by how its name begins, and its kind."""
 RUNTIMES = ("measured", "simulated", "published")
+
+
+def step_kind(name: str) -> str:
+    """One of the kinds of `STEPS`, empty for a plan.
+
+    Examples:
+        >>> step_kind("frozen, 1 thread"), step_kind("heft")
+        ('frozen', '')
+    """
+    return STEPS.get(name.partition(", ")[0], "")
 
 
 def plans_of(record: Record) -> dict[str, Record]:
@@ -67,7 +77,7 @@ def best_baseline(record: Record) -> tuple[str, Record]:
     ran = [
         (time_of(plan), name, plan)
         for name, plan in plans_of(record).items()
-        if kind_of(name) == "baseline" and name not in STEPS and not math.isnan(time_of(plan))
+        if kind_of(name) == "baseline" and not step_kind(name) and not math.isnan(time_of(plan))
     ]
     _, name, plan = min(ran, key=lambda entry: entry[0], default=(math.nan, "", {}))
     return name, plan
@@ -131,13 +141,13 @@ def _measured(record: Record) -> str:
     found, plain, winner = time_of(best), time_of(base), winner_of(record)
     if math.isnan(found):
         return "No plan was measured to the end" + ("" if math.isnan(plain) else f"; plain PyTorch {brief(plain)} ms")
-    if winner in STEPS:
+    if step_kind(winner):
         fastest = again(plans_of(record).get(winner) or base)
-        name = "plain PyTorch" if winner == PYTORCH else "torch.compile"
+        name = {PYTORCH: "plain PyTorch", COMPILED: "torch.compile"}.get(winner, f"the whole step, {winner}")
         noise = " beyond noise" if found < time_of(fastest) else ""
         words = f"No plan beat {name}{noise}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
         words += "" if winner == PYTORCH else f"; plain PyTorch {brief(plain)} ms{_bracket(base)}"
-        return words if record.get("best") in STEPS else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
+        return words if step_kind(str(record.get("best"))) else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
     used = len(set(graph_arrays(record)[2].tolist()))
     where = f" on {used} device{'s' * (used != 1)}" if used else ""
     words = f"Best plan {brief(found)} ms{_bracket(best)}{where}"
@@ -170,7 +180,7 @@ def lead(record: Record) -> str:
     if is_again:  # only runs that took turns can be compared
         best, baseline = again(best), again(baseline)
     found, least = time_of(best), time_of(baseline)
-    if math.isnan(found) or not name or record.get("best") in STEPS:
+    if math.isnan(found) or not name or step_kind(str(record.get("best"))):
         return ""
     best_name, measured = str(record.get("best")), runtime_of(record) == "measured"
     if kind_of(best_name) == "baseline":

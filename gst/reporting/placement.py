@@ -13,7 +13,6 @@ from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
 from gst.reporting.graph import graph
 from gst.reporting.headline import (
     PYTORCH,
-    STEPS,
     device_names,
     facts,
     headline,
@@ -23,6 +22,7 @@ from gst.reporting.headline import (
     pytorch_of,
     ratio_of,
     runtime_of,
+    step_kind,
     time_of,
     winner_of,
 )
@@ -167,7 +167,7 @@ def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
 
 
 def _kind(name: str) -> str:
-    return STEPS.get(name) or ("baseline" if kind_of(name) == "baseline" else "search")
+    return step_kind(name) or ("baseline" if kind_of(name) == "baseline" else "search")
 
 
 def _failures(known: dict[str, Record]) -> str:
@@ -217,7 +217,7 @@ def _asked_baselines(record: Record) -> list[tuple[float, str]]:
     times = [
         (number(plan.get("simulated_ms", plan.get("latency"))), name)
         for name, plan in plans_of(record).items()
-        if kind_of(name) == "baseline" and name not in STEPS
+        if kind_of(name) == "baseline" and not step_kind(name)
     ]
     return [each for each in times if not math.isnan(each[0])]
 

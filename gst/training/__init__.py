@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gst.training.datamodule import SegmentDataModule
     from gst.training.module import HeadFinetuning, SegmentTrainingModule
+    from gst.training.placing import PlacedSteps
     from gst.training.processes import FullySharded
 
 _HOMES = {
-    "FullySharded": "processes", "HeadFinetuning": "module", "SegmentDataModule": "datamodule",
-    "SegmentTrainingModule": "module",
+    "FullySharded": "processes", "HeadFinetuning": "module", "PlacedSteps": "placing",
+    "SegmentDataModule": "datamodule", "SegmentTrainingModule": "module",
 }  # fmt: skip
 
-__all__ = ["FullySharded", "HeadFinetuning", "SegmentDataModule", "SegmentTrainingModule"]
+__all__ = ["FullySharded", "HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.placement import choosing
 from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.placement.guards import Guard
-from gst.placement.whole import FROZEN, Way, difference, fresh_inputs, may_freeze, ways, whole_run
+from gst.placement.whole import AHEAD, FROZEN, Way, difference, fresh_inputs, may_freeze, ways, whole_run
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -146,7 +146,9 @@ def test_only_inference_that_nothing_learns_from_is_frozen(model: Small) -> None
 def test_ways_are_the_simplest_first_on_all_cores_and_on_one(model: Small) -> None:
     threads = torch.get_num_threads()
     names = [way.name for way in ways(model, (IMAGE,), threads + 1)]
-    assert names[:4] == [PYTORCH, COMPILED, FROZEN, "frozen, channels last"]
+    assert names[:4] == [PYTORCH, COMPILED, FROZEN, "frozen, channels last"] and AHEAD in names
+    assert all(Way.named(name).name == name for name in names)
+    assert Way(AHEAD).holds_weights and Way(FROZEN).holds_weights and not Way(COMPILED).holds_weights
     assert f"pytorch, {threads + 1} threads" in names
     assert len(set(names)) == len(names)
 
@@ -250,10 +252,11 @@ def test_noise_that_hides_the_faster_way_is_answered_with_more_runs(
 @pytest.mark.slow
 @needs_compiler
 def test_a_frozen_model_computes_what_the_model_does(model: Small) -> None:
-    ways = (Way(FROZEN), Way(COMPILED), Way(FROZEN, channels_last=True))
+    ways = (Way(FROZEN), Way(COMPILED), Way(FROZEN, channels_last=True), Way(AHEAD))
     runs = {way: whole_run(model, way, (IMAGE,)) for way in ways}
     assert all(difference(run, model, (IMAGE,), seed=1) is None for run in runs.values())
     stale = runs[Way(FROZEN)](IMAGE)
     halve(model)
-    torch.testing.assert_close(runs[Way(FROZEN)](IMAGE), stale)  # weights are constants: why they are guarded
+    for frozen in (Way(FROZEN), Way(AHEAD)):
+        torch.testing.assert_close(runs[frozen](IMAGE), stale)  # weights are constants: why they are guarded
     torch.testing.assert_close(runs[Way(COMPILED)](IMAGE), model(IMAGE))

@@ -13,7 +13,7 @@ from made_records import make_record
 from report_html import Html as Page
 from report_html import faults
 
-from gst.reporting.headline import headline
+from gst.reporting.headline import best_baseline, headline
 from gst.reporting.placement import render
 
 HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
@@ -132,6 +132,10 @@ def test_the_headline_names_what_is_to_run(record: dict[str, Any]) -> None:
         "No plan beat torch.compile: 39.0 ms (38.0\u201340.0); plain PyTorch 61.8 ms (60.8\u201363.0); best plan "
         "41.2 ms (40.2\u201342.4)"
     )
+    record["plans"]["frozen, 1 thread"] = record["plans"]["compiled"]
+    record["winner"] = "frozen, 1 thread"
+    assert headline(record).startswith("No plan beat the whole step, frozen, 1 thread: 39.0 ms")
+    assert best_baseline(record)[0] == "single:cpu:0", "no way without a plan is a baseline"
     record["winner"] = "pytorch"
     assert headline(record).startswith(
         "No plan beat plain PyTorch beyond noise: 61.8 ms (60.8\u201363.0); best plan 41.2 ms"

@@ -28,7 +28,8 @@ from gst.devices.execute.calls import eager, pytorch
 from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
 from gst.process.tuning import WAITING
-from gst.programs import Program, as_module, outputs_differ, resolve, traced
+from gst.programs import Program, TrainingStep, as_module, outputs_differ, resolve, traced
+from gst.programs.seeded import unseeded
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
 SPIN_S = 0.01  # for which idle OpenMP threads of this process may go on spinning, at the cost of whatever runs next
@@ -102,21 +103,31 @@ class PlainPyTorch:
         compiled: run it as `torch.compile` makes it, all of its operations at once. That takes minutes for thousands of
             them.
         start_limit_s: seconds until it is ready, compiled included.
+        child: module of another child that answers each line by milliseconds, and the arguments that it takes after the
+            program; then `compiled` does not count.
+
+    Attributes:
+        said: the line by which the child said that it is ready.
 
     Raises:
         ValueError: the child could not start or died, or what is compiled gives other outputs than the program; the
             message repeats its last words.
     """
 
-    def __init__(self, program: Path | str, compiled: bool = False, start_limit_s: float = START_LIMIT_S) -> None:
-        self._arguments = [str(program), *["--saved"] * isinstance(program, Path), *["--compiled"] * compiled]
+    def __init__(
+        self, program: Path | str, compiled: bool = False, start_limit_s: float = START_LIMIT_S,
+        child: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        module, flags = (child[0], child[1:]) if child else ("gst.devices.execute.plain", ["--compiled"] * compiled)
+        self._arguments = [module, str(program), *["--saved"] * isinstance(program, Path), *flags]
         self._what, self._start_limit_s = "torch.compile" if compiled else "plain PyTorch", start_limit_s
+        self.said = ""
 
     def __enter__(self) -> Self:
         self._words = tempfile.TemporaryFile("w+")
         environment = {key: value for key, value in os.environ.items() if key not in WAITING}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "gst.devices.execute.plain", *self._arguments],
+            [sys.executable, "-m", *self._arguments],
             env=environment,
             text=True,
             stdin=subprocess.PIPE,
@@ -126,7 +137,7 @@ class PlainPyTorch:
         limit = Timer(self._start_limit_s, self._child.kill)
         limit.start()
         try:
-            self._answer()
+            self.said = self._answer()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -134,10 +145,10 @@ class PlainPyTorch:
             limit.cancel()
         return self
 
-    def __call__(self) -> float:
+    def __call__(self, what: str = "step") -> float:
         """Run one step; its milliseconds, by the clock of the child."""
         assert self._child.stdin is not None
-        self._child.stdin.write("step\n")
+        self._child.stdin.write(f"{what}\n")
         self._child.stdin.flush()
         return float(self._answer())
 
@@ -169,7 +180,7 @@ def main() -> None:
 
 def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
     if not saved and not compiled:
-        return partial(pytorch, resolve(name))
+        return partial(_as_written, resolve(name))
     program = Program.load(Path(name)) if saved else traced(name)
     if not compiled:
         return partial(eager, program)
@@ -177,6 +188,12 @@ def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
     if difference := outputs_differ(run(), eager(program)):
         raise ValueError(f"wrong outputs: {difference}")
     return run
+
+
+def _as_written(step: TrainingStep) -> None:
+    """With the random numbers of the process, as the step would be without a seed."""
+    with unseeded():
+        pytorch(step)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from experiments.bench import strangers
+from experiments.bench import strangers, strangers_runtimes
+from experiments.bench.speedup_score import speedup_score
 from experiments.bench.strangers_program import module_of
 from gst.data.graphnet import FxSource, read_sources
 
@@ -81,8 +85,8 @@ def test_a_program_that_fails_is_a_line_with_its_reason(tmp_path: Path) -> None:
     source = small("return (torch.load('x'),)")
     (tmp_path / "bad" / "model.py").write_text(source.model)
     (tmp_path / "bad" / "weight_meta.py").write_text(source.weights)
-    settings = {"ways": ["eager"], "threads": [1], "rounds": 3}
-    result = strangers.bench(tmp_path, [], tmp_path / "out", settings, 120.0, lambda *_: None)
+    asked = {"ways": ["eager"], "threads": [1], "rounds": 3, "seconds": 1.0}
+    result = strangers.bench(tmp_path, [], tmp_path / "out", asked, 120.0, lambda *_: None)
     assert "torch.load is not a function that may be called" in result["programs"]["bad"]["failed"]
     assert (result["ran"], result["failed"]) == (0, 1)
 
@@ -95,7 +99,9 @@ def test_rows_are_taken_over_and_told_together(tmp_path: Path, monkeypatch: pyte
         ratios = {"over_eager": [2.0, 1.9, 2.1], "over_best": [0.9, 0.8, 0.95]}
         return {
             **ratios,
-            "ms": {"placed": [3.0, 2.9, 3.1]},
+            "ms": {"placed": [3.0, 2.9, 3.1], "eager:2": [6.0, 5.9, 6.1]},
+            "threads": 2,
+            "agrees_at": {"placed": -6, "compiled:2": -6},
             "reasons": {},
             "load": 0.5,
             "seconds_to_plan": 7.0,
@@ -107,5 +113,37 @@ def test_rows_are_taken_over_and_told_together(tmp_path: Path, monkeypatch: pyte
         result = strangers.bench(FIXTURE, [], tmp_path, {"rounds": 3}, 1.0, lambda *_: None)
     assert calls == ["small_net.tiny"], "the second time it is on disk"
     assert result["slower"] == result["busy"] == ["small_net.tiny"] and result["over_eager"] == pytest.approx(2.0)
+    scores = result["speedup_scores"]
+    assert scores["placed"]["-5"] == pytest.approx(2.0) and scores["placed"]["-7"] == pytest.approx(0.1)
+    assert scores["compiled:2"]["-5"] == pytest.approx(0.1), "it was not timed"
     strangers.bench(FIXTURE, [], tmp_path, {"rounds": 4}, 1.0, lambda *_: None)
     assert len(calls) == 2, "with other settings it is measured anew"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.sampled_from([-6, -2, None])) | st.none(), min_size=1))
+def test_the_score_is_the_formula_of_the_paper(programs: list[tuple[float, int | None] | None]) -> None:
+    correct = [each[0] for each in programs if each is not None and each[1] == -6]
+    share = len(correct) / len(programs)
+    alpha = statistics.geometric_mean(correct) if correct else 1.0
+    assert speedup_score(programs, -5) == pytest.approx(alpha**share * 0.1 ** (1 - share))  # p = 0
+    assert speedup_score(programs, -5) <= speedup_score(programs, -1) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("name", "package"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
+def test_a_runtime_that_is_not_installed_is_named(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_runtimes, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=f"{package} is not installed; pip install"):
+        strangers_runtimes.RUNTIMES[name](torch.nn.ReLU(), (torch.ones(2),), 1)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("name", strangers_runtimes.RUNTIMES)
+def test_a_runtime_computes_what_the_module_does(name: str) -> None:
+    pytest.importorskip(name)
+    (source,) = read_sources(FIXTURE)
+    module, inputs = module_of(source)
+    want = torch.utils._pytree.tree_leaves(module(*inputs))
+    for _ in range(2):
+        torch.testing.assert_close(strangers_runtimes.RUNTIMES[name](module, inputs, 1)(), want, rtol=1e-4, atol=1e-4)

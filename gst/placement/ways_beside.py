@@ -1,0 +1,110 @@
+"""The ways to run a captured program whole, beside its plans: made and timed in a process of their own.
+
+The process that runs plans keeps idle OpenMP threads from spinning, which slows PyTorch's own (see
+`gst.devices.execute.plain`). So what `gst.place` tries of a model (frozen, channels last, one core, all cores) is tried
+of a program by a child, which answers in milliseconds.
+
+    python -m gst.placement.ways_beside PROGRAM [--saved] CORES SECONDS    # a line in: a way; out: its milliseconds
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from gst.devices.execute.calls import eager
+from gst.devices.execute.measure import timed
+from gst.devices.execute.plain import PYTORCH, PlainPyTorch
+from gst.placement.choosing import candidates
+from gst.programs import Program, Reference, as_module, outputs_differ, traced
+
+MODULE = "gst.placement.ways_beside"
+
+
+@contextmanager
+def ways_beside(
+    source: Path | str, cores: int, seconds: float
+) -> Iterator[tuple[dict[str, Callable[[], float]], dict[str, str]]]:
+    """The ways to run a program whole that may win: by name, what runs each once and returns its milliseconds; and why
+    others are left out.
+
+    Args:
+        source: name of a program, or the directory of a saved one.
+        cores: of the devices that it may use.
+        seconds: no way is begun after half of them.
+
+    Raises:
+        ValueError: the child could not start.
+    """
+    with PlainPyTorch(source, child=(MODULE, str(cores), str(seconds))) as child:
+        said = json.loads(child.said)
+        yield {name: partial(child, name) for name in said["ways"]}, said["reasons"]
+
+
+def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A program as a module in evaluation mode, and what it is called with. If nothing renews a parameter, parameters
+    are the module's, so that they may become constants.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> module, inputs = bound(capture_module(nn.Linear(2, 3), (torch.ones(1, 2),)))
+        >>> len(list(module.buffers())), module(*inputs)[0].shape
+        (2, torch.Size([1, 3]))
+    """
+    homes = program.parameter_home
+    renews = any(isinstance(each, Reference) and homes[each.node] >= 0 for each in program.outputs)
+    is_weight = [not renews and homes[number] >= 0 for number in range(len(program.inputs))]
+    module = _Bound(program, is_weight).eval()
+    return module, tuple(value for value, each in zip(program.inputs, is_weight, strict=True) if not each)
+
+
+class _Bound(nn.Module):
+    """The operations of a program as a function of the inputs that are no weights."""
+
+    def __init__(self, program: Program, is_weight: Sequence[bool]) -> None:
+        super().__init__()
+        self.operations, self.is_weight = as_module(program), tuple(is_weight)
+        for number, value in enumerate(program.inputs):
+            if is_weight[number]:
+                self.register_buffer(f"weight_{number}", value)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        rest = iter(inputs)
+        return self.operations(
+            *(getattr(self, f"weight_{number}") if each else next(rest) for number, each in enumerate(self.is_weight))
+        )
+
+
+def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Ways that may win and that compute what the program does, on its own inputs as on random ones."""
+    module, inputs = bound(program)
+    found = candidates(module, inputs, cores, seconds)
+    runs, reasons = found.serious()
+    want = eager(program)
+    for name in [name for name in runs if name != PYTORCH]:
+        if difference := outputs_differ(list(runs[name](*inputs)), want):
+            reasons[name] = f"gives other outputs: {difference}"
+    return {name: partial(run, *inputs) for name, run in runs.items() if name not in (PYTORCH, *reasons)}, reasons
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the program prints is no answer
+    source, *saved, cores, seconds = sys.argv[1:]
+    program = Program.load(Path(source)) if saved else traced(source)
+    runs, reasons = _serious(program, int(cores), float(seconds))
+    print(json.dumps({"ways": list(runs), "reasons": reasons}), file=answers)
+    for line in sys.stdin:
+        print(timed(runs[line.rstrip("\n")]), file=answers)
+
+
+if __name__ == "__main__":
+    main()

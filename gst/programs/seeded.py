@@ -1,0 +1,186 @@
+"""Random numbers that depend on a seed among the inputs alone: by Philox, in whatever order operations run.
+
+A step that draws from the generator of the process is no pure function: its operations would get other numbers in
+another order, or on another device. Within `drawn_from(seed)` each random operation of PyTorch becomes a pure one,
+`gst::uniform(seed, number, size)` with the number of the draw, so that a captured program holds it like any other.
+
+Philox4x64-10 is of Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011; seed and number are its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of the significand: with more, numbers would be rounded up to 1
+_is_seeded: ContextVar[bool] = ContextVar("_is_seeded", default=True)
+aten = torch.ops.aten
+
+
+def drawn_from(seed: Tensor) -> AbstractContextManager[Any]:
+    """Within it dropout and other random operations draw from `seed`: the same seed gives the same numbers, another
+    seed gives others, and so does each further draw.
+
+    It replaces `dropout`, `bernoulli`, `rand`, `randn`, `uniform_`, `normal_` and what is made of them, such as
+    attention with dropout. Each operation within it takes some microseconds longer while the step runs as written.
+
+    Args:
+        seed: a whole number, `torch.tensor(0)`: an input of the step.
+
+    Raises:
+        ValueError: the seed is no single whole number.
+
+    Examples:
+        >>> x = torch.ones(1000)
+        >>> def dropped(seed):
+        ...     with drawn_from(torch.tensor(seed)):
+        ...         return torch.nn.functional.dropout(x, 0.25)
+        >>> bool((dropped(0) == dropped(0)).all()), bool((dropped(0) == dropped(1)).all())
+        (True, False)
+    """
+    if seed.numel() != 1 or seed.is_floating_point():
+        raise ValueError(f"the seed is {seed.dtype} {tuple(seed.shape)}; want one whole number, torch.tensor(0)")
+    return _Draws(seed) if _is_seeded.get() else nullcontext()
+
+
+@contextmanager
+def unseeded() -> Iterator[None]:
+    """Within it `drawn_from` does nothing: a step takes as long as one that draws from the generator of the process."""
+    token = _is_seeded.set(False)
+    try:
+        yield
+    finally:
+        _is_seeded.reset(token)
+
+
+class _Draws(TorchDispatchMode):
+    """Replaces random operations, which it numbers 0, 1, ... in the order of the calls."""
+
+    def __init__(self, seed: Tensor) -> None:
+        super().__init__()
+        self.seed, self.number = seed, -1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS and kwargs.get("generator") is None:
+            self.number += 1
+            return DRAWS[func](self, *args, **{key: value for key, value in kwargs.items() if key != "generator"})
+        return func(*args, **kwargs)
+
+    def drawn(self, kind: str, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+        """Uniform or normal numbers of the seed and the number of this draw."""
+        seed: Tensor = self.seed
+        if torch._is_functional_tensor(seed):  # operations in place are being taken away above this mode
+            torch._sync(seed)
+            seed = torch._from_functional_tensor(seed)
+        operator = getattr(torch.ops.gst, kind).default
+        result: Tensor = operator(seed, self.number, list(size), dtype or torch.get_default_dtype())
+        return result
+
+
+# Operations of PyTorch and what each is made of ----------------------------------------------------------------------
+
+
+def _like(kind: str) -> Callable[..., Tensor]:
+    def draw(draws: _Draws, value: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return draws.drawn(kind, value.shape, dtype or value.dtype)
+
+    return draw
+
+
+def _of_size(kind: str) -> Callable[..., Tensor]:
+    def draw(draws: _Draws, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return draws.drawn(kind, size, dtype)
+
+    return draw
+
+
+def _keeps(draws: _Draws, value: Tensor, probability: Any) -> Tensor:
+    """Ones with a probability, zeros otherwise, of the dtype of a value."""
+    below = aten.lt.Tensor if isinstance(probability, Tensor) else aten.lt.Scalar
+    kept = below(draws.drawn("uniform", value.shape, torch.float32), probability)
+    return aten._to_copy.default(kept, dtype=value.dtype)
+
+
+def _bernoulli(draws: _Draws, value: Tensor, probability: Any = None) -> Tensor:
+    return _keeps(draws, value, value if probability is None else probability)
+
+
+def _bernoulli_in_place(draws: _Draws, value: Tensor, probability: Any = 0.5) -> Tensor:
+    return aten.copy_.default(value, _keeps(draws, value, probability))
+
+
+def _uniform(draws: _Draws, value: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return low + (high - low) * draws.drawn("uniform", value.shape, value.dtype)
+
+
+def _normal(draws: _Draws, value: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mean + std * draws.drawn("normal", value.shape, value.dtype)
+
+
+def _in_place(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda draws, value, *arguments: aten.copy_.default(value, draw(draws, value, *arguments))
+
+
+def _dropout(draws: _Draws, value: Tensor, probability: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """`native_dropout`: the scaled values that are kept, and the mask."""
+    if train is False:
+        return value.clone(), torch.ones_like(value, dtype=torch.bool)
+    mask = aten.lt.Scalar(draws.drawn("uniform", value.shape, torch.float32), 1 - probability)
+    return value * mask * (0.0 if probability == 1 else 1 / (1 - probability)), mask
+
+
+DRAWS: dict[Any, Callable[..., Any]] = {
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli.Tensor: _bernoulli,
+    aten.bernoulli_.float: _bernoulli_in_place,
+    aten.bernoulli_.Tensor: _bernoulli_in_place,
+    aten.native_dropout.default: _dropout,
+    aten.rand.default: _of_size("uniform"),
+    aten.rand_like.default: _like("uniform"),
+    aten.randn.default: _of_size("normal"),
+    aten.randn_like.default: _like("normal"),
+    aten.uniform.default: _uniform,
+    aten.uniform_.default: _in_place(_uniform),
+    aten.normal_functional.default: _normal,
+    aten.normal_.default: _in_place(_normal),
+}
+
+
+# The operators --------------------------------------------------------------------------------------------------------
+
+_LIBRARY = torch.library.Library("gst", "FRAGMENT")
+
+
+def _numbers(kind: str) -> Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]:
+    def draw(seed: Tensor, number: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        key = np.array([int(seed) & 0xFFFF_FFFF_FFFF_FFFF, number], np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        wide: Any = np.float64 if dtype == torch.float64 else np.float32
+        if kind == "normal":
+            values = generator.standard_normal(tuple(size), wide)
+        else:
+            values = generator.random(tuple(size), wide)
+            if dtype in DIGITS:
+                values = np.floor(values * 2.0 ** DIGITS[dtype]) / wide(2.0 ** DIGITS[dtype])
+        return torch.from_numpy(np.asarray(values, wide)).to(seed.device, dtype)
+
+    return draw
+
+
+def _shape(seed: Tensor, number: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(size, dtype=dtype, device=seed.device)
+
+
+for _kind in ("uniform", "normal"):
+    _LIBRARY.define(f"{_kind}(Tensor seed, int number, int[] size, ScalarType dtype) -> Tensor")
+    _LIBRARY.impl(_kind, _numbers(_kind), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gst::{_kind}", _shape, lib=_LIBRARY)

@@ -1,0 +1,74 @@
+"""The Lightning callback that lets the steps of a module run by `torch.compile(backend="gst")`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+
+STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+LOGS = ("log", "log_dict")  # look at the signatures of the steps, which Dynamo cannot follow
+
+
+class PlacedSteps(L.Callback):
+    """Each graph of the steps of a LightningModule runs in the fastest way that gst measures, see
+    `gst.placement.backend`: forward and backward pass as written or compiled; validation, test and prediction also
+    frozen, on other numbers of threads, or by a plan.
+
+        L.Trainer(callbacks=[PlacedSteps()]).fit(model, data)
+
+    The module stays what it is: its class, `state_dict()`, checkpoints and optimizers. When the trainer is done its
+    steps are those it had. What Dynamo cannot capture, such as `self.log`, runs as written.
+
+    Args:
+        options: of the backend, such as `{"seconds": 30}`.
+        backend: by name, as `torch.compile` takes it.
+
+    Examples:
+        >>> callback = PlacedSteps({"seconds": 30})
+        >>> class Line(L.LightningModule):
+        ...     def training_step(self, batch):
+        ...         return batch.sum()
+        >>> module = Line()
+        >>> callback.setup(None, module, "fit")
+        >>> "training_step" in vars(module)
+        True
+        >>> callback.teardown(None, module, "fit")
+        >>> "training_step" in vars(module)
+        False
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None, backend: str = "gst") -> None:
+        self.options, self.backend = options, backend
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the module compiled steps."""
+        options: Any = None if self.options is None else dict(self.options)
+        for name in STEPS:
+            if getattr(type(pl_module), name) is not getattr(L.LightningModule, name):
+                step = getattr(pl_module, name)
+                vars(pl_module)[name] = _as_written_where_dynamo_fails(
+                    torch.compile(step, backend=self.backend, options=options), step
+                )
+        for name in LOGS:
+            vars(pl_module)[name] = torch.compiler.disable(getattr(pl_module, name))
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give it back its own."""
+        for name in (*STEPS, *LOGS):
+            vars(pl_module).pop(name, None)
+
+
+def _as_written_where_dynamo_fails(compiled: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled step that ends with no error of Dynamo's own: what it cannot read of Lightning runs as written."""
+    from torch import _dynamo as dynamo
+
+    @functools.wraps(step)  # Lightning looks up in the step which arguments it takes
+    def run(*arguments: Any, **named: Any) -> Any:
+        with dynamo.config.patch(suppress_errors=True):
+            return compiled(*arguments, **named)
+
+    return run
