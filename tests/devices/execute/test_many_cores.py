@@ -15,6 +15,7 @@ from .test_native import keeps_the_rule, names
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
 
+@pytest.mark.slow
 def test_plans_on_both_sides_of_each_border_between_words_keep_the_rule() -> None:
     """132 single cores, of which a few are threads here, and sets that reach over one or two borders of words."""
     used = [(0,), (63,), (64,), (65,), (127,), (128,), (131,), (63, 64), (0, 64, 128), (127, 128), (1, 131)]
