@@ -92,7 +92,11 @@ def compare(
             for each in settings
         },
         "machines": {name: _judgement(study, name, each) for name, each in judged.items()},
-        "training": {name: _judgement(study, TRAINED[name], each) for name, each in trained.items() if each},
+        "training": {
+            name: _judgement(study, TRAINED[name], each)
+            for name, each in trained.items()
+            if each and TRAINED[name] in judged
+        },
         "target_by_setting": _by_setting(study),
         "neusight_on_all_its_cases": _all_published(dataset, target),
     }  # fmt: skip
