@@ -54,6 +54,7 @@ def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
     are the module's, so that they may become constants.
 
     Examples:
+        >>> import torch
         >>> from gst.programs import capture_module
         >>> module, inputs = bound(capture_module(nn.Linear(2, 3), (torch.ones(1, 2),)))
         >>> len(list(module.buffers())), module(*inputs)[0].shape

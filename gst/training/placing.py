@@ -28,7 +28,7 @@ class PlacedSteps(L.Callback):
         backend: by name, as `torch.compile` takes it.
 
     Examples:
-        >>> callback = PlacedSteps({"seconds": 30})
+        >>> callback = PlacedSteps(backend="eager")  # which only looks for graphs
         >>> class Line(L.LightningModule):
         ...     def training_step(self, batch):
         ...         return batch.sum()

@@ -51,7 +51,7 @@ def steps_beside(
             are not among them.
     """
     with ExitStack() as stack:
-        runs = {}
+        runs: dict[str, Callable[[], float]] = {}
         if PYTORCH not in here:
             runs[PYTORCH] = stack.enter_context(PlainPyTorch(program)).__call__
         runs |= {name: partial(rested, step) for name, step in here.items()}
