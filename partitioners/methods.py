@@ -99,7 +99,8 @@ METHODS: dict[str, Method] = {
     "contiguous": contiguous,
     "random": uniform,
 }
-SEEDED = ("auto", "metis", "random")  # methods whose parts depend on the seed
+SEEDED = ("auto", "metis", "random")
+"""Methods whose parts depend on the seed."""
 
 
 def partition(
