@@ -39,7 +39,7 @@ def footprint(kernel: Kernel, statements: Iterable[Assignment], iterations: Mapp
         ... void kernel(double a[8][4], double s[8]) {
         ...   for (int i = 0; i < 8; i++) { s[i] = a[i][1]; }
         ... }''')
-        >>> footprint(kernel, kernel.loops()[0].body, {"i#1": 3})  # a: 9 elements in a box, 3 of them; s: 3, written
+        >>> footprint(kernel, kernel.loops()[0].body, {"i#1": 3.0})  # a: 9 elements in a box, 3 of them; s: 3, written
         Footprint(boxed=15.0, exact=9.0, cycles=15.0)
     """
     touched: dict[str, Footprint] = {}
