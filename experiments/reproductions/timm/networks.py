@@ -1,0 +1,147 @@
+"""Training of networks over kernels (`gst.cost.step_time.network`), end to end on the measured times of programs."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiments.reproductions.timm.programs import Rows
+from gst.cost.step_time.kernels import CLASSES
+from gst.cost.step_time.machines import machine_of
+from gst.cost.step_time.network import LEAST, MOST, Network
+from gst.cost.step_time.rows import TERMS, Setting, kernel_descriptors, kernel_times
+
+OUTSIDE = 1e-3  # share of the kernels whose descriptors may lie outside the bounds that a network is told
+SAMPLED = 100_000  # kernels that the bounds are taken from
+
+
+class NetworkSettings(NamedTuple):
+    """How a network is trained.
+
+    Args:
+        epochs, batch: passes over the rows, and rows of a step.
+        hidden, code: widths of its layers and of the codes of classes and tables.
+        rate: learning rate, of Adam, falling to 0 along a cosine.
+        decay: of its matrices; `scale_decay`: of the factors of each table.
+        beta: error of the logarithm below which the loss is a square.
+    """
+
+    epochs: int = 12
+    batch: int = 64
+    hidden: int = 64
+    code: int = 8
+    rate: float = 4e-3
+    decay: float = 0.02
+    scale_decay: float = 0.3
+    beta: float = 0.01
+
+
+class _Module(nn.Module):
+    def __init__(self, descriptors: int, tables: int, settings: NetworkSettings) -> None:
+        super().__init__()
+        hidden = settings.hidden
+        self.classes = nn.Parameter(torch.randn(len(CLASSES), settings.code))
+        self.tables = nn.Parameter(0.1 * torch.randn(tables, settings.code))
+        self.base = nn.Parameter(torch.tensor([0.5, 0.3, 0.3, 0.0]).repeat(len(CLASSES), 1))
+        self.scale = nn.Parameter(torch.zeros(tables, len(CLASSES), TERMS))
+        self.first = nn.Linear(descriptors + 2 * settings.code, hidden)
+        self.second = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, TERMS)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, times: Tensor, kind: Tensor, described: Tensor, table: Tensor) -> Tensor:
+        inputs = torch.cat([described, self.classes[kind], self.tables[table]], 1)
+        hidden = nn.functional.silu(self.first(inputs))
+        hidden = hidden + nn.functional.silu(self.second(hidden))
+        factors = self.last(hidden) + self.base[kind] + self.scale[table, kind]
+        return (factors.clamp(LEAST, MOST).exp() * times).sum(1)
+
+    def plain(self, least: Tensor, most: Tensor) -> Network:
+        def array(tensor: Tensor) -> np.ndarray:
+            return tensor.detach().double().numpy()
+
+        layers = [array(part) for each in (self.first, self.second, self.last) for part in (each.weight.T, each.bias)]
+        return Network(*map(array, (least, most, self.classes, self.tables, self.base, self.scale)), *layers)
+
+
+class Examples(NamedTuple):
+    """Kernels of all rows, one after the other.
+
+    Args:
+        times: milliseconds at peak rates: (kernels, TERMS).
+        kind: class.
+        described: see `gst.cost.step_time.rows.kernel_descriptors`.
+        begin, count: where the kernels of each row begin, and how many it has.
+    """
+
+    times: Tensor
+    kind: Tensor
+    described: Tensor
+    begin: np.ndarray
+    count: np.ndarray
+
+
+def examples_of(rows: Rows) -> Examples:
+    """The kernels of the rows as tensors."""
+    times, kind, described = [], [], []
+    for each, program in zip(rows.measurements, rows.program, strict=True):
+        kernels, machine = rows.kernels[program], machine_of(each.setting.machine)
+        times.append(kernel_times(kernels, each.batch, machine).T.astype(np.float32))
+        kind.append(kernels.kind)
+        described.append(kernel_descriptors(kernels, each.batch, each.setting, machine).astype(np.float32))
+    count = np.array([len(each) for each in kind])
+    tensors = (torch.from_numpy(np.concatenate(part)) for part in (times, kind, described))
+    return Examples(*tensors, np.cumsum(count) - count, count)
+
+
+def train_network(
+    rows: Rows, examples: Examples, tables: list[Setting], seed: int, settings: NetworkSettings | None = None
+) -> Network:
+    """A network that predicts the times of `rows`, whose kernels are `examples`."""
+    settings = settings or NetworkSettings()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = _Module(examples.described.shape[1], len(tables), settings)
+    place_of = {each: place for place, each in enumerate(tables)}
+    table = torch.tensor([place_of[each.setting] for each in rows.measurements])
+    target = torch.from_numpy(rows.log_step).float()
+    matrices = [each.weight for each in (module.first, module.second, module.last)]
+    alike = {id(each) for each in (*matrices, module.scale)}
+    groups = [
+        {"params": matrices, "weight_decay": settings.decay},
+        {"params": [module.scale], "weight_decay": settings.scale_decay},
+        {"params": [each for each in module.parameters() if id(each) not in alike], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.rate)
+    steps = settings.epochs * math.ceil(len(rows) / settings.batch)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, step / 100 + 0.01) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
+    )
+    for _ in range(settings.epochs):
+        for part in torch.randperm(len(rows), generator=generator).split(settings.batch):
+            places, row = _kernels_of(examples, part.numpy())
+            times = module(examples.times[places], examples.kind[places], examples.described[places], table[part][row])
+            predicted = torch.zeros(len(part)).index_add(0, row, times).log()
+            loss = nn.functional.smooth_l1_loss(predicted, target[part], beta=settings.beta)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    ordered = examples.described[:: max(1, len(examples.described) // SAMPLED)].sort(0).values
+    cut = round(len(ordered) * OUTSIDE)
+    return module.plain(ordered[cut], ordered[len(ordered) - 1 - cut])
+
+
+def _kernels_of(examples: Examples, part: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Places of the kernels of some rows, and of the row that each is of."""
+    count = examples.count[part]
+    row = np.repeat(np.arange(len(part)), count)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return torch.from_numpy(np.repeat(examples.begin[part], count) + within), torch.from_numpy(row)
