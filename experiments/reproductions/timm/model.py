@@ -21,6 +21,7 @@ from gst.process.progress import bar
 
 COVERED = 0.9  # share of measurements that an interval should hold
 TOWARDS_POOL = 1e-3  # weight of the pull of a table's efficiencies towards those of all tables of its kind
+MOST = 20.0  # times longer than at peak rates that a class may take; without it, resizes took thousands
 ROUNDS = 6  # of reweighting: least squares that approach least absolute relative errors
 
 
@@ -97,8 +98,9 @@ def efficiencies(
 ) -> Float64[np.ndarray, " terms"]:  # fmt: skip
     """Weights >= 0 with the least absolute relative error, drawn towards `pool`, without it weakly towards 1.3.
 
-    Weights of launches and of parameters are bounded, and only products have a term of floating-point operations:
-    otherwise these terms stand for elements, and the efficiencies of one machine say nothing about another.
+    All weights are bounded, those of launches and of parameters more closely, and only products have a term of
+    floating-point operations: otherwise these terms stand for elements, and the efficiencies of one machine say
+    nothing about another.
     """
     from scipy.optimize import lsq_linear
 
@@ -119,7 +121,7 @@ def efficiencies(
 
 
 def _most() -> Float64[np.ndarray, " terms"]:
-    most = np.full((TERMS, len(CLASSES)), np.inf)
+    most = np.full((TERMS, len(CLASSES)), MOST)
     most[0, [place for place in range(len(CLASSES)) if place not in WITH_PRODUCTS]] = 1e-6
     most[2], most[3] = 10.0, 10.0
     return most.ravel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.network import LEAST, MOST, Network
 from gst.cost.step_time.rows import TERMS, Setting, kernel_descriptors, kernel_times
 
-OUTSIDE = 1e-3  # share of the kernels whose descriptors may lie outside the bounds that a network is told
+OUTSIDE = 1e-3  # share of the kernels of training that may lie outside the bounds that a network keeps
 SAMPLED = 100_000  # kernels that the bounds are taken from
 
 
@@ -54,19 +55,21 @@ class _Module(nn.Module):
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
-    def forward(self, times: Tensor, kind: Tensor, described: Tensor, table: Tensor) -> Tensor:
+    def factors(self, kind: Tensor, described: Tensor, table: Tensor) -> Tensor:
         inputs = torch.cat([described, self.classes[kind], self.tables[table]], 1)
         hidden = nn.functional.silu(self.first(inputs))
         hidden = hidden + nn.functional.silu(self.second(hidden))
-        factors = self.last(hidden) + self.base[kind] + self.scale[table, kind]
-        return (factors.clamp(LEAST, MOST).exp() * times).sum(1)
+        return (self.last(hidden) + self.base[kind] + self.scale[table, kind]).clamp(LEAST, MOST)
 
-    def plain(self, least: Tensor, most: Tensor) -> Network:
+    def forward(self, times: Tensor, kind: Tensor, described: Tensor, table: Tensor) -> Tensor:
+        return (self.factors(kind, described, table).exp() * times).sum(1)
+
+    def plain(self, bounds: Sequence[Tensor]) -> Network:
         def array(tensor: Tensor) -> np.ndarray:
             return tensor.detach().double().numpy()
 
         layers = [array(part) for each in (self.first, self.second, self.last) for part in (each.weight.T, each.bias)]
-        return Network(*map(array, (least, most, self.classes, self.tables, self.base, self.scale)), *layers)
+        return Network(*map(array, (*bounds, self.classes, self.tables, self.base, self.scale)), *layers)
 
 
 class Examples(NamedTuple):
@@ -134,9 +137,27 @@ def train_network(
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-    ordered = examples.described[:: max(1, len(examples.described) // SAMPLED)].sort(0).values
-    cut = round(len(ordered) * OUTSIDE)
-    return module.plain(ordered[cut], ordered[len(ordered) - 1 - cut])
+    return module.plain(_bounds(module, examples, table))
+
+
+@torch.no_grad()
+def _bounds(module: _Module, examples: Examples, table: Tensor) -> list[Tensor]:
+    """Least and most of each descriptor, and of what the network gives each class and term, but for `OUTSIDE`."""
+    step = max(1, len(examples.described) // SAMPLED)
+    row = torch.from_numpy(np.repeat(np.arange(len(examples.count)), examples.count))[::step]
+    kind, described = examples.kind[::step], examples.described[::step]
+    factors = module.factors(kind, described, table[row])
+    ends = torch.tensor([LEAST, MOST])[:, None, None].repeat(1, len(CLASSES), TERMS)
+    for each in kind.unique():
+        ends[:, each] = _ends(factors[kind == each])
+    return [*_ends(described), *ends]
+
+
+def _ends(columns: Tensor) -> Tensor:
+    """Least and most of each column, but for `OUTSIDE` of its rows: (2, columns)."""
+    ordered = columns.sort(0).values
+    cut = int(len(ordered) * OUTSIDE)
+    return torch.stack([ordered[cut], ordered[len(ordered) - 1 - cut]])
 
 
 def _kernels_of(examples: Examples, part: np.ndarray) -> tuple[Tensor, Tensor]:

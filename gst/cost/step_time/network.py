@@ -26,6 +26,7 @@ class Network(NamedTuple):
 
     Args:
         least, most: of each descriptor in training; what lies outside is taken for the nearer of the two.
+        lowest, highest: of the logarithms that it gave each class and term in training; no others are given.
         classes: code of each class of kernels.
         tables: code of each table.
         base: logarithm of each class and term that the network adds to.
@@ -36,6 +37,8 @@ class Network(NamedTuple):
 
     least: Float64[np.ndarray, " descriptors"]
     most: Float64[np.ndarray, " descriptors"]
+    lowest: Float64[np.ndarray, "classes terms"]
+    highest: Float64[np.ndarray, "classes terms"]
     classes: Float64[np.ndarray, "classes code"]
     tables: Float64[np.ndarray, "tables code"]
     base: Float64[np.ndarray, "classes terms"]
@@ -57,7 +60,8 @@ class Network(NamedTuple):
         inputs = np.concatenate([bounded, self.classes[kind], np.tile(code, (len(kind), 1))], 1)
         hidden = _silu(inputs @ self.first + self.first_bias)
         hidden = hidden + _silu(hidden @ self.second + self.second_bias)
-        return np.clip(hidden @ self.last + self.last_bias + self.base[kind] + scale[kind], LEAST, MOST)
+        factors = hidden @ self.last + self.last_bias + self.base[kind] + scale[kind]
+        return np.clip(factors, self.lowest[kind], self.highest[kind])
 
 
 def _silu(array: np.ndarray) -> np.ndarray:
