@@ -67,7 +67,7 @@ def test_reads_in_another_order_are_scattered() -> None:
 def test_equal_kernels_count_as_many() -> None:
     kernels = kernels_of(convolutions(1, 1, 1), "fp32", False)
     merged = kernels.merged()
-    assert (len(kernels.kind), len(merged.kind), merged.count.tolist()) == (3, 1, [3])
+    assert (len(kernels.kind), len(merged.kind), merged.repeats.tolist()) == (3, 1, [3])
     setting, machine = Setting("rtx3090", "infer", "fp32", False, 291, False), machine_of("rtx3090")
     assert kernel_times(merged, 4, machine).sum(1) == pytest.approx(kernel_times(kernels, 4, machine).sum(1))
     for first, second in zip(row_of(kernels, 4, 32, setting), row_of(merged, 4, 32, setting), strict=True):

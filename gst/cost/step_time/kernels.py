@@ -27,19 +27,19 @@ class Kernels(NamedTuple):
         kind: place in `CLASSES`.
         columns: the columns of `COLUMNS`, of each kernel.
         grows: share of the work that grows with the batch: 1, or 0 where a kernel works on parameters alone.
-        count: how many kernels of the program are like it.
+        repeats: how many kernels of the program are like it.
     """
 
     kind: Int64[np.ndarray, " kernels"]
     columns: Float32[np.ndarray, "kernels columns"]
     grows: Float32[np.ndarray, " kernels"]
-    count: Int64[np.ndarray, " kernels"]
+    repeats: Int64[np.ndarray, " kernels"]
 
     def merged(self) -> Kernels:
         """The same, with equal kernels as one that is counted."""
         table = np.column_stack([self.kind, self.grows, self.columns]).astype(np.float32)
         _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        count = np.bincount(np.ravel(place), self.count, len(first)).astype(np.int64)
+        count = np.bincount(np.ravel(place), self.repeats, len(first)).astype(np.int64)
         return Kernels(self.kind[first], self.columns[first], self.grows[first], count)
 
 

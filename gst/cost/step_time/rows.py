@@ -70,7 +70,7 @@ def kernel_times(
     times = np.where(kernels.grows > 0, batch, 1.0)
     half = machine.half if is_peak else product_rate(machine)
     peak = np.where((named["is half"] > 0) & ~DEPTHWISE[kernels.kind], half, machine.single)
-    return kernels.count * np.stack([
+    return kernels.repeats * np.stack([
         named["flops"] * times / (peak * 1e9),
         (named["bytes read"] + named["bytes written"]) * times / (machine.bandwidth * 1e6),
         named["bytes of parameters"] / (machine.bandwidth * 1e6),
@@ -112,7 +112,7 @@ def row_of(
         (share * chosen) @ described / max(float((share * chosen).sum()), 1e-9)
         for chosen in (np.ones(len(share)), is_product, ~is_product)
     ]
-    sums = [math.log(peak_time.sum()), math.log(kernels.count.sum()), math.log(batch), image_size / 224,
+    sums = [math.log(peak_time.sum()), math.log(kernels.repeats.sum()), math.log(batch), image_size / 224,
             math.log(max(parts[0].sum(), 1e-12) / max(parts[1].sum(), 1e-12))]  # fmt: skip
     numbers = [setting.is_channels_last, setting.is_compiled, setting.torch, machine.half, machine.bandwidth,
                setting.precision == "half", machine.is_cpu]  # fmt: skip
@@ -129,7 +129,7 @@ def kernel_descriptors(
     machine = machine or machine_of(setting.machine)
     named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
     times = np.where(kernels.grows > 0, batch, 1.0)
-    parts = kernel_times(kernels, batch, machine) / kernels.count
+    parts = kernel_times(kernels, batch, machine) / kernels.repeats
     moved = named["bytes read"] + named["bytes written"]
     rows, outputs, inner, groups = named["rows"] * times, named["outputs"], named["inner"], named["groups"]
     waves = np.ceil(rows / TILE) * np.ceil(outputs / TILE) * groups / machine.cores
