@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.figures.documents import Number, result, table
 
@@ -137,17 +138,30 @@ def hlsyn_search() -> str:
 
 
 def timm() -> str:
-    saved = result("timm")
     rows = []
+    saved = result("timm")
     for split in ("families", "models", "random", "machines"):
-        for name, seeds in saved.get(split, {}).items():
-            cases = {split: seeds}
-            if split == "machines":
-                cases = {"machines, none": seeds, "machines, 10 models": [each["ten"] for each in seeds]}
-            for case, each in cases.items():
-                middle, tail = (statistics.fmean(one[key] for one in each) for key in ("median_error", "p90_error"))
-                rows.append([case, name, f"{middle:.1f}", f"{tail:.1f}", str(len(each))])
-    return table(["left out", "", "median error, %", "90th percentile, %", "seeds"], rows)
+        for method, seeds in saved.get(split, {}).items():
+            for case, each in _timm_cases(split, seeds).items():
+                rows.append([case, method, *_timm_cells(each), str(len(each))])
+    return table(["left out", "", "median error, %", "90th percentile, %", "intervals hold, %", "seeds"], rows)
+
+
+def _timm_cases(split: str, seeds: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str, Any]]]:
+    if split != "machines":
+        return {split: seeds}
+    parts = {
+        "": "machines, none", "gpus": "GPUs, none", "cpus": "CPUs, none",
+        "ten": "machines, 10 models", "ten gpus": "GPUs, 10 models", "ten cpus": "CPUs, 10 models",
+    }  # fmt: skip
+    there = {part: label for part, label in parts.items() if not part or part in seeds[0]}
+    return {label: [each[part] if part else each for each in seeds] for part, label in there.items()}
+
+
+def _timm_cells(seeds: Sequence[dict[str, Any]]) -> list[str]:
+    middle, tail = (statistics.fmean(one[key] for one in seeds) for key in ("median_error", "p90_error"))
+    held = [one["coverage"] for one in seeds if one["coverage"] is not None]
+    return [f"{middle:.1f}", f"{tail:.1f}", f"{100 * statistics.fmean(held):.0f}" if held else ""]
 
 
 def neusight(part: str = "machines") -> str:

@@ -213,6 +213,20 @@ def hlsyn(found: Mapping[str, Any]) -> Figure:
     return _plain(figure)
 
 
+def timm(found: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(8, 2.2), layout="constrained")
+    for axes, (machine, pairs) in zip(figure.subplots(1, len(found["points"])), found["points"].items(), strict=True):
+        measured, predicted = zip(*pairs, strict=True)
+        ends = min(measured), max(measured)
+        axes.plot(ends, ends, color=GREY, linewidth=1)
+        axes.scatter(measured, predicted, s=4, color=BLUE, alpha=0.5, linewidths=0)
+        axes.set(xscale="log", yscale="log", xlabel="measured, ms")
+        axes.set_title(machine, fontsize=9)
+        axes.tick_params(labelsize=7)
+    figure.axes[0].set_ylabel("predicted, ms")
+    return _plain(figure)
+
+
 def _bars(axes: Axes, values: Sequence[float], title: str) -> None:
     bars = axes.barh(range(len(values)), values, color=BLUE, height=0.6)
     axes.bar_label(bars, fmt="%.3g" if max(values) < 100 else "%.0f", padding=3, fontsize=8)
@@ -236,6 +250,7 @@ PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "experiments/bench/simulator.png": (simulator, ("simulator",)),
     f"{FOLDER}/gst/against_full.png": (against_full, ("against_full",)),
     f"{FOLDER}/hlsyn/hlsyn.png": (hlsyn, ("hlsyn",)),
+    f"{FOLDER}/timm/timm.png": (timm, ("timm",)),
     f"{FOLDER}/tpugraphs/alexnet.png": (alexnet, ("tpugraphs_alexnet",)),
     **{f"{FOLDER}/{name}/{name}.png": (partial(system, name), (name,)) for name in COLUMNS},
 }

@@ -22,6 +22,7 @@ VALUES = {
     "gst.programs.NUM_OPCODES": "How many kinds of operations node features tell apart",
     "gst.programs.WORKLOADS": "Bundled programs by name",
     "partitioners.METHODS": "Partitioning methods by name",
+    "partitioners.SEEDED": "Methods whose parts depend on the seed",
 }
 """What is neither a class, a function nor a module has no docstring of its own."""
 

@@ -284,12 +284,15 @@ def is_image_input(name: str, weight: Weight) -> bool:
     return len(weight.shape) == 4 and not is_parameter_input(name)
 
 
-def operator_graph(source: FxSource, image_size: int | None = None) -> list[Operation]:
+def operator_graph(
+    source: FxSource, image_size: int | None = None, is_channels_last: bool = False
+) -> list[Operation]:
     """The operations of a sample for one sample of input, in the order of the source, with the shape of every value.
 
     Args:
         source: of the sample.
         image_size: height and width of the images, the input of four dimensions that is no weight; None = the source's.
+        is_channels_last: images and results of 2-D convolutions lie in NHWC, which the strides of values show.
 
     Raises:
         ValueError: a call is none of those that may be applied, or shapes contradict; the message names file and line.
@@ -323,7 +326,8 @@ def operator_graph(source: FxSource, image_size: int | None = None) -> list[Oper
     for name in names:
         if name not in weights:
             raise ValueError(f"{source.where}/model.py: input {shown(name)} is not in its weight_meta.py")
-    record = _Record(f"{source.where}/model.py", {name: weights[name] for name in names}, image_size)
+    given = {name: weights[name] for name in names}
+    record = _Record(f"{source.where}/model.py", given, image_size, is_channels_last)
     with torch.no_grad(), torch.device("meta"):
         return record.run(forward)
 
@@ -331,8 +335,11 @@ def operator_graph(source: FxSource, image_size: int | None = None) -> list[Oper
 class _Record:
     """Applies the calls of a source to meta tensors and records them."""
 
-    def __init__(self, where: str, weights: Mapping[str, Weight], image_size: int | None) -> None:
+    def __init__(
+        self, where: str, weights: Mapping[str, Weight], image_size: int | None, is_channels_last: bool
+    ) -> None:
         self.where = where
+        self.is_channels_last = is_channels_last
         self.operations: list[Operation] = []
         self.values: dict[int, Value] = {}
         self.alive: list[Tensor] = []  # identities and storages are told by address: nothing may be freed
@@ -349,6 +356,8 @@ class _Record:
             return torch.tensor(weight.data[0], dtype=weight.dtype)
         shape = (1, weight.shape[1], image_size, image_size) if is_image and image_size else weight.shape
         tensor = torch.empty(shape, dtype=weight.dtype, device="meta")
+        if is_image and self.is_channels_last:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
         self._value(tensor, is_parameter_input(name))
         return tensor
 
@@ -479,6 +488,8 @@ class _Record:
         reads = [each for part in everything.values() for each in _tensors(part)]
         versions = [each._version for each in reads]
         result = function(*positional, **named)
+        if self.is_channels_last and kind == "conv2d" and result.is_meta:
+            result = result.contiguous(memory_format=torch.channels_last)
         writes = _tensors(result) or ([positional[0]] if kind == "setitem" else [])
         if not any(each.is_meta for each in (*reads, *writes)):
             return result

@@ -42,6 +42,15 @@ def test_images_of_another_size(source):
     assert first.writes[0].shape == (1, 16, 32, 32)
 
 
+def test_images_in_nhwc_stay_so(source):
+    for operation in operator_graph(source, is_channels_last=True)[:3]:
+        height, width = operation.writes[0].shape[2:]
+        assert operation.writes[0].strides == (16 * height * width, 1, 16 * width, 16)
+    permuted = small("x.permute(0, 2, 3, 1)")
+    strides = [operator_graph(permuted, is_channels_last=last)[0].writes[0].strides[-1] for last in (False, True)]
+    assert strides == [64, 1]
+
+
 def test_views_move_no_data_and_operations_in_place_write_their_memory(source):
     by_kind = {each.kind: each for each in operator_graph(source)}
     assert by_kind["chunk"].is_view

@@ -8,14 +8,17 @@ import pytest
 
 from experiments.reproductions.timm.__main__ import main
 from experiments.reproductions.timm.model import efficiencies, folds_of, predict, scores
+from experiments.reproductions.timm.networks import NetworkSettings, examples_of, train_network
 from experiments.reproductions.timm.programs import load_rows
 from gst.cost.step_time.kernels import CLASSES, COLUMNS, kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.model import Model, load, save
+from gst.cost.step_time.network import network_times
 from gst.cost.step_time.tables import family, read_tables, setting_of
 from gst.data.graphnet import operator_graph, read_sources
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
+QUICK = NetworkSettings(epochs=1, hidden=8)
 HEADER = "model,infer_img_size,infer_batch_size,infer_step_time,param_count\n"
 TABLE = "benchmark-infer-{}-nchw-pt240-cu124-{}.csv"
 
@@ -121,7 +124,9 @@ def test_a_cache_holds_the_same_rows(data, tmp_path):
     rows, missing = load_rows(data, cache)
     again, same = load_rows(data, cache)
     assert again.measurements == rows.measurements
-    assert all(np.array_equal(*pair) for pair in zip(rows[1:], again[1:], strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(rows[1:-1], again[1:-1], strict=True))
+    for one, other in zip(rows.kernels, again.kernels, strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
     assert missing == same
     assert missing["no source"] == 2
 
@@ -130,15 +135,26 @@ def test_a_checkpoint_predicts_as_the_model(data, tmp_path):
     rows, _ = load_rows(data)
     setting = rows.measurements[0].setting
     weights = np.ones((1, rows.terms.shape[1]), np.float32).astype(np.float64)
-    model = Model([setting], weights, {"": weights[0]}, [], {"gpu infer eager": 0.5, "new machine": 1.0})
+    network = train_network(rows, examples_of(rows), [each.setting for each in rows.measurements], 0, QUICK)
+    model = Model([setting], weights, {"": weights[0]}, [], [network], [], {"gpu infer eager": 0.5, "new machine": 1.0})
     save(model, tmp_path / "model.pt")
     for first, second in zip(predict(model, rows), predict(load(tmp_path / "model.pt"), rows), strict=True):
-        assert np.array_equal(first, second)
+        assert first == pytest.approx(second, abs=1e-5)
     assert predict(model, rows)[1].tolist() == [0.5, 1.0]
     assert scores(rows, rows.log_step)["median_error"] == 0
     (tmp_path / "broken.pt").write_bytes(b"none")
     with pytest.raises(ValueError, match=r"broken\.pt holds no model of step times"):
         load(tmp_path / "broken.pt")
+
+
+def test_a_network_learns_the_times_that_it_was_told(data):
+    rows, _ = load_rows(data)
+    tables = [each.setting for each in rows.measurements]
+    network = train_network(rows, examples_of(rows), tables, 0, QUICK._replace(epochs=150))
+    own = {setting: [place] for place, setting in enumerate(tables)}
+    times = network_times([network], rows.programs, tables, own)
+    assert np.log(times.sum(1)) == pytest.approx(rows.log_step, abs=0.1)
+    assert (times >= 0).all() and (times[rows.terms == 0] == 0).all()
 
 
 def test_evaluate_with_the_shipped_weights(data, tmp_path, capsys):

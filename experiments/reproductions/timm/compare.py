@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from experiments.reproductions.timm.model import (
+    COVERED,
     Settings,
     efficiencies,
     folds_of,
@@ -21,13 +22,18 @@ from experiments.reproductions.timm.model import (
 )
 from experiments.reproductions.timm.programs import Rows
 from experiments.reproductions.trees import train_trees
+from gst.cost.step_time.kernels import CLASSES
+from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.rows import TERMS
 from gst.files.writing import write_json
 from gst.process.progress import bar
 
 FOLDS = 5
+PULL = 10.0  # labels that the prior of a slope of 0 is worth
+SHOWN = 250  # measurements of a machine in the picture
 LABELS = 10  # measured models of a machine that was left out
-Predictor = Callable[[Rows, Rows, int], Float64[np.ndarray, " rows"]]
+Predicted = dict[str, Float64[np.ndarray, " rows"]]
+Predictor = Callable[[Rows, Rows, int], Float64[np.ndarray, " rows"] | Predicted]
 
 
 def _tables(train_rows: Rows, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -78,19 +84,16 @@ def least_squares(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray
     return result
 
 
-def ours_untrained_trees(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray, " rows"]:
-    """The model without its trees: efficiencies of each table drawn towards those of its kind."""
-    return predict(train(train_rows, Settings(boosted=0), seed, calibrated=False), rows)[0]
-
-
-def ours(train_rows: Rows, rows: Rows, seed: int) -> Float64[np.ndarray, " rows"]:
-    """The model."""
-    return predict(train(train_rows, Settings(), seed, calibrated=False), rows)[0]
+def ours(train_rows: Rows, rows: Rows, seed: int) -> Predicted:
+    """The model with one network, and its two halves alone."""
+    model = train(train_rows, Settings(networks=1), seed, calibrated=False)
+    both, classes = (predict(each, rows)[0] for each in (model, model._replace(networks=[])))
+    return {"efficiencies of classes, trees": classes, "network on kernels, trees": 2 * both - classes, "ours": both}
 
 
 METHODS: dict[str, Predictor] = {
     "boosting on aggregates": boosting_on_aggregates, "roofline, one scale per table": roofline,
-    "least squares per table": least_squares, "efficiencies, tables together": ours_untrained_trees, "ours": ours,
+    "least squares per table": least_squares, "ours": ours,
 }  # fmt: skip
 
 
@@ -105,10 +108,13 @@ def compare(rows: Rows, splits: list[str], seeds: int, path: Path | None) -> dic
     for split in splits:
         for seed in range(seeds):
             for name, method in METHODS.items():
-                done = result.setdefault(split, {}).setdefault(name, [])
-                if len(done) <= seed:
+                if len(result.setdefault(split, {}).get(name, [])) <= seed:
                     run = _machines if split == "machines" else _folds
-                    done.append(run(rows, split, method, seed, f"{split} {seed} {name}"))
+                    for part, score in run(rows, split, method, seed, f"{split} {seed} {name}").items():
+                        points = score.pop("points", None)
+                        if split == "families" and part == "ours" and not seed:
+                            result["points"] = points
+                        result[split].setdefault(part or name, []).append(score)
                     if path:
                         write_json(path, result)
     for split in splits:
@@ -127,28 +133,97 @@ def _folds(rows: Rows, split: str, method: Predictor, seed: int, desc: str) -> d
     if split not in groups:
         raise ValueError(f"split is {split!r}; choose {', '.join(groups)}, machines")
     folds = folds_of(np.array(groups[split]), FOLDS, seed)
-    predicted = np.zeros(len(rows))
+    predicted: Predicted = {}
     for fold in bar(range(FOLDS), desc=desc):
-        predicted[folds == fold] = method(rows.where(folds != fold), rows.where(folds == fold), seed)
-    result = scores(rows, predicted)
+        _put(predicted, method(rows.where(folds != fold), rows.where(folds == fold), seed), folds == fold)
     kinds = np.array([kind_of(each.setting) for each in rows.measurements])
-    percent = 100 * np.abs(np.expm1(predicted - rows.log_step))
-    return result | {"kinds": {kind: float(np.median(percent[kinds == kind])) for kind in sorted(set(kinds))}}
+    result = {}
+    for name, log_step in predicted.items():
+        width = _widths_of_others(np.abs(log_step - rows.log_step), folds, kinds)
+        percent = 100 * np.abs(np.expm1(log_step - rows.log_step))
+        of_kind = {kind: float(np.median(percent[kinds == kind])) for kind in sorted(set(kinds))}
+        result[name] = scores(rows, log_step, width) | {"kinds": of_kind, "points": _points(rows, log_step, seed)}
+    return result
+
+
+def _points(rows: Rows, log_step: Float64[np.ndarray, " rows"], seed: int) -> dict[str, list[list[float]]]:
+    """Measured and predicted milliseconds of some rows of each machine, for a picture."""
+    machine = np.array([each.setting.machine for each in rows.measurements])
+    drawn = np.random.default_rng(seed).permutation(len(rows))
+    pairs = np.exp(np.column_stack([rows.log_step, log_step]))
+    return {
+        str(name): [[float(f"{each:.4g}") for each in pairs[place]] for place in drawn[machine[drawn] == name][:SHOWN]]
+        for name in np.unique(machine)
+    }
+
+
+def _put(predicted: Predicted, part: Float64[np.ndarray, " rows"] | Predicted, chosen: np.ndarray) -> None:
+    for name, each in (part if isinstance(part, dict) else {"": part}).items():
+        predicted.setdefault(name, np.zeros(len(chosen)))[chosen] = each
+
+
+def _widths_of_others(error: np.ndarray, folds: np.ndarray, kinds: np.ndarray) -> Float64[np.ndarray, " rows"]:
+    """Half the width of an interval that holds 90 % of the rows of a kind in the other folds."""
+    result = np.zeros(len(error))
+    for fold in np.unique(folds):
+        for kind in np.unique(kinds[folds == fold]):
+            others = (folds != fold) & (kinds == kind)
+            width = np.quantile(error[others if others.any() else folds != fold], COVERED)
+            result[(folds == fold) & (kinds == kind)] = width
+    return result
+
+
+def _by_labels(
+    rows: Rows, predicted: Float64[np.ndarray, " rows"], chosen: np.ndarray, is_label: np.ndarray, tables: np.ndarray
+) -> Float64[np.ndarray, " chosen"]:
+    """What to add to the predictions of a machine: slopes on `_bounds`, drawn to 0, and a median of each table."""
+    bounds = _bounds(rows)[chosen]
+    bounds = (bounds - bounds.mean(0)) / (bounds.std(0) + 1e-9)
+    residual, labels, table = (rows.log_step - predicted)[chosen], is_label[chosen], tables[chosen]
+    centred, target = bounds.copy(), residual.copy()
+    for each in np.unique(table):
+        of_table = table == each
+        centred[of_table] -= bounds[of_table & labels].mean(0)
+        target[of_table] -= np.median(residual[of_table & labels])
+    system = centred[labels].T @ centred[labels] + PULL * np.eye(bounds.shape[1])
+    result = bounds @ np.linalg.solve(system, centred[labels].T @ target[labels])
+    for each in np.unique(table):
+        of_table = table == each
+        result[of_table] += np.median((residual - result)[of_table & labels])
+    return np.asarray(result)
+
+
+def _bounds(rows: Rows) -> Float64[np.ndarray, "rows 3"]:
+    """What bounds a program: products against bytes, time against kernels, the share of depthwise convolutions."""
+    terms = rows.terms.reshape(len(rows), TERMS, -1)
+    depthwise = terms[:, :2, CLASSES.index("conv depthwise")].sum(1) / np.maximum(terms[:, :3].sum((1, 2)), 1e-9)
+    return np.column_stack([rows.columns[:, 4], rows.columns[:, 0] - rows.columns[:, 1], depthwise])
 
 
 def _machines(rows: Rows, split: str, method: Predictor, seed: int, desc: str) -> dict[str, Any]:
     machine = np.array([each.setting.machine for each in rows.measurements])
-    none, ten = np.zeros(len(rows)), np.zeros(len(rows))
+    predicted: Predicted = {}
     for name in bar(np.unique(machine), desc=desc):
-        chosen = machine == name
-        none[chosen] = method(rows.where(~chosen), rows.where(chosen), seed)
+        _put(predicted, method(rows.where(machine != name), rows.where(machine == name), seed), machine == name)
     tables = np.array([each.table for each in rows.measurements])
     random = np.random.default_rng(seed)
     is_label = np.zeros(len(rows), bool)
     for table in np.unique(tables):
-        places = np.flatnonzero(tables == table)
-        labels = random.choice(places, LABELS, replace=False)
-        is_label[labels] = True
-        ten[places] = none[places] + np.median(rows.log_step[labels] - none[labels])
-    kept = rows.where(~is_label)
-    return scores(rows, none) | {"ten": scores(kept, ten[~is_label])}
+        is_label[random.choice(np.flatnonzero(tables == table), LABELS, replace=False)] = True
+    place = np.array([machine_of(name).is_cpu for name in machine])
+    result = {}
+    for name, none in predicted.items():
+        ten = none.copy()
+        for each in np.unique(machine):
+            ten[machine == each] += _by_labels(rows, none, machine == each, is_label, tables)
+        whole, kept = np.ones(len(rows), bool), ~is_label
+        result[name] = {
+            part: scores(rows.where(chosen), log_step[chosen], _widths_of_others(
+                np.abs(log_step - rows.log_step)[chosen], machine[chosen], place[chosen].astype(str)))
+            for part, log_step, chosen in (
+                ("all", none, whole), ("gpus", none, ~place), ("cpus", none, place), ("ten", ten, kept),
+                ("ten gpus", ten, kept & ~place), ("ten cpus", ten, kept & place),
+            ) if chosen.any()
+        }
+        result[name] = result[name].pop("all") | result[name]
+    return result

@@ -8,16 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
+from experiments.reproductions.timm.networks import examples_of, train_network
 from experiments.reproductions.timm.programs import Rows
 from experiments.reproductions.trees import train_trees
 from gst.cost.step_time.kernels import CLASSES
 from gst.cost.step_time.model import Model, kind_of, tree_columns
+from gst.cost.step_time.network import network_times
 from gst.cost.step_time.rows import PRODUCTS as WITH_PRODUCTS
 from gst.cost.step_time.rows import TERMS
+from gst.cost.trees import Trees
 from gst.process.progress import bar
 
 COVERED = 0.9  # share of measurements that an interval should hold
 TOWARDS_POOL = 1e-3  # weight of the pull of a table's efficiencies towards those of all tables of its kind
+MOST = 20.0  # times longer than at peak rates that a class may take; without it, resizes took thousands
 ROUNDS = 6  # of reweighting: least squares that approach least absolute relative errors
 
 
@@ -27,17 +31,19 @@ class Settings(NamedTuple):
     Args:
         boosted: sets of trees, whose corrections are averaged.
         trees: of each set.
+        networks: over kernels, whose times are averaged.
         folds: of families that are left out in turn to set the width of intervals.
     """
 
-    boosted: int = 3
+    boosted: int = 2
     trees: int = 300
-    folds: int = 5
+    networks: int = 2
+    folds: int = 3
 
 
 def predict(model: Model, rows: Rows) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
     """log of milliseconds of each row, and half the width of its interval."""
-    return model.predict([each.setting for each in rows.measurements], *rows[1:4])
+    return model.predict([each.setting for each in rows.measurements], *rows[1:4], rows.programs)
 
 
 def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) -> Model:
@@ -45,7 +51,7 @@ def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) ->
 
     Args:
         calibrated: set the widths of intervals by predictions of families, and of machines, that were left out, which
-            takes `settings.folds` trainings and one for each machine; otherwise they are 1.
+            takes `settings.folds` trainings and one for each machine, without networks; otherwise they are 1.
     """
     tables = sorted({each.setting for each in rows.measurements})
     table = np.array([tables.index(each.setting) for each in rows.measurements])
@@ -58,19 +64,32 @@ def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) ->
         for place in np.flatnonzero(kinds == kind):
             chosen = table == place
             weights[place] = efficiencies(rows.terms[chosen], rows.log_step[chosen], pools[kind])
-    model = Model(tables, weights, pools, [], {"": 1.0, "new machine": 1.0})
-    weighted = rows.terms * weights[table]
+    model = Model(tables, weights, pools, [], [], [], {"": 1.0, "new machine": 1.0})
+    boosted = _corrections(rows, rows.terms * weights[table], settings, seed)
+    networks, corrected = [], []
+    if settings.networks:
+        examples = examples_of(rows)
+        networks = [train_network(rows, examples, tables, seed + each) for each in range(settings.networks)]
+        own = {setting: [place] for place, setting in enumerate(tables)}
+        weighted = network_times(networks, rows.programs, [each.setting for each in rows.measurements], own)
+        corrected = _corrections(rows, weighted, settings, seed)
+    model = model._replace(boosted=boosted, networks=networks, corrected=corrected)
+    return model._replace(widths=_widths(rows, settings, seed)) if calibrated else model
+
+
+def _corrections(
+    rows: Rows, weighted: Float64[np.ndarray, "rows terms"], settings: Settings, seed: int
+) -> list[Trees]:
+    """Sets of trees that correct the logarithm of the sum of `weighted`, milliseconds by term and class."""
     residual = rows.log_step - np.log(np.maximum(weighted.sum(1), 1e-6))
     columns = tree_columns(weighted, rows.columns, rows.setting)
-    boosted = [
+    return [
         train_trees(
             columns, residual, np.ones(len(rows)), seed + member, trees=settings.trees, leaves=16, rate=0.05, fewest=30,
             share=0.3, loss="absolute_error",
         )
         for member in range(settings.boosted)
     ]  # fmt: skip
-    model = model._replace(boosted=boosted)
-    return model._replace(widths=_widths(rows, settings, seed)) if calibrated else model
 
 
 def efficiencies(
@@ -79,8 +98,9 @@ def efficiencies(
 ) -> Float64[np.ndarray, " terms"]:  # fmt: skip
     """Weights >= 0 with the least absolute relative error, drawn towards `pool`, without it weakly towards 1.3.
 
-    Weights of launches and of parameters are bounded, and only products have a term of floating-point operations:
-    otherwise these terms stand for elements, and the efficiencies of one machine say nothing about another.
+    All weights are bounded, those of launches and of parameters more closely, and only products have a term of
+    floating-point operations: otherwise these terms stand for elements, and the efficiencies of one machine say
+    nothing about another.
     """
     from scipy.optimize import lsq_linear
 
@@ -101,7 +121,7 @@ def efficiencies(
 
 
 def _most() -> Float64[np.ndarray, " terms"]:
-    most = np.full((TERMS, len(CLASSES)), np.inf)
+    most = np.full((TERMS, len(CLASSES)), MOST)
     most[0, [place for place in range(len(CLASSES)) if place not in WITH_PRODUCTS]] = 1e-6
     most[2], most[3] = 10.0, 10.0
     return most.ravel()
@@ -109,7 +129,7 @@ def _most() -> Float64[np.ndarray, " terms"]:
 
 def _widths(rows: Rows, settings: Settings, seed: int) -> dict[str, float]:
     """What 90 % of errors of log time stay below, by kind of table for new families; for machines left out."""
-    few = settings._replace(boosted=1)
+    few = settings._replace(boosted=1, networks=0)
     families = np.array([each.family for each in rows.measurements])
     folds = folds_of(families, settings.folds, seed)
     errors = np.zeros(len(rows))

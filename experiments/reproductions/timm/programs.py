@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
-from gst.cost.step_time.kernels import COLUMNS, Kernels, kernels_of
+from gst.cost.step_time.fusion import runs_channels_last
+from gst.cost.step_time.kernels import COLUMNS, FUSED_ATTENTION, PER_SAMPLE, Kernels, kernels_of
 from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.rows import row_of
+from gst.cost.step_time.rows import Setting, row_of
 from gst.cost.step_time.tables import Measurement, read_tables
 from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
 from gst.process.progress import bar
 
-VERSION = 1  # of what a row holds
-AREAS = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows", "positions")]
+VERSION = 2  # of what a row holds
+AREAS = [*PER_SAMPLE, COLUMNS.index("positions")]
 """Columns that grow with the area of an image."""
+Mode = tuple[str, bool, bool, bool, bool]
+"""Precision, compiled, NHWC, on a CPU, attention is one operation: what the kernels of a program depend on."""
 
 
 class Rows(NamedTuple):
@@ -34,6 +37,8 @@ class Rows(NamedTuple):
         columns: descriptors of a row: sums, and means over its kernels weighted by their time at peak rates.
         setting: of the row's table, as numbers.
         log_step: log of the measured milliseconds.
+        program: place of each row's program in `kernels`.
+        kernels: of every program, equal ones as one.
     """
 
     measurements: list[Measurement]
@@ -41,6 +46,8 @@ class Rows(NamedTuple):
     columns: Float64[np.ndarray, "rows columns"]
     setting: Float64[np.ndarray, "rows 7"]
     log_step: Float64[np.ndarray, " rows"]
+    program: Int64[np.ndarray, " rows"]
+    kernels: list[Kernels]
 
     def __len__(self) -> int:
         return len(self.measurements)
@@ -48,7 +55,14 @@ class Rows(NamedTuple):
     def where(self, chosen: np.ndarray) -> Rows:
         """The chosen rows."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        return Rows([self.measurements[place] for place in places], *(array[places] for array in self[1:]))
+        measurements, *arrays, kernels = self
+        return Rows([measurements[place] for place in places], *(each[places] for each in arrays), kernels)
+
+    @property
+    def programs(self) -> list[tuple[Kernels, int]]:
+        """Kernels and batch of each row."""
+        pairs = zip(self.program.tolist(), self.measurements, strict=True)
+        return [(self.kernels[place], each.batch) for place, each in pairs]
 
     def is_mode(self, mode: str) -> np.ndarray:
         """Which rows are of a mode, `infer` or `train`.
@@ -79,14 +93,12 @@ def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) 
             machine_of(machine)
         except ValueError as error:
             unknown[machine] = str(error)
-    wanted: dict[str, set[int]] = {}
-    modes: set[tuple[str, bool]] = set()
+    wanted: dict[str, set[tuple[int, Mode]]] = {}
     for each in measurements:
         if each.model in by_model and each.setting.machine not in unknown:
-            wanted.setdefault(each.model, set()).add(each.image_size)
-            modes.add((each.setting.precision, each.setting.is_compiled))
-    tasks = [(by_model[model], sorted(wanted[model]), sorted(modes)) for model in sorted(wanted)]
-    kernels: dict[tuple[str, int, str, bool], tuple[Kernels, float]] = {}
+            wanted.setdefault(each.model, set()).add((each.image_size, _mode(each.setting)))
+    tasks = [(by_model[model], sorted(wanted[model])) for model in sorted(wanted)]
+    kernels: dict[tuple[str, int, Mode], tuple[Kernels, float]] = {}
     notes: dict[str, int] = {}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for part in bar(pool.map(_programs, tasks, chunksize=4), desc="operator graphs", total=len(tasks)):
@@ -95,7 +107,8 @@ def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) 
                     notes[value] = notes.get(value, 0) + 1
                 else:
                     kernels[key] = value
-    rows, chosen, missing = [], [], {"no source": 0, "source of other parameters or size": 0}
+    place_of: dict[tuple[str, int, Mode], int] = {}
+    rows, chosen, places, missing = [], [], [], {"no source": 0, "source of other parameters or size": 0}
     for each in measurements:
         if each.setting.machine in unknown:
             reason = unknown[each.setting.machine]
@@ -104,43 +117,66 @@ def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) 
         if each.model not in by_model:
             missing["no source"] += 1
             continue
-        mode = (each.image_size, each.setting.precision, each.setting.is_compiled)
-        options = [kernels[source.name, *mode] for source in by_model[each.model] if (source.name, *mode) in kernels]
-        gaps = [abs(math.log(size / each.parameters)) if each.parameters and size else 0.0 for _, size in options]
+        keys = [(source.name, each.image_size, _mode(each.setting)) for source in by_model[each.model]]
+        options = [key for key in keys if key in kernels]
+        sizes = [kernels[key][1] for key in options]
+        gaps = [abs(math.log(size / each.parameters)) if each.parameters and size else 0.0 for size in sizes]
         if not options or min(gaps) > 0.05:
             missing["source of other parameters or size"] += 1
             continue
-        rows.append(row_of(options[int(np.argmin(gaps))][0], each.batch, each.image_size, each.setting))
+        key = options[int(np.argmin(gaps))]
+        rows.append(row_of(kernels[key][0], each.batch, each.image_size, each.setting))
+        places.append(place_of.setdefault(key, len(place_of)))
         chosen.append(each)
     if not rows:
         reasons = "; ".join(unknown.values()) or "give a folder that holds tables and GraphNet samples of their models"
         raise ValueError(f"no measurement has a program with a source and a machine with rates: {reasons}")
     terms, columns, setting = (np.stack(part) for part in zip(*rows, strict=True))
     steps = np.log(np.array([each.step for each in chosen]))
-    return Rows(chosen, terms, columns, setting, steps), missing | notes
+    programs = [kernels[key][0] for key in place_of]
+    return Rows(chosen, terms, columns, setting, steps, np.array(places, np.int64), programs), missing | notes
 
 
-def _programs(task: tuple[list[FxSource], list[int], list[tuple[str, bool]]]) -> dict[Any, Any]:
-    sources, sizes, modes = task
+def _mode(setting: Setting) -> Mode:
+    machine = machine_of(setting.machine)
+    return (setting.precision, setting.is_compiled, setting.is_channels_last, machine.is_cpu,
+            setting.torch >= FUSED_ATTENTION)  # fmt: skip
+
+
+def _programs(task: tuple[list[FxSource], list[tuple[int, Mode]]]) -> dict[Any, Any]:
+    sources, wanted = task
     result: dict[Any, Any] = {}
     for source in sources:
         millions = sum(math.prod(each.shape) for name, each in source.inputs.items() if "parameters" in name) / 1e6
-        for size in sizes:
-            scale = 1.0
+        for size in sorted({size for size, _ in wanted}):
             try:
-                operations: list[Operation] = operator_graph(source, size)
-            except ValueError as error:  # its positions are those of one image size
-                try:
-                    operations = operator_graph(source)
-                except ValueError:
-                    result[source.name, size, "", False] = str(error)
-                    continue
-                scale = size**2 / max(_image_pixels(source.inputs), 1)
-            for precision, is_compiled in modes:
-                kernels = kernels_of(operations, precision, is_compiled)
+                graphs, scale = _graphs(source, size)
+            except ValueError as error:
+                result[source.name, size, None] = str(error)
+                continue
+            for mode in (mode for each, mode in wanted if each == size):
+                precision, is_compiled, is_nhwc, is_cpu, is_fused = mode
+                is_last = runs_channels_last(graphs[0], is_compiled, is_nhwc, is_cpu)
+                torch = FUSED_ATTENTION if is_fused else 0
+                kernels = kernels_of(graphs[is_last], precision, is_compiled, is_last, torch)
                 kernels.columns[:, AREAS] *= np.where(kernels.grows > 0, scale, 1.0)[:, None]
-                result[source.name, size, precision, is_compiled] = (kernels, millions)
+                result[source.name, size, mode] = (kernels.merged(), millions)
     return result
+
+
+def _graphs(source: FxSource, size: int) -> tuple[tuple[list[Operation], list[Operation]], float]:
+    """Operators in NCHW and in NHWC, and by what their work is to be multiplied, for images of a size."""
+    scale, own = 1.0, size
+    try:
+        operations = operator_graph(source, size)
+    except ValueError:  # its positions are those of one image size
+        own = 0
+        operations = operator_graph(source)
+        scale = size**2 / max(_image_pixels(source.inputs), 1)
+    try:
+        return (operations, operator_graph(source, own or None, True)), scale
+    except ValueError:  # it takes a view that the order of elements in NHWC does not allow
+        return (operations, operations), scale
 
 
 def _image_pixels(weights: dict[str, Weight]) -> int:
@@ -173,7 +209,9 @@ def load_rows(data: Path, cache: Path | None = None) -> tuple[Rows, dict[str, in
             if str(saved["mark"]) == mark:
                 chosen = [measurements[place] for place in saved["places"]]
                 missing = dict(zip(saved["reasons"].tolist(), saved["counts"].tolist(), strict=True))
-                return Rows(chosen, *(saved[name] for name in Rows._fields[1:])), missing
+                arrays = [saved[name] for name in Rows._fields[1:-1]]
+                parts = [np.split(saved[f"kernels {name}"], saved["begin"]) for name in Kernels._fields]
+                return Rows(chosen, *arrays, [Kernels(*each) for each in zip(*parts, strict=True)]), missing
     sources = [
         source for each in (data, *archives) if each.is_dir() or each in archives for source in read_sources(each)
     ]
@@ -181,7 +219,10 @@ def load_rows(data: Path, cache: Path | None = None) -> tuple[Rows, dict[str, in
     if cache is not None:
         place_of = {each: place for place, each in enumerate(measurements)}
         cache.parent.mkdir(parents=True, exist_ok=True)
-        arrays = dict(zip(Rows._fields[1:], rows[1:], strict=True))
+        arrays = dict(zip(Rows._fields[1:-1], rows[1:-1], strict=True))
+        for place, name in enumerate(Kernels._fields):
+            arrays[f"kernels {name}"] = np.concatenate([each[place] for each in rows.kernels])
+        arrays["begin"] = np.cumsum([len(each.kind) for each in rows.kernels])[:-1]
         np.savez(cache, mark=mark, places=[place_of[each] for each in rows.measurements], reasons=list(missing),
                  counts=list(missing.values()), **arrays)  # fmt: skip
     return rows, missing

@@ -17,9 +17,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from gst.cost.step_time.kernels import COLUMNS, NOTHING, Kernels, kernels_of
+from gst.cost.step_time.kernels import COLUMNS, Kernels, kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.rows import kernel_times
+from gst.cost.step_time.steps import NOTHING
 from gst.cost.step_time.tables import Measurement, family, read_tables
 from gst.data.fx_graphs import files_below, fx_graph
 from gst.data.graphnet import FxSource, Operation, is_image_input, operator_graph, sample_names, stream_sources

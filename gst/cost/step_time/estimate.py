@@ -14,20 +14,19 @@ from jaxtyping import Float64
 from torch import nn
 
 from gst.cost.step_time.captured import batch_of, is_training, operators, operators_by_node, peak_memory
-from gst.cost.step_time.kernels import CLASSES, COLUMNS, Kernels, kernels_of
+from gst.cost.step_time.fusion import runs_channels_last
+from gst.cost.step_time.kernels import CLASSES, PER_SAMPLE, Kernels, kernels_of
 from gst.cost.step_time.machines import Machine, machine_of
 from gst.cost.step_time.model import Model, load
 from gst.cost.step_time.rows import TERMS, Setting, kernel_times, row_of
 from gst.cost.step_time.xla import XlaProgram
-from gst.data.graphnet import FxSource, is_image_input, operator_graph
+from gst.data.graphnet import FxSource, Operation, is_image_input, operator_graph
 from gst.programs import Program, capture_module
 
 Precision = Literal["fp32", "amp", "half"]
 TORCH = 291  # version times 100 that is estimated for, the newest of the tables
 MOST_LAUNCH = {False: 2.5, True: 1.0}  # of `LAUNCH`, on a GPU and on a CPU: 7.5 and 10 us
 SHORTEST = {False: 0.002, True: 0.0005}  # ms of a kernel of XLA on a GPU and on a CPU
-GROWING = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows")]
-"""Columns of kernels that grow with the batch."""
 
 
 class Cost(NamedTuple):
@@ -110,7 +109,7 @@ def estimate(
         images = [each.shape for label, each in program.inputs.items() if is_image_input(label, each)]
         side = round(math.sqrt(math.prod(images[0][2:]))) if images else 0
         operations = operator_graph(program)
-        kernels = kernels_of(operations, precision, is_compiled)
+        kernels = _source_kernels(program, operations, precision, is_compiled, machine)
         growth = float(batch)
     elif isinstance(program, XlaProgram):
         name, mode, batch, side = program.name, "train" if program.is_training else "infer", program.batch, program.side
@@ -121,7 +120,8 @@ def estimate(
         name, mode = captured.name, "train" if is_training(captured) else "infer"
         batch, side = batch_of(captured)
         operations = operators(captured)
-        kernels, growth = _per_sample(kernels_of(operations, precision, is_compiled), batch), 1.0
+        is_last = runs_channels_last(operations, is_compiled, False, machine.is_cpu)
+        kernels, growth = _per_sample(kernels_of(operations, precision, is_compiled, is_last), batch), 1.0
     setting = Setting(_name_of(on, weights), mode, precision, False, TORCH, is_compiled)
     time, width, basis = _predicted(kernels, batch, side, setting, machine, weights)
     if isinstance(program, XlaProgram):  # may be all short kernels, which image models have few of
@@ -167,7 +167,12 @@ def _at_least_peak(
 ) -> Float64[np.ndarray, " kernels"]:
     times = kernel_times(kernels, batch, machine)
     weighted = (times * efficiencies[:, kernels.kind]).sum(0)
-    return np.maximum(weighted, np.maximum(times[0], times[1] + times[2]))
+    return np.maximum(weighted, _at_peak(kernels, batch, machine))
+
+
+def _at_peak(kernels: Kernels, batch: int, machine: Machine) -> Float64[np.ndarray, " kernels"]:
+    products, activations, parameters, _ = kernel_times(kernels, batch, machine, is_peak=True)
+    return np.asarray(np.maximum(products, activations + parameters))
 
 
 @cache
@@ -183,9 +188,21 @@ def _name_of(on: str, model: Model) -> str:
     return next((name for name in known if machine_of(name) is machine_of(on)), "cpu" if machine_of(on).is_cpu else on)
 
 
+def _source_kernels(
+    source: FxSource, operations: list[Operation], precision: Precision, is_compiled: bool, machine: Machine
+) -> Kernels:
+    is_last = runs_channels_last(operations, is_compiled, False, machine.is_cpu)
+    if is_last:
+        try:
+            operations = operator_graph(source, is_channels_last=True)
+        except ValueError:  # it takes a view that the order of elements in NHWC does not allow
+            is_last = False
+    return kernels_of(operations, precision, is_compiled, is_last)
+
+
 def _per_sample(kernels: Kernels, batch: int) -> Kernels:
     columns = kernels.columns.copy()
-    columns[:, GROWING] /= np.where(kernels.grows > 0, batch, 1)[:, None]
+    columns[:, list(PER_SAMPLE)] /= np.where(kernels.grows > 0, batch, 1)[:, None]
     return kernels._replace(columns=columns)
 
 
@@ -199,11 +216,10 @@ def _predicted(
     terms, columns, numbers = row_of(kernels, batch, side or 224, setting, machine)
     measured = any(each.machine == setting.machine for each in model.settings)
     basis = f"efficiencies {'measured on this machine' if measured else 'of its kind, at its peak rates'}"
-    logs, widths = model.predict([setting], terms[None], columns[None], numbers[None])
-    products, activations, parameters, _ = kernel_times(kernels, batch, machine)
-    least = np.maximum(products, activations + parameters)
+    programs = [(kernels, batch)]
+    logs, widths = model.predict([setting], terms[None], columns[None], numbers[None], programs, machine)
     if side:
-        time = max(math.exp(logs[0]), float(least.sum()))
+        time = max(math.exp(logs[0]), float(_at_peak(kernels, batch, machine).sum()))
         return time, float(widths[0]), f"{basis}, with image models of other families"
     width = float(math.hypot(widths[0], model.widths["new machine"]))
     time = float(_at_least_peak(kernels, batch, machine, _efficiencies(setting, side, machine, model)).sum())

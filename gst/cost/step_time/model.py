@@ -1,7 +1,10 @@
-"""A model of step times: efficiencies of kernel classes on machines that were measured, and trees that correct them.
+"""A model of step times: efficiencies of kernels on machines that were measured, and trees that correct their sum.
 
 time = sum over classes and terms of (time at peak rates) x weight, weight >= 0     [terms: products, bytes, launches]
 log time += trees(shares of the classes, descriptors of the kernels, setting, rates of the machine)
+
+A network gives each kernel a weight of its own (`gst.cost.step_time.network`); other trees correct its sum. The
+logarithms of the two are averaged.
 
 `python -m experiments.reproductions.timm train` trains it, and its README says how far it is off.
 """
@@ -17,10 +20,13 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from gst.cost.step_time.kernels import CLASSES
+from gst.cost.step_time.kernels import CLASSES, Kernels
+from gst.cost.step_time.machines import Machine, machine_of
+from gst.cost.step_time.network import Network, network_times
 from gst.cost.step_time.rows import TERMS, Setting
 from gst.cost.trees import Trees
 
+RATES = [3, 4]  # of a setting's numbers: rates of its machine
 Terms = Float64[np.ndarray, "rows terms"]
 Columns = Float64[np.ndarray, "rows columns"]
 
@@ -32,7 +38,9 @@ class Model(NamedTuple):
         settings: of the tables it was trained on.
         weights: of every term of these tables: (tables, terms).
         pools: kinds of tables, see `kind_of`, and the weights of each.
-        boosted: sets of trees.
+        boosted: sets of trees that correct the sum over classes.
+        networks: over kernels; their times are averaged.
+        corrected: sets of trees that correct the sum over kernels.
         widths: half width of an interval of log time for each kind of table; for machines never measured, in addition.
     """
 
@@ -40,40 +48,92 @@ class Model(NamedTuple):
     weights: Float64[np.ndarray, "tables terms"]
     pools: dict[str, Float64[np.ndarray, " terms"]]
     boosted: list[Trees]
+    networks: list[Network]
+    corrected: list[Trees]
     widths: dict[str, float]
 
     def weights_of(self, setting: Setting) -> Float64[np.ndarray, " terms"]:
         """Efficiencies of a table: its own, else those of its machine's most similar tables, else those of its kind."""
-        alike = [place for place, each in enumerate(self.settings)
-                 if kind_of(each) == kind_of(setting) and each.machine == setting.machine]  # fmt: skip
+        alike = self._tables_of_machine(setting)
         if not alike:
             kind = kind_of(setting)
             return self.pools.get(kind, self.pools.get(kind.removesuffix(" half"), self.pools[""]))
+        return self.weights[alike].mean(0)
+
+    def tables_like(self, setting: Setting) -> list[int]:
+        """Places of the tables that a setting is like: those of its machine, else those of its kind, else all."""
+        kinds = [kind_of(each) for each in self.settings]
+        for kind in (kind_of(setting), kind_of(setting).removesuffix(" half")):
+            of_kind = [place for place, each in enumerate(kinds) if each == kind]
+            alike = [place for place in of_kind if self.settings[place].is_channels_last == setting.is_channels_last]
+            if of_kind:
+                return self._tables_of_machine(setting) or alike or of_kind
+        return list(range(len(self.settings)))
+
+    def _tables_of_machine(self, setting: Setting) -> list[int]:
+        alike = [place for place, each in enumerate(self.settings)
+                 if kind_of(each) == kind_of(setting) and each.machine == setting.machine]  # fmt: skip
         same = [place for place in alike if self.settings[place].is_channels_last == setting.is_channels_last] or alike
-        gaps = np.array([abs(self.settings[place].torch - setting.torch) for place in same])
-        return self.weights[np.array(same)[gaps == gaps.min()]].mean(0)
+        gaps = [abs(self.settings[place].torch - setting.torch) for place in same]
+        return [place for place, gap in zip(same, gaps, strict=True) if gap == min(gaps)]
+
+    def parts(
+        self, settings: Sequence[Setting], terms: Terms, programs: Sequence[tuple[Kernels, int]],
+        machine: Machine | None = None,
+    ) -> list[tuple[Terms, list[Trees]]]:  # fmt: skip
+        """Milliseconds of each row by term and class, and the trees that correct their sum: by the efficiencies of
+        classes, and by the networks if there are any. See `predict`."""
+        of = {setting: self.weights_of(setting) for setting in set(settings)}
+        result = [(terms * np.stack([of[each] for each in settings]), self.boosted)]
+        if self.networks:
+            tables = {each: self.tables_like(each) for each in of}
+            result.append((network_times(self.networks, programs, settings, tables, machine), self.corrected))
+        return result
+
+    def _correction(
+        self, weighted: Terms, boosted: list[Trees], settings: Sequence[Setting], columns: Columns,
+        numbers: Float64[np.ndarray, "rows 7"],
+    ) -> Float64[np.ndarray, " rows"]:  # fmt: skip
+        """Mean over the sets of trees; on a machine that was never measured, over the rates of those like it."""
+        if not boosted:
+            return np.zeros(len(weighted))
+        result = np.zeros(len(weighted))
+        for setting in set(settings):
+            rows = np.array([each == setting for each in settings])
+            alike = sorted({self.settings[place].machine for place in self.tables_like(setting)})
+            is_known = setting.machine in alike or any(each.machine == setting.machine for each in self.settings)
+            described = []
+            for name in [None] if is_known else alike:
+                of_machine = numbers[rows].copy()
+                if name is not None:
+                    of_machine[:, RATES] = machine_of(name).half, machine_of(name).bandwidth
+                described.append(tree_columns(weighted[rows], columns[rows], of_machine))
+            result[rows] = np.mean([each.predict(part) for each in boosted for part in described], 0)
+        return result
 
     def predict(
-        self, settings: Sequence[Setting], terms: Terms, columns: Columns, numbers: Float64[np.ndarray, "rows 7"]
-    ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+        self, settings: Sequence[Setting], terms: Terms, columns: Columns, numbers: Float64[np.ndarray, "rows 7"],
+        programs: Sequence[tuple[Kernels, int]], machine: Machine | None = None,
+    ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:  # fmt: skip
         """log of milliseconds, and half the width of an interval that holds 90 % of the programs of new families.
 
         Args:
             settings: of each row.
             terms, columns, numbers: as `gst.cost.step_time.rows.row_of` gives them, row by row.
+            programs: kernels and batch of each row.
+            machine: of all rows; None = that of the setting.
         """
-        of = {setting: self.weights_of(setting) for setting in set(settings)}
-        weighted = terms * np.stack([of[each] for each in settings])
-        physical = np.log(np.maximum(weighted.sum(1), 1e-6))
-        described = tree_columns(weighted, columns, numbers)
-        correction = np.mean([each.predict(described) for each in self.boosted], 0) if self.boosted else 0.0
+        logs = [
+            np.log(np.maximum(weighted.sum(1), 1e-6)) + self._correction(weighted, boosted, settings, columns, numbers)
+            for weighted, boosted in self.parts(settings, terms, programs, machine)
+        ]
         machines = {each.machine for each in self.settings}
         widths = [
             self.widths.get(kind_of(each), max(self.widths.values()))
             if each.machine in machines else self.widths["new machine"]
             for each in settings
         ]  # fmt: skip
-        return physical + correction, np.array(widths)
+        return np.mean(logs, 0), np.array(widths)
 
 
 def kind_of(setting: Setting) -> str:
@@ -105,6 +165,8 @@ def save(model: Model, path: Path) -> None:
             "pools": {str(kind): small(each) for kind, each in model.pools.items()},
             "widths": {str(kind): each for kind, each in model.widths.items()},
             "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
+            "networks": [[small(array) for array in each] for each in model.networks],
+            "corrected": [(each.base, [small(array) for array in each[1:]]) for each in model.corrected],
         }, path,
     )  # fmt: skip
 
@@ -127,6 +189,7 @@ def load(path: Path) -> Model:
         return Model(
             [Setting(*each) for each in saved["settings"]], wide(saved["weights"]),
             {str(kind): wide(each) for kind, each in saved["pools"].items()}, [trees(each) for each in saved["trees"]],
+            [Network(*map(wide, each)) for each in saved["networks"]], [trees(each) for each in saved["corrected"]],
             {str(kind): float(each) for kind, each in saved["widths"].items()},
         )  # fmt: skip
     except (OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError) as error:

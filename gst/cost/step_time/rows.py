@@ -16,6 +16,8 @@ LAUNCH = {False: 0.003, True: 0.01}  # ms of a launch on a GPU and on a CPU, bef
 PRODUCTS = frozenset(
     place for place, name in enumerate(CLASSES) if name.startswith(("conv ", "linear", "matmul", "attention"))
 )
+TENSOR = 4.0  # ratio of the rates of tensor cores and of other units up to which programs are no faster
+TILE = 128  # rows and outputs that a block of threads works out of a product
 DEPTHWISE = np.array(["depthwise" in name for name in CLASSES])
 
 
@@ -39,12 +41,36 @@ class Setting(NamedTuple):
     is_compiled: bool
 
 
-def kernel_times(kernels: Kernels, batch: int, machine: Machine) -> Float64[np.ndarray, "terms kernels"]:
-    """Milliseconds of each kernel at peak rates: of its products, its activations, its parameters and its launch."""
+def product_rate(machine: Machine) -> float:
+    """TFLOP/s by which products of 16 bits of two machines compare: twice the 32-bit rate, more if tensor cores do
+    more than `TENSOR` times that rate.
+
+    A GPU whose tensor cores are four times as fast as its other units (PRO 6000) is in the tables no faster, for its
+    32-bit rate, than GPUs where they are twice as fast. That it is so up to 4 and not up to 16 (A100, H100) is an
+    assumption: no such machine is in the tables.
+
+    Examples:
+        >>> product_rate(machine_of("rtx4090")), round(product_rate(machine_of("a100")))
+        (165.0, 110)
+    """
+    if machine.is_cpu:
+        return float(machine.half)
+    return min(float(machine.half), 2 * machine.single * max(1.0, machine.half / machine.single / TENSOR) ** 0.75)
+
+
+def kernel_times(
+    kernels: Kernels, batch: int, machine: Machine, is_peak: bool = False
+) -> Float64[np.ndarray, "terms kernels"]:
+    """Milliseconds of kernels: of products, activations, parameters and launches. Equal ones add up.
+
+    Args:
+        is_peak: products of 16 bits at the machine's peak rate, and not at its `product_rate`.
+    """
     named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
     times = np.where(kernels.grows > 0, batch, 1.0)
-    peak = np.where((named["is half"] > 0) & ~DEPTHWISE[kernels.kind], machine.half, machine.single)
-    return np.stack([
+    half = machine.half if is_peak else product_rate(machine)
+    peak = np.where((named["is half"] > 0) & ~DEPTHWISE[kernels.kind], half, machine.single)
+    return kernels.repeats * np.stack([
         named["flops"] * times / (peak * 1e9),
         (named["bytes read"] + named["bytes written"]) * times / (machine.bandwidth * 1e6),
         named["bytes of parameters"] / (machine.bandwidth * 1e6),
@@ -86,8 +112,45 @@ def row_of(
         (share * chosen) @ described / max(float((share * chosen).sum()), 1e-9)
         for chosen in (np.ones(len(share)), is_product, ~is_product)
     ]
-    sums = [math.log(peak_time.sum()), math.log(len(times)), math.log(batch), image_size / 224,
+    sums = [math.log(peak_time.sum()), math.log(kernels.repeats.sum()), math.log(batch), image_size / 224,
             math.log(max(parts[0].sum(), 1e-12) / max(parts[1].sum(), 1e-12))]  # fmt: skip
     numbers = [setting.is_channels_last, setting.is_compiled, setting.torch, machine.half, machine.bandwidth,
                setting.precision == "half", machine.is_cpu]  # fmt: skip
     return terms.ravel(), np.concatenate([sums, *means]), np.array(numbers, np.float64)
+
+
+def kernel_descriptors(
+    kernels: Kernels, batch: int, setting: Setting, machine: Machine | None = None
+) -> Float64[np.ndarray, "kernels descriptors"]:
+    """What a network sees of each kernel: shapes and work, relative to the machine where rates come in; the setting.
+
+    No rate of the machine is among them: what is learned on one machine is to hold on another.
+    """
+    machine = machine or machine_of(setting.machine)
+    named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
+    times = np.where(kernels.grows > 0, batch, 1.0)
+    parts = kernel_times(kernels, batch, machine) / kernels.repeats
+    moved = named["bytes read"] + named["bytes written"]
+    rows, outputs, inner, groups = named["rows"] * times, named["outputs"], named["inner"], named["groups"]
+    waves = np.ceil(rows / TILE) * np.ceil(outputs / TILE) * groups / machine.cores
+    is_product = np.isin(kernels.kind, list(PRODUCTS)).astype(np.float64)
+
+    def log(array: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(array, 1e-9))
+
+    of_kernel = [
+        log(named["flops"] * times) / 10 - 2, log(moved * times + 1) / 10 - 1.5,
+        log(named["bytes of parameters"] + 1) / 10 - 0.5, log(rows) / 5 - 2, log(outputs) / 3 - 1.5,
+        log(inner) / 3 - 1.5, log(named["window"]) / 2, named["stride"] > 1, named["stride"] > 2, log(groups) / 3,
+        log(groups * outputs) / 3 - 1.5, log(named["positions"]) / 5 - 1, log(named["operations"]), named["is half"],
+        named["reads"] / 3, named["bytes scattered"] / np.maximum(named["bytes read"], 1),
+        named["transcendental"] * 4 / np.maximum(moved, 1), named["is channels last"], kernels.grows,
+        outputs % 8 == 0, inner % 8 == 0, outputs % 64 == 0, inner % 64 == 0, np.minimum(outputs, TILE) / TILE,
+        np.minimum(inner, TILE) / TILE, named["bytes read"] / np.maximum(moved, 1),
+        log(parts[0] / np.maximum(parts[1] + parts[2], 1e-12)) / 3 * is_product, log(waves) / 4 * is_product,
+        (np.minimum(np.ceil(waves) / np.maximum(waves, 1e-9), 4) - 1) * is_product,
+        log((moved * times + named["bytes of parameters"]) / machine.cache / 1e6) / 4,
+    ]  # fmt: skip
+    of_setting = [setting.is_compiled, machine.is_cpu, (setting.torch - 240) / 60, setting.precision == "half",
+                  setting.mode == "train"]  # fmt: skip
+    return np.column_stack([*of_kernel, *(np.full(len(times), float(each)) for each in of_setting)])

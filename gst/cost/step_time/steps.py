@@ -1,0 +1,206 @@
+"""Steps of a program: operations that move data, with casts of autocast and copies before products; their classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from gst.data.graphnet import Operation, Value
+
+PRODUCTS = {
+    "conv1d": "conv", "conv2d": "conv", "conv3d": "conv", "linear": "linear", "matmul": "matmul", "bmm": "matmul",
+    "baddbmm": "matmul", "addmm": "matmul", "einsum": "matmul", "scaled_dot_product_attention": "attention",
+}  # fmt: skip
+CLASSES = (
+    "conv 1x1", "conv kxk", "conv depthwise", "conv grouped", "conv stem", "linear", "matmul", "attention",
+    "batch norm", "layer norm", "group norm", "softmax", "reduction", "pool", "pointwise", "add", "multiply",
+    "concatenate", "copy", "cast", "resize", "pad", "fused pointwise", "fused reduction",
+)  # fmt: skip
+KINDS = {
+    "batch_norm": "batch norm", "layer_norm": "layer norm", "rms_norm": "layer norm", "group_norm": "group norm",
+    "instance_norm": "group norm", "softmax": "softmax", "log_softmax": "softmax", "normalize": "layer norm",
+    "mean": "reduction", "sum": "reduction", "var": "reduction", "std": "reduction", "amax": "reduction",
+    "adaptive_avg_pool2d": "reduction", "adaptive_max_pool2d": "reduction", "norm": "reduction", "cumsum": "reduction",
+    "avg_pool2d": "pool", "max_pool2d": "pool", "add": "add", "iadd": "add", "sub": "add", "add_": "add",
+    "mul": "multiply", "mul_": "multiply", "div": "multiply", "addcmul": "multiply", "cat": "concatenate",
+    "stack": "concatenate", "contiguous": "copy", "reshape": "copy", "flatten": "copy", "repeat": "copy",
+    "roll": "copy", "repeat_interleave": "copy", "reshape_as": "copy", "clone": "copy", "setitem": "copy",
+    "flip": "copy", "getitem": "copy", "to": "cast", "type_as": "cast", "float": "cast", "half": "cast",
+    "long": "cast", "interpolate": "resize", "grid_sample": "resize", "pad": "pad",
+}  # fmt: skip
+"""Class of an operation by its kind; any other is pointwise."""
+REDUCTIONS = frozenset({"layer norm", "group norm", "softmax", "reduction"})
+NOTHING = frozenset({"dropout", "dropout2d", "dropout1d", "feature_alpha_dropout", "detach", "size", "dim"})
+"""Kinds that do nothing at inference."""
+TO_HALF = frozenset({*PRODUCTS, "prelu"})
+TO_FLOAT = frozenset({
+    "layer_norm", "group_norm", "softmax", "log_softmax", "normalize", "exp", "pow", "rsqrt", "sum", "cumsum", "norm",
+    "log", "reciprocal", "softplus", "instance_norm",
+})  # fmt: skip
+
+
+class Step(NamedTuple):
+    """An operation that moves data.
+
+    Args:
+        operation: the call.
+        label: its class, see `CLASSES`.
+        reads, writes: values, views by the value that they are views of.
+    """
+
+    operation: Operation
+    label: str
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+
+
+def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step], dict[int, int], dict[int, int]]:
+    """Operations that move data, with casts; bytes of an element of each value; elements of each memory."""
+    width: dict[int, int] = {}
+    full: dict[int, int] = {}  # elements of a memory: an expanded view reads no more
+    root: dict[int, Value] = {}
+    steps: list[Step] = []
+    halves: dict[int, Value] = {}
+    fresh = -1
+
+    def bytes_of(value: Value) -> int:
+        if value.name not in width:
+            is_float = value.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+            width[value.name] = 2 if is_float and precision == "half" else min(value.dtype.itemsize, 4)
+        full.setdefault(value.storage, value.numel)
+        return width[value.name]
+
+    def cast(value: Value, size: int) -> Value:
+        nonlocal fresh
+        before = bytes_of(value)
+        if before == size or before not in (2, 4) or not value.dtype.is_floating_point:
+            return value
+        if size == 2 and value.name in halves:  # autocast keeps casts of weights, and readers share one in practice
+            return halves[value.name]._replace(shape=value.shape)
+        source = root.get(value.name, value)
+        result = value._replace(name=fresh, storage=fresh)
+        fresh -= 1
+        width[result.name], full[result.storage] = size, full[value.storage]
+        steps.append(Step(Operation("to", (source,), (result,), {}, False), "cast", (source,), (result,)))
+        if size == 2:
+            halves[value.name] = result
+        return result
+
+    def compact(value: Value) -> Value:
+        nonlocal fresh
+        if value.is_parameter or value.name < 0 or _is_compact(value):
+            return value  # a cast has written its result in order
+        source = _as_seen(root.get(value.name, value), value)
+        result = value._replace(name=fresh, storage=fresh, strides=in_order(value.shape))
+        fresh -= 1
+        width[result.name], full[result.storage] = width[value.name], value.numel
+        steps.append(Step(Operation("clone", (source,), (result,), {}, False), "copy", (source,), (result,)))
+        return result
+
+    for operation in operations:
+        kind = operation.kind
+        for value in operation.reads:
+            bytes_of(value)
+        if operation.is_view or kind in NOTHING:
+            for value in operation.writes:
+                if operation.reads and value.name != operation.reads[0].name:
+                    width[value.name] = width[operation.reads[0].name]
+                    root[value.name] = root.get(operation.reads[0].name, operation.reads[0])
+                    full.setdefault(value.storage, value.numel)
+            continue
+        reads = operation.reads
+        sizes = [width[value.name] for value in reads if value.dtype.is_floating_point]
+        size = max(sizes, default=4)
+        if precision == "amp" and kind in TO_HALF:
+            reads, size = tuple(cast(value, 2) for value in reads), 2
+        elif precision == "amp" and kind in TO_FLOAT:
+            size = 4
+        elif kind == "batch_norm" and reads:
+            size = width[reads[0].name]
+        elif kind in ("type_as", "to", "float", "half"):
+            size = {"float": 4, "half": 2}.get(kind, sizes[-1] if sizes else 4)
+        if kind in ("linear", "matmul"):
+            reads = tuple(compact(value) for value in reads)
+        for value in operation.writes:
+            width[value.name] = size if value.dtype.is_floating_point else min(value.dtype.itemsize, 4)
+            full.setdefault(value.storage, value.numel)
+        steps.append(Step(operation, label_of(operation), reads, operation.writes))
+    # what is read is looked up through views, so that a value and its views are one
+    plain = [
+        step._replace(reads=tuple(_as_seen(root[v.name], v) if v.name in root else v for v in step.reads))
+        for step in steps
+    ]
+    return plain, width, full
+
+
+def label_of(operation: Operation) -> str:
+    product = PRODUCTS.get(operation.kind)
+    if product != "conv":
+        return product or KINDS.get(operation.kind, "pointwise")
+    weight = operation.reads[1].shape
+    groups = groups_of(operation.reads[0], weight)
+    if groups > 1:
+        return "conv depthwise" if weight[1] == 1 else "conv grouped"
+    if weight[1] <= 4:
+        return "conv stem"
+    return "conv 1x1" if math.prod(weight[2:]) == 1 else "conv kxk"
+
+
+def _is_compact(value: Value) -> bool:
+    """The matrices of the last two dimensions, or their transposes, lie one after the other."""
+    shape, strides = value.shape, value.strides
+    if len(shape) >= 2 and strides[-2] < strides[-1]:
+        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def groups_of(first: Value, weight: tuple[int, ...]) -> int:
+    return first.shape[1 - len(weight)] // max(weight[1], 1)
+
+
+def _as_seen(root: Value, view: Value) -> Value:
+    """The value that a view is of, with the shape and strides of the view."""
+    return root._replace(shape=view.shape, strides=view.strides)
+
+
+def in_order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor whose elements lie one after the other.
+
+    Examples:
+        >>> in_order((2, 3, 4))
+        (12, 4, 1)
+    """
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def separate_attention(operations: Sequence[Operation]) -> list[Operation]:
+    """Attention as two products, a scale, a mask and a softmax: what ran before torch 2.0 had one operation for it."""
+    result: list[Operation] = []
+    fresh = -(10**6)
+    for operation in operations:
+        if operation.kind != "scaled_dot_product_attention":
+            result.append(operation)
+            continue
+        query, keys, values, *mask = operation.reads
+        shape = (*query.shape[:-1], keys.shape[-2])
+        transposed = keys._replace(
+            shape=(*keys.shape[:-2], keys.shape[-1], keys.shape[-2]),
+            strides=(*keys.strides[:-2], keys.strides[-1], keys.strides[-2]),
+        )
+        made = [Value(fresh - each, fresh - each, shape, in_order(shape), query.dtype, False) for each in range(4)]
+        fresh -= 4
+        result.append(Operation("matmul", (query, transposed), (made[0],), {}, False))
+        result.append(Operation("mul", (made[0],), (made[1],), {}, False))
+        if mask:
+            result.append(Operation("add", (made[1], mask[0]), (made[2],), {}, False))
+        result.append(Operation("softmax", (made[1 + bool(mask)],), (made[3],), {}, False))
+        result.append(Operation("matmul", (made[3], values), operation.writes, {}, False))
+    return result
