@@ -727,8 +727,7 @@ class GraphSegmentTraining(nn.Module):
         return {
             "version": STATE_VERSION, "step": self.step, "seed": self.seed, "encoder_frozen": self.encoder_frozen,
             "slot": self._slot, "regression": None if self._regression is None else self._regression.state_dict(),
-            "ages": self._ages.state_dict(),
-        }  # fmt: skip
+        } | ({"ages": self._ages.state_dict()} if self.refresh == "age" else {})  # fmt: skip
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if state.get("version", 1) != STATE_VERSION and self.table is not None:
