@@ -131,6 +131,11 @@ class Task:
     def plan(self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None) -> Plan:
         return Plan(self.names, placement.astype(np.int64), priority)
 
+    def taken_apart(self) -> Task:
+        """The task without groups that a plan may take apart: operations of one group of a captured program may lie on
+        several devices, while groups of costs without a program are a constraint."""
+        return self if self.program is None else replace(self, colocation=np.arange(self.num_nodes))
+
     def plan_of_groups(
         self, assignment: Int64[np.ndarray, " groups"], priority: Int64[np.ndarray, " nodes"] | None = None
     ) -> Plan:

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gst.devices.execute.calls import eager
+from gst.devices.execute.child import end_with_parent
 from gst.devices.execute.measure import timed
 from gst.devices.execute.plain import PYTORCH, PlainPyTorch
 from gst.placement.choosing import candidates
@@ -97,6 +98,7 @@ def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Ca
 
 
 def main() -> None:
+    end_with_parent(os.getppid())
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the program prints is no answer
     source, *saved, cores, seconds = sys.argv[1:]

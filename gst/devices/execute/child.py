@@ -44,7 +44,7 @@ PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a ru
 def main() -> None:
     parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
     process, source, devices = parent.recv()
-    _end_with_parent(process)
+    end_with_parent(process)
     try:
         program = traced(source) if isinstance(source, str) else Program.load(source)
         limit = least_memory_limit(devices)
@@ -169,7 +169,7 @@ def _reason(words: str) -> str:
     return f"out of memory: {first}" if any(each in words.lower() for each in NO_MEMORY) else first
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """End when the thread that started this process ends, also in the midst of a run; write no core file; leave
     Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from gst.devices.execute.calls import eager, pytorch
+from gst.devices.execute.child import end_with_parent
 from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
 from gst.process.tuning import WAITING
@@ -169,6 +170,7 @@ class PlainPyTorch:
 
 
 def main() -> None:
+    end_with_parent(os.getppid())
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the program prints is no answer
     name, flags = sys.argv[1], sys.argv[2:]

@@ -28,7 +28,7 @@ def optimum(
 
     Schedules that leave a device idle for something urgent are among those searched. A `Simulator` never waits, so
     that it may take longer with the plan's priorities than `objective_ms`; it never takes less than `bound_ms`.
-    Colocation groups are placed as one. Of memory only what is resident counts.
+    Colocation groups of costs without a program are placed as one. Of memory only what is resident counts.
 
     Args:
         hint: a plan to begin with.
@@ -38,7 +38,7 @@ def optimum(
     Raises:
         ValueError: OR-tools is not installed, or no placement fits.
     """
-    cp = solver_library()
+    cp, task = solver_library(), task.taken_apart()
     model, costs = cp.CpModel(), task.costs
     placed = _placements(model, task)
     times = np.where(np.isfinite(task.times_us), np.floor(task.times_us * PER_US), 0).astype(np.int64)
