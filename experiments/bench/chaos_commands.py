@@ -74,7 +74,7 @@ def commands(small: bool) -> dict[str, Command]:
         ),
         "place": Command(
             (
-                "place", PROGRAM, "--machine", "gpus:2", "--runtime", "simulated", "--evaluations",
+                "place", PROGRAM, "--machine", "gpus:2", "--runtime", "simulated", "--proof", "0", "--evaluations",
                 "100" if small else "400", "--methods", "annealing,cross_entropy,evolution,hdp", "--out", "out",
                 "--json", "result.json",
             ),

@@ -16,11 +16,13 @@ from test_exact import best_of_all_us
 from gst.cli import main
 from gst.data.cost_graphs import read_cost_graph
 from gst.placement.baselines.bounds import branched_bound_us, lower_bound_us
-from gst.placement.baselines.portfolio import single
+from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.certificate import certify, certify_published, words
 from gst.placement.exact.tasks import optimum
+from gst.placement.machines import machine
 from gst.placement.published import search_published
 from gst.placement.task import Task
+from tests.programs.small import small_program
 
 pytest.importorskip("ortools", reason="needs OR-tools: pip install graph-segment-training[exact]")
 ROUNDING = 1 + 1e-9
@@ -70,6 +72,19 @@ def test_brute_force_is_right(seed: int) -> None:
     task = random_task(seed, 4, apart(2), grouped=seed % 2 == 0)
     task = replace(task, costs=replace(task.costs, times_us=task.times_us[[0]].repeat(2, 0)), contention=NO_OVERHEAD)
     assert least_us(task) == pytest.approx(best_of_all_us(task))
+
+
+def test_bounds_of_a_program_hold_for_plans_that_take_its_colocation_groups_apart() -> None:
+    """Here all operations are one group, and the best plan has them on two devices."""
+    whole = machine("cores:2").task(small_program("inception"))
+    task = replace(whole, colocation=np.zeros(whole.num_nodes, np.int64), contention=NO_OVERHEAD)
+    plans = portfolio(task)
+    times = {name: task.simulator.run(plan).makespan_us for name, plan in plans.items()}
+    best = min(times, key=times.__getitem__)
+    assert len(set(plans[best].placement[task.costs.computed].tolist())) > 1, "else it says nothing"
+    bounds = [lower_bound_us(task), branched_bound_us(task, 0.0, np.inf, 2.0).bound]
+    bounds.append(1e3 * optimum(task, 5.0, plans[best], most_us=times[best]).bound_ms)
+    assert max(bounds) <= times[best] * ROUNDING
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
