@@ -18,7 +18,7 @@ from operator import is_
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from gst.devices.execute.measure import measure
@@ -27,6 +27,7 @@ from gst.placement.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.placement.guards import Guard
 from gst.placement.placed import place
 from gst.placement.room import SHARE
+from gst.placement.whole import Bound
 from gst.programs import outputs_differ
 
 SECONDS = 60.0  # that a graph is placed for, unless the options say otherwise
@@ -52,7 +53,7 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
         ValueError: there is no such option, or seconds is not above 0.
 
     Examples:
-        >>> graph = fx.symbolic_trace(nn.ReLU())
+        >>> graph = fx.symbolic_trace(torch.nn.ReLU())
         >>> backend(graph, [torch.ones(2)], options={"minutes": 1})
         Traceback (most recent call last):
         ValueError: backend 'gst' has no option 'minutes'; there is 'seconds'
@@ -194,29 +195,9 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
-class _Bound(nn.Module):
-    """A graph of which some inputs are bound as parameters and buffers; it is called with the others."""
-
-    def __init__(self, graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.graph, self.is_weight = graph, tuple(is_weight)
-        for number, value in enumerate(inputs):
-            if is_weight[number] and isinstance(value, nn.Parameter):
-                self.register_parameter(f"weight_{number}", value)
-            elif is_weight[number]:
-                self.register_buffer(f"weight_{number}", value)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        rest = iter(inputs)
-        every = [
-            getattr(self, f"weight_{number}") if bound else next(rest) for number, bound in enumerate(self.is_weight)
-        ]
-        return self.graph(*every)
-
-
 def _inference(graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], seconds: float) -> Function:
     """A graph placed by `gst.place`, with the weights that it is given now; the graph as written for others."""
-    bound = _Bound(graph, is_weight, inputs).eval()
+    bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
     rest = [_copy(value) for value, is_bound in zip(inputs, is_weight, strict=True) if not is_bound]
     placed = place(bound, rest, seconds=seconds)

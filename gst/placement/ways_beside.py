@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from gst.devices.execute.child import end_with_parent
 from gst.devices.execute.measure import timed
 from gst.devices.execute.plain import PYTORCH, PlainPyTorch
 from gst.placement.choosing import candidates
+from gst.placement.whole import Bound
 from gst.programs import Program, Reference, as_module, outputs_differ, traced
 
 MODULE = "gst.placement.ways_beside"
@@ -64,25 +65,8 @@ def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
     homes = program.parameter_home
     renews = any(isinstance(each, Reference) and homes[each.node] >= 0 for each in program.outputs)
     is_weight = [not renews and homes[number] >= 0 for number in range(len(program.inputs))]
-    module = _Bound(program, is_weight).eval()
+    module = Bound(as_module(program), is_weight, program.inputs).eval()
     return module, tuple(value for value, each in zip(program.inputs, is_weight, strict=True) if not each)
-
-
-class _Bound(nn.Module):
-    """The operations of a program as a function of the inputs that are no weights."""
-
-    def __init__(self, program: Program, is_weight: Sequence[bool]) -> None:
-        super().__init__()
-        self.operations, self.is_weight = as_module(program), tuple(is_weight)
-        for number, value in enumerate(program.inputs):
-            if is_weight[number]:
-                self.register_buffer(f"weight_{number}", value)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        rest = iter(inputs)
-        return self.operations(
-            *(getattr(self, f"weight_{number}") if each else next(rest) for number, each in enumerate(self.is_weight))
-        )
 
 
 def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:

@@ -25,6 +25,31 @@ MOST_KEPT = 128  # pieces of compiled code of one model
 Function = Callable[..., Any]
 
 
+class Bound(nn.Module):
+    """A function of flat inputs of which some are bound as parameters and buffers; it is called with the others.
+
+    Args:
+        function: of all inputs, a module.
+        is_weight: of each input, whether it is bound.
+        inputs: all of them; of those that are bound, `nn.Parameter`s become parameters and other tensors buffers.
+    """
+
+    def __init__(self, function: nn.Module, is_weight: Sequence[bool], inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.function, self.is_weight = function, tuple(is_weight)
+        for number, (value, bound) in enumerate(zip(inputs, is_weight, strict=True)):
+            if bound and isinstance(value, nn.Parameter):
+                self.register_parameter(f"weight_{number}", value)
+            elif bound:
+                self.register_buffer(f"weight_{number}", value)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        rest = iter(inputs)
+        return self.function(
+            *(getattr(self, f"weight_{number}") if bound else next(rest) for number, bound in enumerate(self.is_weight))
+        )
+
+
 class Way(NamedTuple):
     """How a whole model runs.
 

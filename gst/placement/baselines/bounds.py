@@ -44,8 +44,8 @@ def lower_bound_us(task: Task) -> float:
     together cost 1 a microsecond. Every such price is sound. With several resources the prices are those at which all
     operations cost most: the dual of the linear program that takes operations apart at will.
     """
-    task = task.taken_apart()
-    arrays, some, nodes = task_arrays(task), _two_of_each(task), np.arange(task.num_nodes)
+    arrays, task = task_arrays(task), task.taken_apart()  # in this order: the simulator of the task is there already
+    some, nodes = _two_of_each(task), np.arange(task.num_nodes)
     chains = Chains(
         arrays.times_us, task.colocation, arrays.num_bytes, task.costs.latency_us, 1 / task.costs.bytes_per_us,
         np.zeros((0, 0, 0)), np.zeros(len(task.devices), np.int64),
@@ -73,8 +73,8 @@ def branched_bound_us(task: Task, least_us: float, most_us: float, seconds: floa
 
 def placing_of(task: Task) -> Placing:
     """A task as the kernels of the search over placements read it; of memory only what is resident counts."""
-    task = task.taken_apart()
-    arrays, nodes, devices = task_arrays(task), np.arange(task.num_nodes), len(task.devices)
+    arrays, task = task_arrays(task), task.taken_apart()
+    nodes, devices = np.arange(task.num_nodes), len(task.devices)
     groups = neighbour_lists(np.stack([task.colocation, nodes]), task.num_groups)
     sizes = np.bincount(task.colocation, task.resident_bytes.astype(np.float64), task.num_groups)
     names, limits = list(task.memories), _limits(task)
