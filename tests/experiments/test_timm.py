@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.reproductions.timm import programs
 from experiments.reproductions.timm.__main__ import main
 from experiments.reproductions.timm.model import efficiencies, folds_of, predict, scores
 from experiments.reproductions.timm.networks import NetworkSettings, examples_of, train_network
@@ -104,6 +105,16 @@ def test_machines_without_rates_are_named(data):
     with pytest.raises(ValueError, match="rtx9999 has no rates"):
         load_rows(data)
     assert machine_of("RTX_4090") == machine_of("rtx4090")
+
+
+def test_a_table_that_merged_branches_is_left_out(data, monkeypatch):
+    monkeypatch.setattr(programs, "ROUNDED", 0.0)  # the sample has 592 parameters
+    table = data / TABLE.format("amp", "rtx3090")
+    for stated, count in ((592e-6, 1), (575e-6, 0), (610e-6, 1)):
+        table.write_text(HEADER + f"small_net,32,64,1.5,{stated}\n")
+        rows, missing = load_rows(data)
+        assert sum(each.setting.machine == "rtx3090" for each in rows.measurements) == count
+        assert missing.get("branches merged before it was timed", 0) == 1 - count
 
 
 def test_efficiencies_are_recovered():

@@ -218,12 +218,20 @@ def _machines(rows: Rows, split: str, method: Predictor, seed: int, desc: str) -
             ten[machine == each] += _by_labels(rows, none, machine == each, is_label, tables)
         whole, kept = np.ones(len(rows), bool), ~is_label
         result[name] = {
-            part: scores(rows.where(chosen), log_step[chosen], _widths_of_others(
-                np.abs(log_step - rows.log_step)[chosen], machine[chosen], place[chosen].astype(str)))
+            part: scores(
+                rows.where(chosen),
+                log_step[chosen],
+                _widths_of_others(np.abs(log_step - rows.log_step)[chosen], machine[chosen], place[chosen].astype(str)),
+            )
             for part, log_step, chosen in (
-                ("all", none, whole), ("gpus", none, ~place), ("cpus", none, place), ("ten", ten, kept),
-                ("ten gpus", ten, kept & ~place), ("ten cpus", ten, kept & place),
-            ) if chosen.any()
+                ("all", none, whole),
+                ("gpus", none, ~place),
+                ("cpus", none, place),
+                ("ten", ten, kept),
+                ("ten gpus", ten, kept & ~place),
+                ("ten cpus", ten, kept & place),
+            )
+            if chosen.any()
         }
         result[name] = result[name].pop("all") | result[name]
     return result

@@ -77,9 +77,7 @@ def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) ->
     return model._replace(widths=_widths(rows, settings, seed)) if calibrated else model
 
 
-def _corrections(
-    rows: Rows, weighted: Float64[np.ndarray, "rows terms"], settings: Settings, seed: int
-) -> list[Trees]:
+def _corrections(rows: Rows, weighted: Float64[np.ndarray, "rows terms"], settings: Settings, seed: int) -> list[Trees]:
     """Sets of trees that correct the logarithm of the sum of `weighted`, milliseconds by term and class."""
     residual = rows.log_step - np.log(np.maximum(weighted.sum(1), 1e-6))
     columns = tree_columns(weighted, rows.columns, rows.setting)

@@ -21,7 +21,9 @@ from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, opera
 from gst.data.source import fingerprint_of_files
 from gst.process.progress import bar
 
-VERSION = 2  # of what a row holds
+VERSION = 3  # of what a row holds
+MOST_SCALE = 4.0  # of the area of an image, where a source cannot be read at the size of the table
+LARGER, ROUNDED = 1e-3, 0.006  # share and millions of parameters that a source may have more than a table states
 AREAS = [*PER_SAMPLE, COLUMNS.index("positions")]
 """Columns that grow with the area of an image."""
 Mode = tuple[str, bool, bool, bool, bool]
@@ -79,7 +81,9 @@ class Rows(NamedTuple):
 def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) -> tuple[Rows, dict[str, int]]:
     """Rows of the measurements whose program has a source, and why others have none: `{reason: measurements}`.
 
-    A source is that of the measured model if their parameters differ by less than 5 %.
+    A source is that of the measured model if their parameters differ by less than 5 %. Where it has more than a table
+    states for a model, that table merged the branches of the model before it was timed: all models of its family are
+    left out of the table, whose programs have no source.
 
     Raises:
         ValueError: no measurement has a source and a machine with rates.
@@ -108,7 +112,9 @@ def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) 
                 else:
                     kernels[key] = value
     place_of: dict[tuple[str, int, Mode], int] = {}
-    rows, chosen, places, missing = [], [], [], {"no source": 0, "source of other parameters or size": 0}
+    matched: list[tuple[Measurement, tuple[str, int, Mode]]] = []
+    merged: set[tuple[str, str]] = set()
+    missing = {"no source": 0, "source of other parameters or size": 0}
     for each in measurements:
         if each.setting.machine in unknown:
             reason = unknown[each.setting.machine]
@@ -124,7 +130,15 @@ def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) 
         if not options or min(gaps) > 0.05:
             missing["source of other parameters or size"] += 1
             continue
-        key = options[int(np.argmin(gaps))]
+        best = int(np.argmin(gaps))
+        matched.append((each, options[best]))
+        if each.parameters and sizes[best] > (1 + LARGER) * each.parameters + ROUNDED:
+            merged.add((each.table, each.family))
+    rows, chosen, places = [], [], []
+    for each, key in matched:
+        if (each.table, each.family) in merged:
+            missing["branches merged before it was timed"] = missing.get("branches merged before it was timed", 0) + 1
+            continue
         rows.append(row_of(kernels[key][0], each.batch, each.image_size, each.setting))
         places.append(place_of.setdefault(key, len(place_of)))
         chosen.append(each)
@@ -158,7 +172,7 @@ def _programs(task: tuple[list[FxSource], list[tuple[int, Mode]]]) -> dict[Any, 
                 precision, is_compiled, is_nhwc, is_cpu, is_fused = mode
                 is_last = runs_channels_last(graphs[0], is_compiled, is_nhwc, is_cpu)
                 torch = FUSED_ATTENTION if is_fused else 0
-                kernels = kernels_of(graphs[is_last], precision, is_compiled, is_last, torch)
+                kernels = kernels_of(graphs[is_last], precision, is_compiled, is_last, torch, is_cpu)
                 kernels.columns[:, AREAS] *= np.where(kernels.grows > 0, scale, 1.0)[:, None]
                 result[source.name, size, mode] = (kernels.merged(), millions)
     return result
@@ -173,6 +187,8 @@ def _graphs(source: FxSource, size: int) -> tuple[tuple[list[Operation], list[Op
         own = 0
         operations = operator_graph(source)
         scale = size**2 / max(_image_pixels(source.inputs), 1)
+        if not 1 / MOST_SCALE <= scale <= MOST_SCALE:  # attention grows with the square of the area
+            raise
     try:
         return (operations, operator_graph(source, own or None, True)), scale
     except ValueError:  # it takes a view that the order of elements in NHWC does not allow

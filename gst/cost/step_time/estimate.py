@@ -121,7 +121,8 @@ def estimate(
         batch, side = batch_of(captured)
         operations = operators(captured)
         is_last = runs_channels_last(operations, is_compiled, False, machine.is_cpu)
-        kernels, growth = _per_sample(kernels_of(operations, precision, is_compiled, is_last), batch), 1.0
+        whole = kernels_of(operations, precision, is_compiled, is_last, is_cpu=machine.is_cpu)
+        kernels, growth = _per_sample(whole, batch), 1.0
     setting = Setting(_name_of(on, weights), mode, precision, False, TORCH, is_compiled)
     time, width, basis = _predicted(kernels, batch, side, setting, machine, weights)
     if isinstance(program, XlaProgram):  # may be all short kernels, which image models have few of
@@ -197,7 +198,7 @@ def _source_kernels(
             operations = operator_graph(source, is_channels_last=True)
         except ValueError:  # it takes a view that the order of elements in NHWC does not allow
             is_last = False
-    return kernels_of(operations, precision, is_compiled, is_last)
+    return kernels_of(operations, precision, is_compiled, is_last, is_cpu=machine.is_cpu)
 
 
 def _per_sample(kernels: Kernels, batch: int) -> Kernels:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from gst.cost.step_time.steps import PRODUCTS, REDUCTIONS, Step, groups_of
+from gst.cost.step_time.steps import PRODUCTS, REDUCTIONS, SLICE, Step, groups_of
 from gst.data.graphnet import Operation, Value
 
 SPEEDUPS = {"grouped": 1.358, "small": 0.783, "narrowing": 0.725, "other": 0.823}
 """Time of convolutions in NHWC over that in NCHW which TorchInductor assumes (`GraphLowering.decide_layout_opt`)."""
+MOST_JOINED = 8  # tensors of a concatenation that is computed where it is read
 MOST_NODES = 300  # to a convolution, above which it leaves the layout alone
 
 
@@ -57,9 +58,17 @@ def runs_channels_last(
     return is_cpu or prefers_channels_last(operations)
 
 
-def fused(steps: list[Step]) -> list[Group]:
-    """Kernels after fusion: operations join their producers where no product lies between them."""
+def fused(steps: list[Step], is_cpu: bool = False) -> list[Group]:
+    """Kernels after fusion: operations join their producers where no product lies between them.
+
+    On a CPU, and of more than `MOST_JOINED` tensors, TorchInductor writes a concatenation to memory before it is read.
+    """
+    steps = [part for step in steps for part in _passes(step)]
     is_product = [step.operation.kind in PRODUCTS for step in steps]
+    is_written = [
+        step.operation.kind == SLICE or (step.label == "concatenate" and (is_cpu or len(step.reads) > MOST_JOINED))
+        for step in steps
+    ]
     level = _levels(steps, is_product)
     parent = list(range(len(steps)))
     writer = {value.name: place for place, step in enumerate(steps) for value in step.writes}
@@ -71,14 +80,14 @@ def fused(steps: list[Step]) -> list[Group]:
         return place
 
     for place, step in enumerate(steps):
-        if is_product[place] or step.label == "pool":
+        if is_product[place] or step.label == "pool" or step.operation.kind == SLICE:
             continue  # the window of a pool would compute each of its producers again
         most = max(value.numel for value in step.writes)
         for value in step.reads:
             source = writer.get(value.name)
             if source is None or is_product[source] or level[source] != level[place]:
                 continue
-            if value.is_parameter != step.writes[0].is_parameter:
+            if value.is_parameter != step.writes[0].is_parameter or is_written[source]:
                 continue
             read = max((each.numel for each in steps[source].reads if not each.is_parameter), default=0)
             if steps[source].label == "reduction" and value.numel * 4 <= read and most > 4 * value.numel:
@@ -88,6 +97,19 @@ def fused(steps: list[Step]) -> list[Group]:
     for place in range(len(steps)):
         groups.setdefault(top(place), []).append(place)
     return grouped(steps, groups.values())
+
+
+def _passes(step: Step) -> list[Step]:
+    """A normalization over groups of channels as two passes over its input: a compiler cannot keep a group at hand."""
+    if step.label != "group norm" or not step.reads:
+        return [step]
+    first, result = step.reads[0], step.writes[0]
+    place = -(10**7) - result.name
+    moments = Value(place, place, (2, max(1, first.shape[1] // 16)), (1, 2), result.dtype, False)
+    return [
+        Step(Operation("var", (first,), (moments,), {}, False), "reduction", (first,), (moments,)),
+        step._replace(label="pointwise", reads=(*step.reads, moments)),
+    ]
 
 
 def grouped(steps: Sequence[Step], groups: Collection[Sequence[int]]) -> list[Group]:

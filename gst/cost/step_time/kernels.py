@@ -15,10 +15,20 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from gst.cost.step_time.fusion import Group, fused, grouped
-from gst.cost.step_time.steps import CLASSES, PRODUCTS, REDUCTIONS, Step, groups_of, separate_attention, steps_of
+from gst.cost.step_time.steps import (
+    CLASSES,
+    PRODUCTS,
+    REDUCTIONS,
+    Step,
+    groups_of,
+    is_nhwc,
+    separate_attention,
+    steps_of,
+)
 from gst.data.graphnet import Operation, Value
 
 __all__ = ["CLASSES", "COLUMNS", "PRODUCTS", "Kernels", "kernels_of", "kernels_of_groups"]
+
 
 class Kernels(NamedTuple):
     """The kernels of a program for one sample of input, in order.
@@ -51,7 +61,7 @@ COLUMNS = (
 of a product (rows grow with the batch), of a reduction `inner` is what it reduces; kernel size, stride and groups of a
 convolution; spatial positions of the result; operations that were fused; 1 where the product runs in a half precision;
 tensors read; bytes read in another order than they are written in; elements of exponentials and the like; 1 where
-images lie in NHWC."""
+the images that it reads or writes lie in NHWC."""
 PER_SAMPLE = (0, 1, 2, 4, 14, 15)
 """Columns that grow with the batch."""
 TRANSCENDENTAL = frozenset({
@@ -63,7 +73,7 @@ FUSED_ATTENTION = 200  # version of torch times 100 from which attention is one 
 
 def kernels_of(
     operations: Sequence[Operation], precision: str, is_compiled: bool, is_channels_last: bool = False,
-    torch: int = FUSED_ATTENTION,
+    torch: int = FUSED_ATTENTION, is_cpu: bool = False,
 ) -> Kernels:  # fmt: skip
     """The kernels that run `operations`.
 
@@ -72,6 +82,7 @@ def kernels_of(
         is_compiled: by TorchInductor.
         is_channels_last: images lie in NHWC; the strides of `operations` should then say so.
         torch: version times 100. Before 2.0 attention is two products and a softmax.
+        is_cpu: compiled for a CPU.
 
     Raises:
         ValueError: there is no such precision.
@@ -81,7 +92,7 @@ def kernels_of(
     if torch < FUSED_ATTENTION:
         operations = separate_attention(operations)
     steps, width, full = steps_of(operations, precision)
-    groups = fused(steps) if is_compiled else [_alone(step) for step in steps]
+    groups = fused(steps, is_cpu) if is_compiled else [_alone(step) for step in steps]
     return _table(groups, width, full, is_channels_last)
 
 
@@ -138,8 +149,10 @@ def _row(
     largest = max(writes.values(), key=lambda value: value.numel)
     scattered = math.fsum(_bytes(v, width, full) for v in read.values() if _is_scattered(v, largest))
     hard = float(sum(step.writes[0].numel for step in steps if step.operation.kind in TRANSCENDENTAL))
+    images = [v for step in steps for v in (*step.reads, *step.writes) if len(v.shape) == 4 and not v.is_parameter]
+    is_last = bool(images) and (is_channels_last or any(map(is_nhwc, images)))
     row = (work, activations, written, parameters, *shape, float(max(spatial, 1)), float(len(steps)), is_half,
-           float(len(read)), scattered, hard, float(is_channels_last))  # fmt: skip
+           float(len(read)), scattered, hard, float(is_last))  # fmt: skip
     return CLASSES.index(label), row, grows
 
 

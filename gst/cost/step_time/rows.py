@@ -18,6 +18,8 @@ PRODUCTS = frozenset(
 )
 TENSOR = 4.0  # ratio of the rates of tensor cores and of other units up to which programs are no faster
 TILE = 128  # rows and outputs that a block of threads works out of a product
+LARGEST_WINDOW = 49  # of a depthwise convolution that libraries have a fast kernel for
+SPECIAL_WINDOWS = (1, 9, 25)  # of depthwise convolutions that PyTorch's own kernel is compiled for
 DEPTHWISE = np.array(["depthwise" in name for name in CLASSES])
 
 
@@ -150,6 +152,8 @@ def kernel_descriptors(
         log(parts[0] / np.maximum(parts[1] + parts[2], 1e-12)) / 3 * is_product, log(waves) / 4 * is_product,
         (np.minimum(np.ceil(waves) / np.maximum(waves, 1e-9), 4) - 1) * is_product,
         log((moved * times + named["bytes of parameters"]) / machine.cache / 1e6) / 4,
+        named["window"] > LARGEST_WINDOW, ~np.isin(named["window"], SPECIAL_WINDOWS), outputs % 16 == 0,
+        outputs % 32 == 0, np.log2(np.maximum(outputs, 1)) % 1 == 0,
     ]  # fmt: skip
     of_setting = [setting.is_compiled, machine.is_cpu, (setting.torch - 240) / 60, setting.precision == "half",
                   setting.mode == "train"]  # fmt: skip

@@ -28,13 +28,17 @@ KINDS = {
     "mul": "multiply", "mul_": "multiply", "div": "multiply", "addcmul": "multiply", "cat": "concatenate",
     "stack": "concatenate", "contiguous": "copy", "reshape": "copy", "flatten": "copy", "repeat": "copy",
     "roll": "copy", "repeat_interleave": "copy", "reshape_as": "copy", "clone": "copy", "setitem": "copy",
-    "flip": "copy", "getitem": "copy", "to": "cast", "type_as": "cast", "float": "cast", "half": "cast",
-    "long": "cast", "interpolate": "resize", "grid_sample": "resize", "pad": "pad",
+    "flip": "copy", "getitem": "copy", "copy of a slice": "copy", "to": "cast", "type_as": "cast",
+    "float": "cast", "half": "cast", "long": "cast", "interpolate": "resize", "grid_sample": "resize", "pad": "pad",
 }  # fmt: skip
 """Class of an operation by its kind; any other is pointwise."""
 REDUCTIONS = frozenset({"layer norm", "group norm", "softmax", "reduction"})
 NOTHING = frozenset({"dropout", "dropout2d", "dropout1d", "feature_alpha_dropout", "detach", "size", "dim"})
 """Kinds that do nothing at inference."""
+COMPACT = frozenset({"linear", "matmul", "conv2d", "layer_norm", "softmax", "log_softmax"})
+"""Kinds that copy an operand which does not lie as their kernel reads it."""
+SLICE = "copy of a slice"
+"""Kind of the copy that a convolution itself makes of a slice of its input, whatever the compiler."""
 TO_HALF = frozenset({*PRODUCTS, "prelu"})
 TO_FLOAT = frozenset({
     "layer_norm", "group_norm", "softmax", "log_softmax", "normalize", "exp", "pow", "rsqrt", "sum", "cumsum", "norm",
@@ -79,9 +83,9 @@ def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step
         if before == size or before not in (2, 4) or not value.dtype.is_floating_point:
             return value
         if size == 2 and value.name in halves:  # autocast keeps casts of weights, and readers share one in practice
-            return halves[value.name]._replace(shape=value.shape)
+            return halves[value.name]._replace(shape=value.shape, strides=_dense(value))
         source = root.get(value.name, value)
-        result = value._replace(name=fresh, storage=fresh)
+        result = value._replace(name=fresh, storage=fresh, strides=_dense(value))
         fresh -= 1
         width[result.name], full[result.storage] = size, full[value.storage]
         steps.append(Step(Operation("to", (source,), (result,), {}, False), "cast", (source,), (result,)))
@@ -89,15 +93,13 @@ def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step
             halves[value.name] = result
         return result
 
-    def compact(value: Value) -> Value:
+    def compact(value: Value, strides: tuple[int, ...], kind: str) -> Value:
         nonlocal fresh
-        if value.is_parameter or value.name < 0 or _is_compact(value):
-            return value  # a cast has written its result in order
         source = _as_seen(root.get(value.name, value), value)
-        result = value._replace(name=fresh, storage=fresh, strides=in_order(value.shape))
+        result = value._replace(name=fresh, storage=fresh, strides=strides)
         fresh -= 1
         width[result.name], full[result.storage] = width[value.name], value.numel
-        steps.append(Step(Operation("clone", (source,), (result,), {}, False), "copy", (source,), (result,)))
+        steps.append(Step(Operation(kind, (source,), (result,), {}, False), "copy", (source,), (result,)))
         return result
 
     for operation in operations:
@@ -117,13 +119,17 @@ def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step
         if precision == "amp" and kind in TO_HALF:
             reads, size = tuple(cast(value, 2) for value in reads), 2
         elif precision == "amp" and kind in TO_FLOAT:
-            size = 4
+            reads, size = tuple(cast(value, 4) for value in reads), 4
         elif kind == "batch_norm" and reads:
             size = width[reads[0].name]
         elif kind in ("type_as", "to", "float", "half"):
             size = {"float": 4, "half": 2}.get(kind, sizes[-1] if sizes else 4)
-        if kind in ("linear", "matmul"):
-            reads = tuple(compact(value) for value in reads)
+        if kind in COMPACT:
+            reads = tuple(
+                value if value.is_parameter or (strides := _wanted(kind, value)) is None
+                else compact(value, strides, SLICE if kind == "conv2d" and _is_slice(value, strides) else "clone")
+                for value in reads
+            )  # fmt: skip
         for value in operation.writes:
             width[value.name] = size if value.dtype.is_floating_point else min(value.dtype.itemsize, 4)
             full.setdefault(value.storage, value.numel)
@@ -149,17 +155,46 @@ def label_of(operation: Operation) -> str:
     return "conv 1x1" if math.prod(weight[2:]) == 1 else "conv kxk"
 
 
-def _is_compact(value: Value) -> bool:
-    """The matrices of the last two dimensions, or their transposes, lie one after the other."""
+def _wanted(kind: str, value: Value) -> tuple[int, ...] | None:
+    """Strides of the copy of an operand that a kernel makes because it cannot read it as it lies; None = it can.
+
+    Products of matrices take these or their transposes one after the other, convolutions images in NCHW or NHWC, and
+    normalizations elements in order.
+    """
     shape, strides = value.shape, value.strides
-    if len(shape) >= 2 and strides[-2] < strides[-1]:
+    if kind in ("linear", "matmul") and len(shape) >= 2 and strides[-2] < strides[-1]:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    if kind == "conv2d" and is_nhwc(value):
+        _, channels, height, width = shape
+        nhwc = (height * width * channels, 1, width * channels, channels)
+        return None if _is_as(shape, strides, nhwc) else nhwc
+    return None if _is_as(shape, strides, in_order(shape)) else in_order(value.shape)
+
+
+def _is_as(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Strides are equal where they matter: in the first dimension, of one sample here, and where sizes are not 1."""
+    pairs = enumerate(zip(shape, strides, wanted, strict=True))
+    return all(own == other or (place > 0 and size == 1) for place, (size, own, other) in pairs)
+
+
+def _is_slice(value: Value, strides: tuple[int, ...]) -> bool:
+    """It would lie in these strides but for gaps."""
+    return _is_as(value.shape, _dense(value), strides)
+
+
+def is_nhwc(value: Value) -> bool:
+    """It is a batch of images whose channels lie next to each other."""
+    shape, strides = value.shape, value.strides
+    return len(shape) == 4 and shape[1] > 1 and strides[1] == 1 and max(shape[2:]) > 1
+
+
+def _dense(value: Value) -> tuple[int, ...]:
+    """Strides of a result that keeps the order of dimensions and leaves no gaps, as casts do."""
+    result, step = [0] * len(value.shape), 1
+    for place in sorted(range(len(value.shape)), key=lambda each: (value.strides[each], -each)):
+        result[place] = step
+        step *= value.shape[place]
+    return tuple(result)
 
 
 def groups_of(first: Value, weight: tuple[int, ...]) -> int:
