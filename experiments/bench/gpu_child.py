@@ -45,7 +45,7 @@ def report(name: str, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         events, and the dearest of them.
     """
     step = resolve(name)
-    program = capture(step, kind="cuda")  # before this process uses CUDA
+    program = capture(step, kind="cuda")
     device, want = torch.device(kind, 0), eager(program)
     times = event_times_us(program, device)
     runs: dict[str, Callable[[], list[Any]]] = {"as written": as_written(step, device)}

@@ -101,3 +101,11 @@ def test_the_command_captures_for_cuda(
     assert cli.main(["trace", "rnnlm:layers=1,steps=2", "--for", "cuda"]) == 0
     assert "rnnlm-1: 157 nodes" in capsys.readouterr().out
     assert len(list(Path("runs/traces").iterdir())) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_a_process_that_uses_cuda_captures_for_it() -> None:
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    torch.autograd.grad((x * x).sum(), x)
+    assert outputs_differ(eager(capture(encoder("sgd"), kind="cuda")), pytorch(encoder("sgd"))) is None
