@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.calls import Values
+from gst.devices.execute.calls import Values, copied
 from gst.devices.execute.schedule import Share
 from gst.devices.plan import ExecutionError
 
@@ -194,8 +194,8 @@ def receive(value: Any, event: torch.cuda.Event | None, source: Device, destinat
             for tensor in _tensors(value):
                 tensor.record_stream(torch.cuda.current_stream(destination.torch_device))
         return value, 0
-    copied = _copy(value, source, destination)
-    return copied, sum(tensor.numel() * tensor.element_size() for tensor in _tensors(copied))
+    result = _copy(value, source, destination)
+    return result, sum(tensor.numel() * tensor.element_size() for tensor in _tensors(result))
 
 
 def _copy(value: Any, source: Device, destination: Device) -> Any:
@@ -203,12 +203,10 @@ def _copy(value: Any, source: Device, destination: Device) -> Any:
         return [_copy(each, source, destination) for each in value]
     if not isinstance(value, Tensor):
         return value
-    if destination.kind == "cpu" and value.device.type == "cpu":
-        return value.clone()
-    copied = value.to(destination.torch_device)
+    result = copied(value, destination.torch_device)
     if source.kind == "cuda":  # the allocator may reuse the source only after this copy, made on this thread's stream
         value.record_stream(torch.cuda.current_stream(value.device))
-    return copied
+    return result
 
 
 def _tensors(value: Any) -> list[Tensor]:
