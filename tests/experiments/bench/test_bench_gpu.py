@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import gpu, gpu_child
+from experiments.bench import gpu, gpu_child, gpu_proofs
 from experiments.bench.__main__ import main
 from gst.devices.execute.lanes import Lane
+from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
@@ -43,11 +44,12 @@ def bare(tmp_path: Path) -> dict[str, str]:
 def test_the_command_where_packages_are_absent(bare: dict[str, str], tmp_path: Path) -> None:
     absent = subprocess.run([sys.executable, "-c", "import pymetis"], env=bare, capture_output=True, text=True)
     assert "No module named 'pymetis'" in absent.stderr
-    command = [sys.executable, "-m", "experiments.bench", "gpu", "--programs", "inception,gpt"]
+    command = [sys.executable, "-m", "experiments.bench", "gpu", "--programs", "inception,gpt,moe"]
     path = tmp_path / "gpu.json"
     ran = subprocess.run([*command, "--json", str(path)], env=bare, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert "no accelerator here: the tests marked gpu and every time are skipped" in ran.stdout
+    assert "no accelerator here: 3 of 3 programs were checked" in ran.stdout
+    assert "skipped: the tests marked gpu; every time" in ran.stdout
     result = json.loads(path.read_text())
     assert result["accelerator"] is None and "workloads" not in result
     assert all(row["lowered"]["4x2"]["copies"] > 100 for row in result["checked"].values())
@@ -67,9 +69,40 @@ def test_tests_of_a_gpu_are_collected_where_packages_are_absent(
 def test_the_command_says_that_nothing_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu", "--programs", "inception", "--json", str(tmp_path / "gpu.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("inception") and "for CUDA" in lines[0] and lines[1].startswith("no accelerator here")
+    assert lines[0].startswith("inception") and "for CUDA" in lines[0]
+    assert lines[1].startswith("no accelerator here: 1 of 1") and lines[2].startswith("skipped: the tests marked gpu")
     assert main(["gpu", "--programs", "alexnet"]) == 2
     assert "no workload 'alexnet'; there are rnnlm, " in capsys.readouterr().err
+
+
+@NO_GPU
+def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, skipped = gpu_proofs.steps_to_prove(None, None)
+    assert len(steps) == len(WORKLOADS) + 12 and skipped == ["GraphNet samples (--samples FILE)"]
+    monkeypatch.setattr(gpu_proofs, "find_spec", lambda name: None)
+    steps, skipped = gpu_proofs.steps_to_prove(None, ROOT / "tests/fixtures/graphnet")
+    assert set(steps) > set(WORKLOADS) and not any(name.startswith("transformers:") for name in steps)
+    assert skipped == ["training steps of transformers, which is not installed (extra 'models')"]
+
+
+@NO_GPU
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_a_step_of_transformers_is_right_without_an_accelerator(name: str) -> None:
+    """Grouped-query attention expands values that are copied; images are no tokens."""
+    pytest.importorskip("transformers", reason="needs the extra 'models'")
+    assert main(["gpu", "--programs", f"transformers:{name}"]) == 0
+
+
+@NO_GPU
+@pytest.mark.e2e
+def test_more_steps_of_transformers_and_a_sample_are_right_without_an_accelerator(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'models'")
+    programs, path = "transformers:t5,transformers:mamba,transformers:albert", tmp_path / "gpu.json"
+    command = ["gpu", "--programs", programs, "--samples", str(ROOT / "tests/fixtures/graphnet")]
+    assert main([*command, "--json", str(path)]) == 0
+    checked = json.loads(path.read_text())["checked"]
+    assert len(checked) > 3 and all(row["lowered"]["4x2"]["steps"] for row in checked.values())
 
 
 @NO_GPU
