@@ -24,7 +24,10 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-CUDA = torch.device("cuda:0")
+DEVICE = torch.device("cuda:0")
+KINDS = ("cpu", DEVICE.type)
+"""Of devices for which steps are captured."""
+
 SOURCE = Path(__file__).with_name("described_cuda.cpp")
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC")
 FOREIGN = ("_for_cpu", "mkldnn", "mkl::", "onednn", "fbgemm")
@@ -84,11 +87,11 @@ def is_foreign(operator: str) -> bool:
 
 @contextmanager
 def _tracing_for_cuda() -> Iterator[None]:
-    """New tensors lie on `CUDA`, attention runs on devices of all kinds, and gradients need no thread of the device."""
+    """New tensors lie on `DEVICE`, attention runs on devices of all kinds, and gradients need no thread of it."""
     limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
     proxy_tensor.CONSTANT_NUMEL_LIMIT = -1  # else tracing computes with constants of one element, on the device
     try:
-        with torch.autograd.set_multithreading_enabled(False), sdpa_kernel(SDPBackend.MATH), CUDA:
+        with torch.autograd.set_multithreading_enabled(False), sdpa_kernel(SDPBackend.MATH), DEVICE:
             yield
     finally:
         proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
