@@ -40,7 +40,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if not options.without_tests:
         result["tests"] = gpu_tests(options.time_limit)
         print(f"tests marked gpu: {result['tests']['last_line']}", flush=True)
-    settings = {"repetitions": options.repetitions, "lanes": [int(each) for each in options.lanes.split(",")]}
+    settings = {
+        "repetitions": options.repetitions,
+        "lanes": [int(each) for each in options.lanes.split(",")],
+        "modes": [each for each in options.modes.split(",") if each],
+    }
     result["settings"], result["workloads"] = settings, {}
     for name in names or WORKLOADS:
         row = result["workloads"][name] = _row(name, settings, options.time_limit)
@@ -82,15 +86,23 @@ def gpu_tests(time_limit_s: float) -> dict[str, Any]:
 
 
 def _row(name: str, settings: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    """What the child says, or `{"failed": reason}`."""
+    """The last that the child says, or `{"failed": reason}`."""
     command = [sys.executable, "-m", "experiments.bench.gpu_child", name, json.dumps(settings)]
     try:
         child = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=time_limit_s)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no result within {time_limit_s:g} s"}
-    if child.returncode == 0:
-        return json.loads(child.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired as late:
+        return _last_row(late.stdout) or {"failed": f"no result within {time_limit_s:g} s"}
+    if row := _last_row(child.stdout.encode()):
+        return row
     return {"failed": (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1][:300]}
+
+
+def _last_row(said: bytes | None) -> dict[str, Any] | None:
+    """The last whole line of JSON, if any: a child that does not end compiling has said what it knew before."""
+    lines = [
+        line for line in (said or b"").splitlines(keepends=True) if line.startswith(b"{") and line.endswith(b"}\n")
+    ]
+    return json.loads(lines[-1]) if lines else None
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

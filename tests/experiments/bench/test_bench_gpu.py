@@ -12,7 +12,7 @@ import torch
 from experiments.bench import gpu, gpu_child, gpu_proofs
 from experiments.bench.__main__ import main
 from gst.devices.execute.lanes import Lane
-from gst.programs import WORKLOADS
+from gst.programs import WORKLOADS, Step
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
@@ -120,16 +120,41 @@ def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
-    row = gpu_child.report("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", {"repetitions": 2, "lanes": [1, 2]}, "cpu")
+    settings = {"repetitions": 2, "lanes": [1, 2], "modes": []}
+    (row,) = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
     reasons = {way: each["reason"] for way, each in row["ways"].items()}
     assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
-    assert reasons["2 lanes, graph"] == "graphs are recorded on an accelerator; this runs on cpu:0"
+    assert reasons["as written, graph"].startswith("graphs are recorded on an accelerator; this runs on cpu")
+    assert reasons["2 lanes, graph"] == "graphs are recorded on an accelerator; this runs on cpu"
     assert row["operations_ms"] > 0 and row["dearest"][0][1] >= row["dearest"][-1][1] > 0
     assert json.loads(json.dumps(row)) == row
 
 
 def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
-    row = gpu_child.report("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", {"repetitions": 1, "lanes": [1]}, "cpu")
+    settings = {"repetitions": 1, "lanes": [1], "modes": []}
+    (row,) = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
     assert "outputs instead of" in row["ways"]["as written"]["reason"]
     assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
+
+
+def halved() -> Step:
+    """A step that makes a tensor on the device for which it was captured."""
+    return Step("halved", lambda x: (x / 2 + torch.arange(3.0, device=x.device),), (torch.ones(3),))
+
+
+@pytest.mark.slow
+def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
+    settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"]}
+    before, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
+    assert "compiled, default" not in before["ways"]
+    assert row["ways"]["compiled, default"]["median_ms"] > 0
+    assert "Unrecognized mode" in row["ways"]["compiled, wrong"]["reason"]
+
+
+def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time; print('{\"nodes\": 3}', flush=True); print('{\"nodes\":', end='', flush=True); time.sleep(60)"
+    late = [sys.executable, "-c", code]
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: run(late, **options))
+    assert gpu._row("rnnlm", {}, 2.0) == {"nodes": 3}
