@@ -86,15 +86,19 @@ def gpu_tests(time_limit_s: float) -> dict[str, Any]:
 
 
 def _row(name: str, settings: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    """The last that the child says, or `{"failed": reason}`."""
+    """The last that the child says, with `unfinished`, the reason, if it did not end well; or `{"failed": reason}`."""
     command = [sys.executable, "-m", "experiments.bench.gpu_child", name, json.dumps(settings)]
     try:
-        child = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=time_limit_s)
+        child = subprocess.run(command, env=child_environment(), capture_output=True, timeout=time_limit_s)
     except subprocess.TimeoutExpired as late:
-        return _last_row(late.stdout) or {"failed": f"no result within {time_limit_s:g} s"}
-    if row := _last_row(child.stdout.encode()):
-        return row
-    return {"failed": (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1][:300]}
+        said, reason = late.stdout, f"no end within {time_limit_s:g} s"
+    else:
+        words = child.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {child.returncode}"]
+        said, reason = child.stdout, words[-1][:300] if child.returncode else ""
+    row = _last_row(said)
+    if row is None:
+        return {"failed": reason or "no result"}
+    return row | ({"unfinished": reason} if reason else {})
 
 
 def _last_row(said: bytes | None) -> dict[str, Any] | None:
@@ -112,4 +116,5 @@ def _line(name: str, row: dict[str, Any]) -> str:
         f"{way} {each['median_ms']:.3f} ms" if each["reason"] == "" else f"{way} failed ({each['reason'][:60]})"
         for way, each in row["ways"].items()
     )
-    return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms"
+    late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
+    return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms{late}"

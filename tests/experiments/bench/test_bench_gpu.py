@@ -157,4 +157,4 @@ def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.M
     late = [sys.executable, "-c", code]
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **options: run(late, **options))
-    assert gpu._row("rnnlm", {}, 2.0) == {"nodes": 3}
+    assert gpu._row("rnnlm", {}, 2.0) == {"nodes": 3, "unfinished": "no end within 2 s"}
