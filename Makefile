@@ -66,7 +66,8 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	$(BIN)/python -m experiments.figures
 
 gpu:                            ## tests and benchmarks of the GPU here, with the python at hand; without one, what is proven without
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu --json experiments/results/gpu/$(NAME).json
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu $(if $(SAMPLES),--samples $(SAMPLES)) \
+	  --json experiments/results/gpu/$(NAME).json
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 

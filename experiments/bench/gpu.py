@@ -3,9 +3,8 @@ proven without.
 
     make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/NAME.json
 
-Each workload runs in a process of its own, and the others go on when one fails. Without an accelerator each workload
-is captured for CUDA at the size of the tests, lowered for 1, 2 and 4 GPUs with the CPU, checked for races, and run on
-fake tensors, which refuse operands on different devices.
+Each workload runs in a process of its own, and the others go on when one fails. Without an accelerator the workloads,
+training steps of the transformers library and GraphNet samples go through `experiments.bench.gpu_proofs`.
 """
 
 from __future__ import annotations
@@ -14,139 +13,60 @@ import argparse
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from experiments.bench import child_environment
-from experiments.bench.strangers_program import module_of
-from gst.data.graphnet import FxSource, read_sources
-from gst.devices import Device, Plan, machine_record
-from gst.devices.execute.costs import storages
-from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.race_check import check
-from gst.programs import WORKLOADS, Program, Reference, Step, capture, inference_step
+from experiments.bench.gpu_proofs import proven, steps_to_prove
+from gst.devices import machine_record
+from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
-MACHINES = ((1, 1), (1, 4), (2, 2), (4, 2))  # GPUs, and lanes of each
-Say = Callable[[str], object]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The tests and figures of the accelerator of this machine, or the proofs without one; a line for each workload."""
-    names = options.programs.split(",") if options.programs else list(WORKLOADS)
-    if unknown := [name for name in names if name.partition(":")[0] not in WORKLOADS]:
-        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    """The tests and figures of the accelerator of this machine, or the proofs without one; a line for each program."""
+    names = options.programs.split(",") if options.programs else None
     result: dict[str, Any] = {"command": options.command, "machine": machine_record()}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     result["accelerator"] = None if accelerator is None else str(accelerator)
     if accelerator is None:
-        sizes = {} if options.full else _small()
-        steps = {name: partial(WORKLOADS[name.partition(":")[0]], **sizes.get(name, {})) for name in names}
-        if options.samples is not None:
-            steps = {source.name: partial(sample_step, source) for source in read_sources(options.samples)}
-        result["checked"] = {name: proven(name, make, print) for name, make in steps.items()}
-        wrong = [name for name, row in result["checked"].items() if "failed" in row]
-        print("no accelerator here: the tests marked gpu and every time are skipped; programs were checked without one")
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)} failed without an accelerator; see above")
-        return result
+        return result | _proofs(names, options)
+    if unknown := [name for name in names or () if name.partition(":")[0] not in WORKLOADS]:
+        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     if not options.without_tests:
         result["tests"] = gpu_tests(options.time_limit)
         print(f"tests marked gpu: {result['tests']['last_line']}", flush=True)
-    settings = {"repetitions": options.repetitions, "lanes": [int(each) for each in options.lanes.split(",")]}
+    settings = {
+        "repetitions": options.repetitions,
+        "lanes": [int(each) for each in options.lanes.split(",")],
+        "modes": [each for each in options.modes.split(",") if each],
+    }
     result["settings"], result["workloads"] = settings, {}
-    for name in names:
+    for name in names or WORKLOADS:
         row = result["workloads"][name] = _row(name, settings, options.time_limit)
         print(_line(name, row), flush=True)
     return result
 
 
-def _small() -> dict[str, dict[str, Any]]:
-    sys.path.append(str(ROOT))
-    from tests.programs.small import SMALL
-
-    return SMALL
-
-
-def sample_step(source: FxSource) -> Step:
-    """The inference step of a GraphNet sample, which is read, not executed."""
-    module, inputs = module_of(source)
-    return inference_step(module, inputs, source.name)
-
-
-def proven(name: str, make: Callable[[], Step], say: Say) -> dict[str, Any]:
-    """Capture a step for CUDA, and lower, check and run it on fake tensors for each of `MACHINES`.
-
-    Args:
-        name: of the step, for the line.
-        make: makes it.
-        say: is told the outcome in a line.
-
-    Returns:
-        Operations, for each machine its steps and copies, and seconds; or `failed` with the reason.
-    """
-    began = time.perf_counter()
-    try:
-        program = capture(make(), kind="cuda")
-        allocated, lowered = storages(program), {}
-        for gpus, lanes in MACHINES:
-            devices = described(gpus, lanes)
-            plan = scattered(program, devices)
-            streams = stream_program(program, plan, devices, allocated)
-            check(streams)
-            runs_on_fakes(program, LaneExecutor(program, streams, devices))
-            lowered[f"{gpus}x{lanes}"] = {"steps": streams.num_steps, "copies": int((streams.target >= 0).sum())}
-    except Exception as error:  # the others go on
-        say(f"{name:<34} failed: {str(error).splitlines()[0]}")
-        return {"failed": str(error)}
-    took = time.perf_counter() - began
-    steps = sum(each["steps"] for each in lowered.values())
-    say(f"{name:<34} {program.num_nodes:>6} nodes for CUDA; {steps:>7} steps on 1, 2, 4 GPUs right; {took:.0f} s")
-    return {"nodes": program.num_nodes, "lowered": lowered, "seconds": round(took, 1)}
-
-
-def described(gpus: int, lanes: int) -> list[Device]:
-    """Streams of GPUs that need not be here, and the CPU."""
-    streams = [
-        Device(f"cuda:{number}/stream:{lane}", "cuda", (), 1, f"cuda:{number}", "described")
-        for number in range(gpus)
-        for lane in range(lanes)
-    ]
-    return [*streams, Device("cpu:0", "cpu", (), 1, "host", "described")]
-
-
-def scattered(program: Program, devices: Sequence[Device], seed: int = 0) -> Plan:
-    """Every operation anywhere: the plan with the most copies and events."""
-    rng = np.random.default_rng(seed)
-    names = tuple(device.name for device in devices)
-    return Plan(names, rng.integers(0, len(names), program.num_nodes), rng.integers(-5, 5, program.num_nodes))
-
-
-def runs_on_fakes(program: Program, executor: LaneExecutor) -> None:
-    """Run on fake tensors; outputs lie where the stream program leaves them, in the shapes of the program.
+def _proofs(names: Sequence[str] | None, options: argparse.Namespace) -> dict[str, Any]:
+    """Rows of the programs, and what was skipped; a line for each.
 
     Raises:
-        ExecutionError: an operation reads values of different devices.
-        ValueError: an output is elsewhere, or of another shape.
+        ValueError: a program failed.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        outputs = executor.run()
-    home = dict(executor.streams.results.T.tolist())
-    for output, value in zip(program.outputs, outputs, strict=True):
-        if not isinstance(output, Reference):
-            continue
-        want = executor.devices[home[output.node]], program.operations[output.node].shapes[0]
-        if (value.device, tuple(value.shape)) != want:
-            raise ValueError(f"output {output.node} is {tuple(value.shape)} on {value.device}, want {want}")
+    steps, skipped = steps_to_prove(names, options.samples, options.full)
+    rows = {name: proven(name, make, print) for name, make in steps.items()}
+    skipped = ["the tests marked gpu", "every time", *skipped]
+    wrong = [name for name, row in rows.items() if "failed" in row]
+    print(f"no accelerator here: {len(rows) - len(wrong)} of {len(rows)} programs were checked without one")
+    print(f"skipped: {'; '.join(skipped)}")
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} failed without an accelerator; see above")
+    return {"checked": rows, "skipped": skipped}
 
 
 def gpu_tests(time_limit_s: float) -> dict[str, Any]:
@@ -166,15 +86,27 @@ def gpu_tests(time_limit_s: float) -> dict[str, Any]:
 
 
 def _row(name: str, settings: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    """What the child says, or `{"failed": reason}`."""
+    """The last that the child says, with `unfinished`, the reason, if it did not end well; or `{"failed": reason}`."""
     command = [sys.executable, "-m", "experiments.bench.gpu_child", name, json.dumps(settings)]
     try:
-        child = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=time_limit_s)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no result within {time_limit_s:g} s"}
-    if child.returncode == 0:
-        return json.loads(child.stdout.splitlines()[-1])
-    return {"failed": (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1][:300]}
+        child = subprocess.run(command, env=child_environment(), capture_output=True, timeout=time_limit_s)
+    except subprocess.TimeoutExpired as late:
+        said, reason = late.stdout, f"no end within {time_limit_s:g} s"
+    else:
+        words = child.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {child.returncode}"]
+        said, reason = child.stdout, words[-1][:300] if child.returncode else ""
+    row = _last_row(said)
+    if row is None:
+        return {"failed": reason or "no result"}
+    return row | ({"unfinished": reason} if reason else {})
+
+
+def _last_row(said: bytes | None) -> dict[str, Any] | None:
+    """The last whole line of JSON, if any: a child that does not end compiling has said what it knew before."""
+    lines = [
+        line for line in (said or b"").splitlines(keepends=True) if line.startswith(b"{") and line.endswith(b"}\n")
+    ]
+    return json.loads(lines[-1]) if lines else None
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
@@ -184,4 +116,5 @@ def _line(name: str, row: dict[str, Any]) -> str:
         f"{way} {each['median_ms']:.3f} ms" if each["reason"] == "" else f"{way} failed ({each['reason'][:60]})"
         for way, each in row["ways"].items()
     )
-    return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms"
+    late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
+    return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms{late}"

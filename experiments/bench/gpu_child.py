@@ -1,20 +1,19 @@
 """One workload on the accelerator of this machine, as written and by lanes, in a process of its own.
 
-python -m experiments.bench.gpu_child NAME SETTINGS.json    # out: one line of JSON
+python -m experiments.bench.gpu_child NAME SETTINGS.json    # out: a line of JSON, and another with what is compiled
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from experiments.bench.gpu_baselines import as_written, compiled, one_graph
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.event_times import event_times_us
@@ -26,29 +25,30 @@ from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
 from gst.placement.streams import plan_streams
 from gst.placement.task import Task
-from gst.programs import Program, Step, capture, outputs_differ, resolve
+from gst.programs import Program, capture, outputs_differ, resolve
 
 DEAREST = 10  # operations whose times are reported
 
 
-def report(name: str, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Figures of one workload on the first accelerator.
+def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
+    """Figures of one workload on the first accelerator: first without what is compiled, which takes long, then with it.
 
     Args:
         name: of the workload.
-        settings: `repetitions` of each way, and the numbers of `lanes`.
+        settings: `repetitions` of each way, the numbers of `lanes`, and the `modes` of `torch.compile`.
         kind: of the accelerator. With `cpu` the same is done there, which times little but proves the way.
 
     Returns:
-        nodes; ways (by name: the measurement of the step as written, of lanes, and of their graph; one that is no graph
-        or has other outputs than the program on the CPU says so in `reason`); operations_ms, the sum of all times by
-        events, and the dearest of them.
+        nodes; ways (by name: the measurement of the step as written, in one graph of the accelerator, compiled, by
+        lanes, and of their graph; one that is no graph or has other outputs than the program on the CPU says so in
+        `reason`); operations_ms, the sum of all times by events, and the dearest of them.
     """
     step = resolve(name)
-    program = capture(step, kind="cuda")  # before this process uses CUDA
-    device, want = torch.device(kind, 0), eager(program)
+    program = capture(step, kind="cuda")
+    device, want = torch.device(kind) if kind == "cpu" else torch.device(kind, 0), eager(program)
     times = event_times_us(program, device)
-    runs: dict[str, Callable[[], list[Any]]] = {"as written": as_written(step, device)}
+    written = as_written(step, device)
+    runs: dict[str, Callable[[], list[Any]]] = {"as written": written}
     reasons = {}
     for lanes in settings["lanes"]:
         executor = lanes_of(program, device, lanes, times)
@@ -57,29 +57,40 @@ def report(name: str, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         runs[f"{lanes} lanes, graph"] = graph.run
         if graph.reason:
             reasons[f"{lanes} lanes, graph"] = graph.reason
-    reasons = {way: reasons.get(way) or _difference(function, want) for way, function in runs.items()}
-    ran = measure({way: runs[way] for way, reason in reasons.items() if not reason}, settings["repetitions"])
-    ways = {way: {"median_ms": None, "reason": reasons[way]} for way in runs}
+    try:
+        runs["as written, graph"] = one_graph(written, device)
+    except Exception as error:  # whatever an operation does that a graph cannot
+        reasons["as written, graph"] = _first_line(error)
+    reasons |= {way: reasons.get(way) or _difference(run, want) for way, run in runs.items()}
+    dearest = np.argsort(-times)[:DEAREST]
+    row = {
+        "nodes": program.num_nodes, "operations_ms": float(times.sum()) / 1e3,
+        "dearest": [[str(program.operations[node].target), round(float(times[node]), 2)] for node in dearest],
+    }  # fmt: skip
+    yield row | {"ways": _ways(runs, reasons, settings["repetitions"])}
+    for mode in settings["modes"]:
+        way = f"compiled, {mode}"
+        try:
+            runs[way] = compiled(program, device, mode)
+        except RuntimeError as error:  # no such mode
+            reasons[way] = _first_line(error)
+        else:
+            reasons[way] = _difference(runs[way], want)
+    if settings["modes"]:
+        yield row | {"ways": _ways(runs, reasons, settings["repetitions"])}
+
+
+def _ways(
+    runs: Mapping[str, Callable[[], list[Any]]], reasons: Mapping[str, str], repetitions: int
+) -> dict[str, dict[str, Any]]:
+    """Ways that are right, timed in turns; the others with their reason."""
+    ran = measure({way: runs[way] for way, reason in reasons.items() if not reason}, repetitions)
+    ways: dict[str, dict[str, Any]] = {way: {"median_ms": None, "reason": reason} for way, reason in reasons.items()}
     for way, each in ran.items():
         ways[way] = {
             "median_ms": each.median_ms, "low_ms": each.low_ms, "high_ms": each.high_ms, "reason": each.reason,
         }  # fmt: skip
-    dearest = np.argsort(-times)[:DEAREST]
-    return {
-        "nodes": program.num_nodes, "ways": ways, "operations_ms": float(times.sum()) / 1e3,
-        "dearest": [[str(program.operations[node].target), round(float(times[node]), 2)] for node in dearest],
-    }  # fmt: skip
-
-
-def as_written(step: Step, device: torch.device) -> Callable[[], list[Any]]:
-    """The step with its inputs, and the tensors that it makes, on a device."""
-    inputs = pytree.tree_map_only(Tensor, lambda value: value.detach().to(device), step.inputs)
-
-    def run() -> list[Any]:
-        with device:
-            return pytree.tree_leaves(step.function(*inputs))
-
-    return run
+    return ways
 
 
 def lanes_of(program: Program, device: torch.device, lanes: int, times_us: np.ndarray) -> LaneExecutor:
@@ -100,12 +111,18 @@ def _difference(function: Callable[[], Sequence[Any]], want: Sequence[Any]) -> s
     """Why a way to run the step is not timed; empty if its outputs are right."""
     try:
         return outputs_differ(function(), want) or ""
-    except (RuntimeError, ValueError) as error:
-        return str(error.reason if isinstance(error, ExecutionError) else error).splitlines()[0]
+    except Exception as error:  # whatever operators and compilers raise
+        return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error.reason if isinstance(error, ExecutionError) else error).strip()
+    return (words.splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         sys.exit("there is no accelerator here")
-    print(json.dumps(report(sys.argv[1], json.loads(sys.argv[2]), accelerator.type)))
+    for row in reports(sys.argv[1], json.loads(sys.argv[2]), accelerator.type):
+        print(json.dumps(row), flush=True)

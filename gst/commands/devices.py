@@ -129,8 +129,8 @@ def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None)
             "there waits for all of them. gst devices --sets lists more; --devices takes any, such as "
             f"{found[0].name},{found[1].name},{sets[0].name}."
         )
-    if any(device.kind == "cuda" for device in found):
-        lines.append("Streams of a GPU are devices too: cuda:0/stream:1 is one more stream of cuda:0.")
+    if gpu := next((device.name for device in found if device.is_accelerator), None):
+        lines.append(f"Streams of a GPU are devices too: {gpu}/stream:1 is one more stream of {gpu}.")
     if rates:
         lines.append("Values are handed over within a memory, and copied to and from GPUs.")
     if rates is None:

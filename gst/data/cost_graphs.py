@@ -80,7 +80,7 @@ class CostGraph:
         cores = [Device(f"cpu:{n}", "cpu", (n,), 1, "host", "a published CPU core") for n in range(self.num_cores)]
         names = [f"accelerator:{number}" for number in range(self.num_accelerators)]
         limit = int(self.memory_limit)
-        return *cores, *(Device(each, "cuda", (), 1, each, "a published accelerator", limit) for each in names)
+        return *cores, *(Device(each, "accelerator", (), 1, each, "a published accelerator", limit) for each in names)
 
     def costs(self) -> Costs:
         """For `gst.devices.simulate.simulator.Simulator`, with `NO_OVERHEAD`.

@@ -85,7 +85,7 @@ class SegmentBatch:
         """The same batch in memory that an accelerator can fetch from while the host goes on."""
         return self._each(Tensor.pin_memory)
 
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
+    def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that work on `stream` uses these tensors, though another one made them."""
 
         def record(tensor: Tensor) -> Tensor:

@@ -295,7 +295,7 @@ class PrefetchedStep:
     draw: Draw
     batch: SegmentBatch | None
     traffic: Traffic | None = None
-    arrived: torch.cuda.Event | None = None
+    arrived: torch.Event | None = None
 
 
 def draw_segments(

@@ -192,7 +192,7 @@ class GraphSegmentTraining(nn.Module):
         self._frozen_version: tuple[Any, ...] | None = None
         self.pad_to = pad_to
         self._call = call_of(encoder, inputs)
-        self._copies: torch.cuda.Stream | None = None
+        self._copies: torch.Stream | None = None
         self.register_load_state_dict_post_hook(_after_loading)
         self.histories = histories
         if histories is not None:
@@ -243,7 +243,7 @@ class GraphSegmentTraining(nn.Module):
             prefetched = self.load(draw)
         self.step = prefetched.draw.number
         if prefetched.arrived is not None and prefetched.batch is not None:
-            stream = torch.cuda.current_stream(self._like().device)
+            stream = torch.accelerator.current_stream(self._like().device)
             stream.wait_event(prefetched.arrived)
             prefetched.batch.record_stream(stream)
         return prefetched
@@ -285,10 +285,10 @@ class GraphSegmentTraining(nn.Module):
             return PrefetchedStep(draw, None, traffic)
         like = self._like()
         batch = self._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
-        if like.device.type != "cuda":
+        if like.device.type in ("cpu", "mps", "meta"):  # which have no streams
             return PrefetchedStep(draw, batch.to(like.device, like.dtype), traffic)
-        self._copies = self._copies or torch.cuda.Stream(like.device)
-        with torch.cuda.stream(self._copies):
+        self._copies = self._copies or torch.Stream(like.device)
+        with self._copies:
             copied = batch.pinned().to(like.device, like.dtype)
             return PrefetchedStep(draw, copied, traffic, self._copies.record_event())
 

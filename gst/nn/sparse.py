@@ -184,7 +184,7 @@ def row_maxima(
 
 def _native_sums(row_ptr: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
     """embedding_bag is PyTorch's fastest CSR product on a CPU, several times so when it is given weights, and it knows
-    bf16, which it adds up in float32, and CUDA."""
+    bf16, which it adds up in float32, and accelerators."""
     return nn.functional.embedding_bag(
         columns, x, row_ptr, mode="sum", include_last_offset=True, per_sample_weights=weights
     )

@@ -18,7 +18,7 @@ from gst.programs import Program
 from gst.programs.features import flops
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
-VIEW_US = {"cpu": 0.3, "cuda": 0.0}  # a GPU does nothing for a view
+VIEW_US = 0.3  # of a CPU
 MOST = 1024  # machines of a kind
 STREAMS = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 """Of GPUs: no thread sleeps or wakes on them; `launch_us` and `link_us` are all that an operation and a copy wait."""
@@ -44,6 +44,11 @@ class Chip:
     memory_bytes: int | None = None
     model: str | None = None
 
+    @property
+    def view_us(self) -> float:
+        """Of a view, for which a GPU does nothing."""
+        return VIEW_US if self.kind == "cpu" else 0.0
+
     def times_us(
         self,
         arithmetic: Float64[np.ndarray, " nodes"],
@@ -51,14 +56,14 @@ class Chip:
         is_view: Bool[np.ndarray, " nodes"],
     ) -> Float64[np.ndarray, " nodes"]:
         """Of operations: the launch, and the longer of arithmetic and traffic (Williams, Waterman and Patterson,
-        Roofline, CACM 52(4), 2009); of views `VIEW_US`.
+        Roofline, CACM 52(4), 2009); of views `view_us`.
 
         Args:
             arithmetic: floating-point operations.
             traffic: bytes read and written.
         """
         busy = np.maximum(arithmetic / self.gflops, traffic / self.gb_per_s) / 1e3
-        return np.where(is_view, VIEW_US[self.kind], self.launch_us + busy)
+        return np.where(is_view, self.view_us, self.launch_us + busy)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Machine:
     """Chips, each with a memory of its own, and one kind of link between all of them.
 
     Args:
-        chips: device i is called `cpu:i` or `cuda:i`.
+        chips: device i is called by the kind of its chip, `cpu:i`.
         link_us: of the smallest copy.
         link_gb_per_s: of large copies.
     """
@@ -80,7 +85,7 @@ class Machine:
         """One of one thread for each chip."""
         names = [f"{chip.kind}:{number}" for number, chip in enumerate(self.chips)]
         return tuple(
-            Device(name, chip.kind, (), 1, name, f"simulated: {chip.gflops:g} GFLOP/s", chip.memory_bytes)  # type: ignore[arg-type]
+            Device(name, chip.kind, (), 1, name, f"simulated: {chip.gflops:g} GFLOP/s", chip.memory_bytes)
             for name, chip in zip(names, self.chips, strict=True)
         )
 
@@ -145,6 +150,6 @@ def _estimated(name: str, known: str, count: int) -> Machine:
             f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4, and machines of "
             "gst estimate --on list, such as rtx4090:4"
         ) from error
-    kind, launch_us = ("cpu", CORE.launch_us) if rates.is_cpu else ("cuda", GPU.launch_us)
+    kind, launch_us = (CORE.kind, CORE.launch_us) if rates.is_cpu else (GPU.kind, GPU.launch_us)
     chip = Chip(kind, 1e3 * rates.single, rates.bandwidth, launch_us, model=known)
     return Machine((chip,) * count, 20.0, 5.0) if rates.is_cpu else Machine((chip,) * count, 15.0, 12.0)

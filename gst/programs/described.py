@@ -1,7 +1,8 @@
 """A process of its own that believes in a CUDA device: steps are captured for one on a machine that has none.
 
-PyTorch without CUDA refuses gradients of tensors on `cuda:0`, even of fake ones. A library of 40 lines, compiled once,
-answers its questions about such a device (`described_cuda.cpp`). It is loaded into a fork, so that nothing of it stays.
+Without a GPU PyTorch refuses gradients of tensors on `cuda:0`, even of fake ones, whether it was built for CUDA or not.
+A library of 40 lines, compiled once, answers its questions about such a device (`described_cuda.cpp`). It is loaded
+into a fork, so that nothing of it stays. Where there is a GPU, fake tensors lie on that, in this process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,33 +24,41 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-CUDA = torch.device("cuda:0")
+DEVICE = torch.device("cuda:0")
+KINDS = ("cpu", DEVICE.type)
+"""Of devices for which steps are captured."""
+
 SOURCE = Path(__file__).with_name("described_cuda.cpp")
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC")
 FOREIGN = ("_for_cpu", "mkldnn", "mkl::", "onednn", "fbgemm")
 """Parts of the names of operators that only CPUs run."""
 
+THREADS_OF_AUTOGRAD = "Unable to handle autograd's threading in combination with fork"
+
 
 def run_described(function: Callable[[], None]) -> None:
     """Call `function` in a fork of this process in which `cuda:0` is where new tensors lie; it leaves files behind.
+    With a GPU it is called in this process.
 
     Args:
         function: does nothing but trace with fake tensors.
 
     Raises:
-        ValueError: it raised, with the same message; or there is no fork or no C++ compiler here.
+        ValueError: it raised, with the same message; or there is no fork or no C++ compiler here; or gradients of this
+            process have threads, which forks do not survive.
 
     Examples:
         >>> run_described(lambda: print(end=""))
     """
+    if torch.cuda.is_available():
+        with _tracing_for_cuda():
+            function()
+        return
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ValueError("capture for a device that is not here needs an operating system with fork, such as Linux")
-    if torch.cuda.is_initialized():
-        raise ValueError("this process uses CUDA already; capture with kind='cuda' before it, or in another process")
-    library = None if torch.backends.cuda.is_built() else str(_library())
     context = multiprocessing.get_context("fork")
     answers, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(function, library, sender))
+    child = context.Process(target=_child, args=(function, str(_library()), sender))
     child.start()
     sender.close()
     try:
@@ -56,6 +66,11 @@ def run_described(function: Callable[[], None]) -> None:
     except EOFError:
         failure = "the process that captures for CUDA ended without an answer; capture with kind='cpu' shows more"
     child.join()
+    if failure is not None and THREADS_OF_AUTOGRAD in failure:
+        failure = (
+            "this process has threads for gradients, which capture for a CUDA device that is not here cannot fork; "
+            "capture with kind='cuda' first, or in a process of its own (gst trace PROGRAM --for cuda)"
+        )
     if failure is not None:
         raise ValueError(failure)
 
@@ -70,14 +85,23 @@ def is_foreign(operator: str) -> bool:
     return any(part in operator for part in FOREIGN)
 
 
-def _child(function: Callable[[], None], library: str | None, sender: Connection) -> None:
+@contextmanager
+def _tracing_for_cuda() -> Iterator[None]:
+    """New tensors lie on `DEVICE`, attention runs on devices of all kinds, and gradients need no thread of it."""
+    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
     proxy_tensor.CONSTANT_NUMEL_LIMIT = -1  # else tracing computes with constants of one element, on the device
-    torch.set_num_threads(1)  # threads of OpenMP do not live on in a fork
-    if library:
-        ctypes.CDLL(library).gst_describe_cuda()
     try:
-        # Autograd's threads are not those of the fork, and attention must run on devices of every kind.
-        with torch.autograd.set_multithreading_enabled(False), sdpa_kernel(SDPBackend.MATH), CUDA:
+        with torch.autograd.set_multithreading_enabled(False), sdpa_kernel(SDPBackend.MATH), DEVICE:
+            yield
+    finally:
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
+
+
+def _child(function: Callable[[], None], library: str, sender: Connection) -> None:
+    torch.set_num_threads(1)  # threads of OpenMP do not live on in a fork
+    ctypes.CDLL(library).gst_describe_cuda()
+    try:
+        with _tracing_for_cuda():
             function()
     except Exception as error:  # whatever the user's code or the tracer raises
         sender.send(str(error))

@@ -31,6 +31,8 @@ struct DescribedHooks final : at::CUDAHooksInterface {
   bool hasPrimaryContext(at::DeviceIndex) const override { return false; }
   at::DeviceIndex deviceCount() const override { return 1; }
   at::DeviceIndex getCurrentDevice() const override { return 0; }
+  long versionCuDNN() const override { return 0; }  // 0: there is none
+  long versionRuntimeCuDNN() const override { return 0; }
 };
 static_assert(sizeof(DescribedHooks) == sizeof(void*), "only methods may differ");
 

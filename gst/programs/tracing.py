@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from gst.graphs.graph import Graph
-from gst.programs.described import CUDA, is_foreign, run_described
+from gst.programs.described import DEVICE, KINDS, is_foreign, run_described
 from gst.programs.features import colocate, node_features, opcode
 from gst.programs.operation import Operation, Reference
 from gst.programs.program import Program
@@ -43,8 +43,8 @@ def capture(step: Step, kind: str = "cpu") -> Program:
 
     Args:
         step: what is traced; its inputs lie on the CPU.
-        kind: of the device that operations are chosen for: `cpu`, or `cuda`, which need not be here. A program for
-            CUDA has no operators of CPUs, and attention by operators that devices of every kind run.
+        kind: one of `KINDS`, of the device that operations are chosen for; it need not be here. A program for an
+            accelerator has no operators of CPUs, and attention by operators that devices of every kind run.
 
     Raises:
         ValueError: there is no such kind, an input is no tensor, the step depends on values (`.item()`,
@@ -58,8 +58,8 @@ def capture(step: Step, kind: str = "cpu") -> Program:
     """
     if kind == "cpu":
         return _captured(step)
-    if kind != "cuda":
-        raise ValueError(f"there is no capture for {kind!r}; want cpu or cuda")
+    if kind not in KINDS:
+        raise ValueError(f"there is no capture for {kind!r}; want {' or '.join(KINDS)}")
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "program"
         run_described(
@@ -95,14 +95,14 @@ class _ConstantsOnDevice(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(Tensor, self._on_device, (args, kwargs or {}))
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": CUDA}  # whatever the code names: the program belongs to one kind
+            kwargs = {**kwargs, "device": DEVICE}  # whatever the code names: the program belongs to one kind
         return func(*args, **kwargs)
 
     def _on_device(self, value: Tensor) -> Tensor:
         if isinstance(value, FakeTensor) or type(value) is not Tensor or value.device.type != "cpu":
             return value
         if id(value) not in self.moved:
-            self.moved[id(value)] = value, value.to(CUDA)
+            self.moved[id(value)] = value, value.to(DEVICE)
         return self.moved[id(value)][1]
 
 
@@ -117,7 +117,9 @@ def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
     examples = flat
     if fake is not None:
         with fake:
-            examples = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=CUDA) for each in flat]
+            examples = [
+                torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=DEVICE) for each in flat
+            ]
     result: list[tuple[list[Any], pytree.TreeSpec]] = []
 
     def flat_step(*tensors: Tensor) -> list[Any]:
@@ -193,11 +195,11 @@ def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], 
 
 
 def _is_moved_constant(operations: Sequence[Operation], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Is it the copy of a constant to `CUDA`, and nothing else?"""
+    """Is it the copy of a constant to `DEVICE`, and nothing else?"""
     constant = operations[args[0].node].constant
-    if constant is None or kwargs.get("device") != CUDA:
+    if constant is None or kwargs.get("device") != DEVICE:
         return False
-    same = {"device": CUDA, "dtype": constant.dtype, "layout": constant.layout}
+    same = {"device": DEVICE, "dtype": constant.dtype, "layout": constant.layout}
     return all(key in same and value == same[key] for key, value in kwargs.items())
 
 

@@ -87,8 +87,8 @@ class Recorder(L.Callback):
             "speed/segments_per_s": (self._segments / seconds, sum),
             "memory/host_peak_bytes": (_host_peak(), max),
         }
-        if pl_module.device.type == "cuda":
-            own["memory/device_peak_bytes"] = (float(torch.cuda.max_memory_allocated(pl_module.device)), max)
+        if pl_module.device.type not in ("cpu", "mps"):  # which count no allocations
+            own["memory/device_peak_bytes"] = (float(torch.accelerator.max_memory_allocated(pl_module.device)), max)
         pl_module.log_dict(reduced(own))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -23,11 +23,13 @@ def targets(program: Program) -> Counter[str]:
     return Counter(str(operation.target) for operation in program.operations)
 
 
-def encoder(optimizer: str) -> Step:
-    model = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+def encoder(optimizer: str, dropout: float = 0.0, seed: int | None = None) -> Step:
+    model = nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
     generator = torch.Generator().manual_seed(0)
     data = tuple(torch.randn(2, 5, 16, generator=generator) for _ in range(2))
-    return training_step("encoder", model, lambda model, x, y: (model(x) - y).square().mean(), data, optimizer)
+    return training_step(
+        "encoder", model, lambda model, x, y: (model(x) - y).square().mean(), data, optimizer, seed=seed
+    )
 
 
 @pytest.mark.parametrize("name", ["rnnlm", "inception", "gpt"])
@@ -54,6 +56,13 @@ def test_attention_with_adam_has_no_operator_of_cpus_alone() -> None:
 def test_attention_captured_for_cuda_computes_what_the_step_computes() -> None:
     step = encoder("sgd")  # Adam divides gradients of 0 by their rounding errors
     assert outputs_differ(eager(capture(step, kind="cuda")), pytorch(step)) is None
+
+
+def test_dropout_captured_for_cuda_draws_from_the_seed_as_the_step_does() -> None:
+    step = encoder("sgd", dropout=0.25, seed=3)
+    program = capture(step, kind="cuda")
+    assert targets(program)["gst.uniform.default"] == 4  # attention, and three of the layer
+    assert outputs_differ(eager(program), pytorch(step)) is None
 
 
 def test_a_tensor_that_a_step_closes_over_is_a_constant_of_the_program() -> None:
@@ -101,3 +110,11 @@ def test_the_command_captures_for_cuda(
     assert cli.main(["trace", "rnnlm:layers=1,steps=2", "--for", "cuda"]) == 0
     assert "rnnlm-1: 157 nodes" in capsys.readouterr().out
     assert len(list(Path("runs/traces").iterdir())) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_a_process_that_uses_cuda_captures_for_it() -> None:
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    torch.autograd.grad((x * x).sum(), x)
+    assert outputs_differ(eager(capture(encoder("sgd"), kind="cuda")), pytorch(encoder("sgd"))) is None

@@ -64,6 +64,9 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     ("name", "sizes"),
     [
         ("gpt2", {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}),
+        ("t5", {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}),
+        ("vit", {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32,
+                 "image_size": 8, "patch_size": 4}),
         ("bert-base-uncased", {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                "intermediate_size": 32, "vocab_size": 50}),
     ],
@@ -87,7 +90,7 @@ def test_a_model_of_transformers_is_captured(name: str, sizes: dict[str, int]) -
         ("transformers:bert-large-uncased", "no model type 'bert-large-uncased'"),
         ("transformers:gpt2:layers=2", "the configuration of 'gpt2' has no 'layers'"),
         ("transformers:gpt2:n_layer=many", "does not take"),
-        ("transformers:t5", "no language model of one sequence"),
+        ("transformers:wav2vec2", "no model of tokens or images"),
     ],
 )
 def test_a_wrong_model_of_transformers_is_refused(name: str, message: str) -> None:

@@ -2,7 +2,7 @@
 
 Eager: every operation that moves data is one kernel. Compiled: pointwise operations, reductions and normalizations that
 follow each other without a product between them are one kernel, which reads and writes what crosses its border (the
-rule by which TorchInductor groups). Under autocast, dtypes follow the lists of PyTorch's CUDA autocast, casts included.
+rule by which TorchInductor groups). Under autocast, dtypes follow the lists of PyTorch for GPUs, casts included.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def physical(devices: Sequence[Device]) -> list[str]:
     """Names of the cores and GPUs that devices use, in order; a device free to use any core uses all."""
     names = set()
     for device in devices:
-        if device.kind == "cuda":
+        if device.is_accelerator:
             names.add(str(device.torch_device).replace(":", "-"))
         else:
             names |= {f"core-{core}" for core in device.cores or usable_cores()}

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from gst.devices.describe.accelerators import accelerator_names
 from gst.devices.describe.topology import Domain, core_groups, numbers_of, ranges, shared_domains
 
 SINGLE = re.compile(r"cpu:\d+")
 SET = re.compile(r"cpu:\d+(-\d+|(-\d+)?(\+\d+(-\d+)?)+)")
-STREAM = re.compile(r"(cuda:\d+)/stream:\d+")
+STREAM = re.compile(r"((?!cpu)[a-z]+:\d+)/stream:\d+")
 MOST_CORES = 1024  # and accelerators, of one task: one bit each
 MOST_SETS = 64  # of cores, beside the cores themselves
 NUMBERS_OF_CPU = {"cpu family": "family", "model": "model", "CPU part": "part"}  # as Linux calls them
@@ -34,7 +35,7 @@ class Device:
 
     Args:
         name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'cuda:0', 'cuda:0/stream:1': what plans call it.
-        kind: 'cpu' or 'cuda'.
+        kind: 'cpu', or that of an accelerator as PyTorch calls it.
         cores: numbers of the CPU cores its worker may use; empty = any.
         threads: intra-operation threads of its worker.
         memory: name of its memory; within one memory a value is handed over as it is, otherwise copied.
@@ -43,7 +44,7 @@ class Device:
     """
 
     name: str
-    kind: Literal["cpu", "cuda"]
+    kind: str
     cores: tuple[int, ...]
     threads: int
     memory: str
@@ -51,13 +52,18 @@ class Device:
     memory_limit: int | None = None
 
     @property
+    def is_accelerator(self) -> bool:
+        """Whether it is no CPU core."""
+        return self.kind != "cpu"
+
+    @property
     def torch_device(self) -> torch.device:
         """Where its tensors live."""
-        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.name.partition("/")[0])
+        return torch.device(self.name.partition("/")[0] if self.is_accelerator else "cpu")
 
 
 def discover(separate_memory: bool = False) -> list[Device]:
-    """One device of one thread for each CPU core this process may use, then every CUDA device.
+    """One device of one thread for each CPU core this process may use, then every accelerator.
 
     Args:
         separate_memory: give each CPU device its own memory, so that every value that crosses is really
@@ -71,11 +77,8 @@ def discover(separate_memory: bool = False) -> list[Device]:
         Device(f"cpu:{number}", "cpu", (core,), 1, f"cpu:{number}" if separate_memory else "host", cpu_model())
         for number, core in enumerate(usable_cores())
     ]
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            name = f"cuda:{number}"
-            devices.append(Device(name, "cuda", (), 1, name, torch.cuda.get_device_name(number)))
-    return devices
+    accelerators = accelerator_names().items()
+    return [*devices, *(Device(name, name.partition(":")[0], (), 1, name, what) for name, what in accelerators)]
 
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
@@ -256,8 +259,8 @@ def machine_record() -> dict[str, Any]:
     """
     record: dict[str, Any] = {"cpu": cpu_model(), "cores": len(usable_cores()), "torch": torch.__version__}
     record["threads"] = torch.get_num_threads()
-    if torch.cuda.is_available():
-        record["cuda"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    if accelerators := accelerator_names():
+        record["accelerators"] = list(accelerators.values())
     return record
 
 

@@ -99,7 +99,7 @@ class OperationRates:
 
     Args:
         device: that was measured.
-        kind: 'cpu' or 'cuda'.
+        kind: see `Device`.
         threads: of it.
         matrix_gflops: of matrix products.
         convolution_gflops: of convolutions.

@@ -93,6 +93,28 @@ def laid_out(value: Tensor, like: Tensor) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device).copy_(value)
 
 
+def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+    """A copy on a device, in which what was expanded is expanded again: written out, it would have other strides than
+    those for which views were captured, and so would all that is computed from it.
+
+    Args:
+        value: on any device.
+        device: where the copy lies; that of the value too.
+        non_blocking: an accelerator may still be at work when this returns.
+
+    Examples:
+        >>> copied(torch.ones(2, 1, 3).expand(2, 4, 3), torch.device("cpu")).stride()
+        (3, 0, 1)
+    """
+    strides = value.stride()
+    if 0 not in strides:
+        return value.to(device, non_blocking=non_blocking, copy=True)
+    once = value.as_strided(
+        [size if stride else min(size, 1) for size, stride in zip(value.shape, strides, strict=True)], strides
+    )
+    return once.to(device, non_blocking=non_blocking, copy=True).expand(value.shape)
+
+
 def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]:
     """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs.
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float64
 
+from gst.devices.describe.accelerators import limit_memory
 from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.calls import eager
 from gst.devices.execute.costs import Costs, measure_costs, profile, profiled_costs
@@ -132,7 +132,7 @@ class Runner:
     def _limited(self) -> Iterator[None]:
         """Let runs take no more than `limit` bytes: of intermediate values where the compiled interpreter counts them,
         else of each GPU or, on CPUs, of address space beyond what this process has."""
-        cuda = [device for device in self.executor.devices if device.kind == "cuda"]
+        accelerators = {device.torch_device for device in self.executor.devices if device.is_accelerator}
         if self.limit is None:
             yield
         elif isinstance(self.executor, NativeExecutor):
@@ -141,10 +141,9 @@ class Runner:
                 yield
             finally:
                 self.executor.memory_limit = None
-        elif cuda:
-            for device in cuda:
-                total = torch.cuda.get_device_properties(device.torch_device).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, self.limit / total), device.torch_device)
+        elif accelerators:
+            for device in accelerators:
+                limit_memory(device, self.limit)
             yield
         else:
             before = resource.getrlimit(resource.RLIMIT_AS)

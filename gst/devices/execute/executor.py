@@ -122,8 +122,8 @@ class Executor:
             given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         run = Run(tuple(SimpleQueue() for _ in self.devices), self._outputs)
         placed = [self._at_home(node, value, compiled, inputs is None) for node, value in enumerate(given)]
-        for gpu in {device.torch_device for device in self.devices if device.kind == "cuda"}:
-            torch.cuda.synchronize(gpu)
+        for device in {device.torch_device for device in self.devices if device.is_accelerator}:
+            torch.accelerator.synchronize(device)
         for node, position in compiled.entries:
             run.inboxes[position].put((node, placed[node], None, self.devices[compiled.home[node]]))
         futures: list[Future[Finished]] = []
@@ -192,8 +192,8 @@ class Executor:
 def _run_alone(steps: Sequence[Step], values: Values, run: Run, device: Device) -> Finished:
     """The whole program on one device: no queue, no counters."""
     run_steps(steps, values, device.name)
-    if device.kind == "cuda":
-        torch.cuda.current_stream().synchronize()
+    if device.is_accelerator:
+        torch.accelerator.current_stream(device.torch_device).synchronize()
     run.results.update((node, values[node]) for node in run.outputs)
     return Finished([node for node, _, _ in steps], 0, 0)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gst.devices.execute.calls import Call, bind, eager, laid_out
+from gst.devices.execute.calls import Call, bind, copied, eager, laid_out
 from gst.devices.execute.race_check import Checked, check
 from gst.devices.execute.stream_program import COPY, RECORD, RUN, WAIT, StreamProgram
 from gst.devices.plan import ExecutionError
@@ -254,7 +254,7 @@ def _one_thread() -> Iterator[None]:
 def _copy(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_copy(each) for each in value]
-    return value.clone() if isinstance(value, Tensor) else value
+    return copied(value, value.device) if isinstance(value, Tensor) else value
 
 
 def _tensors(value: Any) -> list[Tensor]:

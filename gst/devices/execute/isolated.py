@@ -255,7 +255,7 @@ def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:
     """The GPUs that plans use; all devices if they use a core, as cores share caches and memory."""
     names = {plan.devices[place] for plan in plans for place in np.unique(plan.placement).tolist()}
     used = [device for device in isolated.devices if device.name in names]
-    return used if all(device.kind == "cuda" for device in used) else list(isolated.devices)
+    return used if all(device.is_accelerator for device in used) else list(isolated.devices)
 
 
 class _Turn:

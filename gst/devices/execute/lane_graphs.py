@@ -87,7 +87,7 @@ class LaneGraph:
         self._memories = [{node: _own(value) for node, value in values.items()} for values in executor.residents()]
         gc.collect()  # what dies while a graph is recorded may wait for the device, which is forbidden then
         executor.synchronise()
-        origin, graph = torch.Stream(device), _new_graph()
+        origin, graph = torch.Stream(device), new_graph(device)
         with origin:
             graph.capture_begin()
             try:
@@ -118,7 +118,7 @@ def _own(value: Tensor) -> Tensor:
     return laid_out(value.clone(), value)
 
 
-def _new_graph() -> Any:
-    """An empty graph of the accelerator of this machine; releases of PyTorch before 2.13 have those of CUDA alone."""
+def new_graph(device: torch.device) -> Any:
+    """An empty graph of an accelerator; releases of PyTorch before 2.13 call it by the kind (`XPUGraph`)."""
     neutral = getattr(torch.accelerator, "Graph", None)
-    return torch.cuda.CUDAGraph() if neutral is None else neutral()
+    return getattr(torch.get_device_module(device), f"{device.type.upper()}Graph")() if neutral is None else neutral()

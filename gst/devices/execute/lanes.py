@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.calls import bind, laid_out
+from gst.devices.execute.calls import bind, copied, laid_out
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, StreamProgram
 from gst.devices.plan import ExecutionError
 from gst.programs import Program, Reference
@@ -174,8 +174,8 @@ class LaneExecutor:
                                 self._compute(argument[step], lane.memory, memories[lane.memory])
                             elif kind[step] == COPY:
                                 value = memories[lane.memory][argument[step]]
-                                copied = lane.copy(value, self.devices[target[step]])
-                                _write(memories[target[step]], argument[step], copied)
+                                value = lane.copy(value, self.devices[target[step]])
+                                _write(memories[target[step]], argument[step], value)
                             elif kind[step] == RECORD:
                                 events[argument[step]] = lane.record()
                             elif kind[step] == WAIT:
@@ -236,11 +236,11 @@ class Lane:
         if not isinstance(value, Tensor):
             return value
         if not is_here(device):
-            return value.to(device, non_blocking=True, copy=True)
+            return copied(value, device, non_blocking=True)
         if device not in self._arrivals:
             self._arrivals[device] = torch.Stream(device)
         with self._arrivals[device]:
-            return value.to(device, non_blocking=True, copy=True)
+            return copied(value, device, non_blocking=True)
 
     def record(self) -> list[torch.Event]:
         """Events that have happened when all that was issued to this lane is done."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
+from gst.devices.describe.accelerators import synchronise_accelerators
 from gst.devices.describe.load import LoadGate, LoadMeter, ReadBusy, read_busy
 from gst.devices.describe.machine import machine_record
 from gst.devices.plan import ExecutionError
@@ -166,19 +166,13 @@ def median_interval(samples: Sequence[float], rng: np.random.Generator) -> tuple
 
 def timed(function: Callable[[], object]) -> float:
     """Milliseconds of one call, until its work on accelerators is done too."""
-    _synchronise()
+    synchronise_accelerators()
     start = time.perf_counter()
     result = function()
-    _synchronise()
+    synchronise_accelerators()
     elapsed_ms = (time.perf_counter() - start) * 1e3
     del result  # freed outside the clock
     return elapsed_ms
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for number in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(number)
 
 
 # Log ------------------------------------------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ class Probe:
 
 PROBES = {
     "cpu": Probe(768, 8, 64, 28, 1 << 22, 1 << 24),
-    "cuda": Probe(8192, 128, 256, 28, 1 << 26, 1 << 28),
+    "accelerator": Probe(8192, 128, 256, 28, 1 << 26, 1 << 28),
 }
-"""For each kind of device, sizes at which an operation is bound by arithmetic or by memory, not by its call."""
+"""For devices of each class, sizes at which an operation is bound by arithmetic or by memory, not by its call."""
 
 
 def operation_rates(device: Device, probe: Probe, repetitions: int) -> OperationRates:
@@ -106,7 +106,7 @@ def copy_speed(
     The second is the bytes by which a large copy exceeds the smallest, over the time by which it does. There is no
     copy within a GPU.
     """
-    if source.torch_device == destination.torch_device and source.kind == "cuda":
+    if source.torch_device == destination.torch_device and source.is_accelerator:
         return None, None
     own = replace(source, memory="source"), replace(destination, memory="destination")
     small, large = (
@@ -153,10 +153,14 @@ def _copy_seconds(value: Tensor, way: tuple[Device, Device], repetitions: int) -
     return float(np.median(times[1:]))
 
 
+def _class(device: Device) -> str:
+    return "accelerator" if device.is_accelerator else "cpu"
+
+
 def _synchronise(devices: Sequence[Device]) -> None:
     for device in devices:
-        if device.kind == "cuda":
-            torch.cuda.synchronize(device.torch_device)
+        if device.is_accelerator:
+            torch.accelerator.synchronize(device.torch_device)
 
 
 def measure_rates(
@@ -172,14 +176,14 @@ def measure_rates(
         devices: one of each number of threads is measured, and every GPU.
         pairs: devices whose links are measured, each also with itself.
         repetitions: to take medians of.
-        probes: sizes of the operations for each kind of device.
+        probes: sizes of the operations for CPUs and for accelerators.
         progress: told what was done, how much of it, of how much.
     """
     meter, rates, links = LoadMeter(), [], []
-    kinds = list({(each.name if each.kind == "cuda" else each.threads): each for each in devices[::-1]}.values())[::-1]
+    kinds = list({(each.name if each.is_accelerator else each.threads): each for each in devices[::-1]}.values())[::-1]
     for number, device in enumerate(kinds):
         progress("operations", number, len(kinds))
-        rates.append(operation_rates(device, probes[device.kind], repetitions))
+        rates.append(operation_rates(device, probes[_class(device)], repetitions))
     both = list(combinations_with_replacement(pairs, 2))
     chain = ping_pong()
     copies: dict[tuple[str, str], tuple[float | None, float | None]] = {}
@@ -187,7 +191,7 @@ def measure_rates(
         progress("links", number, len(both))
         places = (str(source.torch_device), str(destination.torch_device))
         if places not in copies:
-            size = min(probes[each.kind].copied_bytes for each in (source, destination))
+            size = min(probes[_class(each)].copied_bytes for each in (source, destination))
             copies[places] = copy_speed(source, destination, size, repetitions)
         links.append(Link(source.name, destination.name, hand_over_us(chain, source, destination), *copies[places]))
     now = datetime.now(UTC).isoformat(timespec="seconds")

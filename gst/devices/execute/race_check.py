@@ -52,12 +52,12 @@ def check(program: StreamProgram) -> Checked:
         >>> check(example()).peak_bytes
         {'host': 8, 'gpu': 16}
         >>> broken = example()
-        >>> broken.argument[6] = 0  # `cuda:0` waits for x to be made, but not for its copy
+        >>> broken.argument[6] = 0  # `gpu:0` waits for x to be made, but not for its copy
         >>> try:
         ...     check(broken)
         ... except RaceError as error:
         ...     print(str(error).replace(", ", ",\\n"))
-        value 1 in gpu: step 1 of cuda:0 (run 2) reads it,
+        value 1 in gpu: step 1 of gpu:0 (run 2) reads it,
         and nothing makes it wait for step 1 of copies of host (copy 1 to gpu),
         which writes it
     """

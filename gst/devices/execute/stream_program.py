@@ -143,7 +143,7 @@ class StreamProgram:
               copy x to gpu
               record event 1
               free x
-            lane cuda:0 in gpu, 3 steps
+            lane gpu:0 in gpu, 3 steps
               wait event 1
               run y
               free x
@@ -226,7 +226,7 @@ def example() -> StreamProgram:
     """Two lanes in two memories and one for copies: `x` is made of `w` on the host, copied, and `y` made of it."""
     numbers = lambda *values: np.array(values, np.int64)  # noqa: E731
     return StreamProgram(
-        memories=("host", "gpu"), lanes=("cpu:0", "copies of host", "cuda:0"), lane_memory=numbers(0, 0, 1),
+        memories=("host", "gpu"), lanes=("cpu:0", "copies of host", "gpu:0"), lane_memory=numbers(0, 0, 1),
         bounds=numbers(0, 2, 6, 9), kind=numbers(RUN, RECORD, WAIT, COPY, RECORD, FREE, WAIT, RUN, FREE),
         argument=numbers(0, 0, 0, 1, 1, 1, 1, 1, 1), target=numbers(-1, -1, -1, 1, -1, -1, -1, -1, -1),
         members=Rows(numbers(0, 1, 2), numbers(1, 2)), reads=Rows(numbers(0, 1, 2), numbers(0, 1)),

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.calls import Values
+from gst.devices.execute.calls import Values, copied
 from gst.devices.execute.schedule import Share
 from gst.devices.plan import ExecutionError
 
-Message = tuple[int, Any, "torch.cuda.Event | None", Device]  # node, value, what to wait for, sender
+Message = tuple[int, Any, "torch.Event | None", Device]  # node, value, what to wait for, sender
 Inbox = SimpleQueue[Message | None]  # None: give up
 
 
@@ -56,9 +56,9 @@ class Worker:
         stream: Any = nullcontext()
         refused: Exception | None = None
         try:
-            if self.device.kind == "cuda":
-                torch.cuda.set_device(self.device.torch_device)
-                stream = torch.cuda.stream(torch.cuda.Stream(self.device.torch_device))
+            if self.device.is_accelerator:
+                torch.accelerator.set_device_index(self.device.torch_device.index)
+                stream = torch.Stream(self.device.torch_device)
         except Exception as error:  # a GPU that others hold, or without memory: said to whoever asks for something
             refused = error
         with torch.no_grad(), stream:
@@ -155,8 +155,8 @@ def run_share(share: Share, values: Values, run: Run) -> Finished:
                     pending[consumer] -= 1
                     if not pending[consumer]:
                         heappush(ready, rank[consumer])
-        if device.kind == "cuda":
-            torch.cuda.current_stream().synchronize()
+        if device.is_accelerator:
+            torch.accelerator.current_stream(device.torch_device).synchronize()
     except BaseException as error:
         run.give_up()
         raise ExecutionError(f"{type(error).__name__}: {error}", device.name, node) from error
@@ -169,33 +169,29 @@ def _tell(positions: Sequence[int], node: int, value: Any, device: Device, inbox
         inboxes[position].put((node, value, event, device))
 
 
-def departure(device: Device) -> torch.cuda.Event | None:
+def departure(device: Device) -> torch.Event | None:
     """What to wait for before reading a value just made on `device`: an event of its stream, or None."""
-    if device.kind == "cpu":
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device.torch_device))
-    return event
+    return torch.accelerator.current_stream(device.torch_device).record_event() if device.is_accelerator else None
 
 
-def receive(value: Any, event: torch.cuda.Event | None, source: Device, destination: Device) -> tuple[Any, int]:
+def receive(value: Any, event: torch.Event | None, source: Device, destination: Device) -> tuple[Any, int]:
     """Make `value` readable on the thread (and stream) of `destination`, which is the caller's.
 
     Returns:
         The value, or its copy, and the bytes that were copied.
     """
     if event is not None:
-        if destination.kind == "cuda":
-            torch.cuda.current_stream(destination.torch_device).wait_event(event)
+        if destination.is_accelerator:
+            torch.accelerator.current_stream(destination.torch_device).wait_event(event)
         else:
             event.synchronize()
     if source.memory == destination.memory:
-        if destination.kind == "cuda":
+        if destination.is_accelerator:
             for tensor in _tensors(value):
-                tensor.record_stream(torch.cuda.current_stream(destination.torch_device))
+                tensor.record_stream(torch.accelerator.current_stream(destination.torch_device))
         return value, 0
-    copied = _copy(value, source, destination)
-    return copied, sum(tensor.numel() * tensor.element_size() for tensor in _tensors(copied))
+    result = _copy(value, source, destination)
+    return result, sum(tensor.numel() * tensor.element_size() for tensor in _tensors(result))
 
 
 def _copy(value: Any, source: Device, destination: Device) -> Any:
@@ -203,12 +199,10 @@ def _copy(value: Any, source: Device, destination: Device) -> Any:
         return [_copy(each, source, destination) for each in value]
     if not isinstance(value, Tensor):
         return value
-    if destination.kind == "cpu" and value.device.type == "cpu":
-        return value.clone()
-    copied = value.to(destination.torch_device)
-    if source.kind == "cuda":  # the allocator may reuse the source only after this copy, made on this thread's stream
-        value.record_stream(torch.cuda.current_stream(value.device))
-    return copied
+    result = copied(value, destination.torch_device)
+    if source.is_accelerator:  # the allocator may reuse the source only after this copy, on this thread's stream
+        value.record_stream(torch.accelerator.current_stream(value.device))
+    return result
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -132,7 +132,7 @@ def _start_cluster_here(quiet: dict[str, Any]) -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # no other host may join, so nothing listens but on the loopback address
     try:
-        resources = {RESOURCE: float(max(1, torch.cuda.device_count()))}
+        resources = {RESOURCE: float(max(1, torch.accelerator.device_count()))}
         ray.init("local", resources=resources, include_dashboard=False, **quiet)
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before

@@ -20,7 +20,7 @@ from gst.devices.execute.costs import Storages
 from gst.devices.plan import contracted_plan
 from gst.devices.simulate.event_kernel import pop, push
 from gst.graphs.graph import Graph
-from gst.placement.machines import VIEW_US, Machine
+from gst.placement.machines import Machine
 from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import Program
@@ -274,7 +274,7 @@ class FusedObjective:
         )
 
     def _contract(self, groups: bytes) -> Contraction | None:
-        view_us = np.array([VIEW_US[chip.kind] for chip in self.machine.chips])
+        view_us = np.array([chip.view_us for chip in self.machine.chips])
         return contract(self.task, np.frombuffer(groups, np.int64), self._times_us, view_us)
 
     def _times_us(

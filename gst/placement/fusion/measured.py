@@ -90,7 +90,7 @@ def fused_task(
         part[:, group[inside]] = shares[:, groups[inside]]
         return whole * part
 
-    contracted = contract(task, groups, times_us, np.full(len(task.devices), VIEW_US["cpu"]))
+    contracted = contract(task, groups, times_us, np.full(len(task.devices), VIEW_US))
     assert contracted is not None, "chains never wait for each other"
     return FusedTask(_with_program(task, contracted, groups), contracted.node_of, groups)
 

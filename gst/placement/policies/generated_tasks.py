@@ -22,7 +22,7 @@ def generated_task(seed: int, num_nodes: int | None = None, num_devices: int | N
     Examples:
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> task.names
-        ('cuda:0', 'cuda:1')
+        ('gpu:0', 'gpu:1')
 
     The graph is of layers with branches side by side, which meet now and then; for every other one a backward pass is
     added, in which each node reads its own node of the forward pass and the gradients of all that read that. Times
@@ -86,8 +86,8 @@ def _apart(
     count: int, times: Float64[np.ndarray, " nodes"], generator: np.random.Generator
 ) -> tuple[tuple[Device, ...], Float64[np.ndarray, "devices nodes"]]:
     """Devices with a memory of their own."""
-    names = [f"cuda:{number}" for number in range(count)]
-    devices = tuple(Device(name, "cuda", (), 1, name, "generated") for name in names)
+    names = [f"gpu:{number}" for number in range(count)]
+    devices = tuple(Device(name, "gpu", (), 1, name, "generated") for name in names)
     if generator.random() < 0.5:
         return devices, np.tile(times, (count, 1))
     factors = generator.lognormal(0.0, 0.6, (count, 1)) * generator.lognormal(0.0, 0.2, (count, len(times)))

@@ -35,8 +35,9 @@ def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
         >>> from gst.placement.public.problem import public_problem
         >>> _ = Path("two.txt").write_text("2\\n\\n\\n\\n30000000000,0\\n20000000000,0\\n")
         >>> problem = public_problem(read_public_graph(Path("two.txt")), "gpus:2")
-        >>> {name: plan.makespan for name, plan in baselines(problem).items() if name in ("single:cuda:0", "heft")}
-        {'single:cuda:0': 5.0, 'heft': 3.0}
+        >>> plans = baselines(problem)
+        >>> plans[f"single:{problem.devices[0]}"].makespan, plans["heft"].makespan
+        (5.0, 3.0)
     """
     nodes, devices = problem.num_nodes, len(problem.devices)
     rank = upward_rank(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,17 +17,20 @@ PREFIX = "transformers"
 OWN: dict[str, Any] = {"batch": 2, "length": 64, "seed": 0, "optimizer": "sgd"}
 """Arguments that are not the configuration's."""
 
+IMAGE_SIZE = 224  # pixels, where the configuration does not say
+
 PUBLISHED = {"bert-base-uncased": "bert", "distilbert-base-uncased": "distilbert"}
 """Names of published models whose sizes are the defaults of their type."""
 
 
 def hugging_face(name: str, arguments: dict[str, Any] | None = None) -> TrainingStep:
-    """A training step of a language model: masked where the library has that, else causal.
+    """A training step of a language model (masked where the library has that, else causal, else from one sequence to
+    another), or of a classifier of images.
 
     The model is in evaluation mode, as dropout would draw random numbers.
 
     Args:
-        name: a model type of the library ('gpt2', 'bert'), or a name in `PUBLISHED`.
+        name: a model type of the library ('gpt2', 'bert', 't5', 'vit'), or a name in `PUBLISHED`.
         arguments: attributes of the configuration (`n_layer`), or of `OWN`.
 
     Raises:
@@ -42,12 +46,31 @@ def hugging_face(name: str, arguments: dict[str, Any] | None = None) -> Training
     config = _config(transformers, name, {key: value for key, value in given.items() if key not in OWN})
     model = _model(transformers, config, given["seed"], f"{PREFIX}:{name}")
     generator = torch.Generator().manual_seed(given["seed"])
-    batch_of_tokens = tokens(given["batch"], given["length"], config.vocab_size, generator)
+    names = _reads(transformers, config)
+    draw = _images if "pixel_values" in names else _tokens
+    batch = draw(config, names, given, generator)
 
-    def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(model(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
+    def loss_of(model: nn.Module, *tensors: Tensor) -> Tensor:
+        *inputs, targets = tensors
+        logits = model(**dict(zip(names, inputs, strict=True))).logits
+        return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
-    return training_step(f"{PREFIX}-{name}", model, loss_of, batch_of_tokens, given["optimizer"], rate=0.01)
+    return training_step(f"{PREFIX}-{name}", model, loss_of, batch, given["optimizer"], rate=0.01)
+
+
+def _tokens(config: Any, names: Sequence[str], given: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Tokens (batch, length) for each name, and targets (batch, length)."""
+    first, targets = tokens(given["batch"], given["length"], config.vocab_size, generator)
+    more = [tokens(given["batch"], given["length"], config.vocab_size, generator)[0] for _ in names[1:]]
+    return first, *more, targets
+
+
+def _images(config: Any, names: Sequence[str], given: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Images (batch, channels, height, width), and the class of each (batch)."""
+    size = getattr(config, "image_size", IMAGE_SIZE)
+    height, width = (size, size) if isinstance(size, int) else size
+    images = torch.randn(given["batch"], config.num_channels, height, width, generator=generator)
+    return images, torch.randint(config.num_labels, (given["batch"],), generator=generator)
 
 
 def _config(transformers: Any, name: str, changes: dict[str, Any]) -> Any:
@@ -71,14 +94,28 @@ def _config(transformers: Any, name: str, changes: dict[str, Any]) -> Any:
     return config
 
 
+def _families(transformers: Any) -> dict[Any, tuple[Any, tuple[str, ...]]]:
+    """How models of each family are built: which configurations are of it, and the names of what its models read."""
+    return {  # masked first: encoders like BERT are among the causal models too, as decoders of something else
+        transformers.AutoModelForMaskedLM: (transformers.MODEL_FOR_MASKED_LM_MAPPING, ("input_ids",)),
+        transformers.AutoModelForCausalLM: (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, ("input_ids",)),
+        transformers.AutoModelForSeq2SeqLM: (
+            transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, ("input_ids", "decoder_input_ids")
+        ),
+        transformers.AutoModelForImageClassification: (
+            transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, ("pixel_values",)
+        ),
+    }  # fmt: skip
+
+
+def _reads(transformers: Any, config: Any) -> tuple[str, ...]:
+    return next(names for known, names in _families(transformers).values() if type(config) in known)
+
+
 def _model(transformers: Any, config: Any, seed: int, name: str) -> nn.Module:
-    families = {  # masked first: encoders like BERT are among the causal models too, as decoders of something else
-        transformers.AutoModelForMaskedLM: transformers.MODEL_FOR_MASKED_LM_MAPPING,
-        transformers.AutoModelForCausalLM: transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
-    }
-    for family, mapping in families.items():
-        if type(config) in mapping:
+    for family, (known, _) in _families(transformers).items():
+        if type(config) in known:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return family.from_config(config).eval()
-    raise ValueError(f"{name} is no language model of one sequence of tokens; write a step of your own for it")
+    raise ValueError(f"{name} is no model of tokens or images that is known here; write a step of your own for it")

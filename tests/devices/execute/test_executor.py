@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from gst.devices import Device, ExecutionError, Executor, Plan, discover, eager, pytorch
-from gst.programs import WORKLOADS, Program, Reference, TrainingStep, capture, capture_module, outputs_differ
+from gst.devices.execute.hostile import hostile_run
+from gst.devices.execute.lanes import LaneExecutor
+from gst.devices.execute.lowering import stream_program
+from gst.programs import WORKLOADS, Program, Reference, Step, TrainingStep, capture, capture_module, outputs_differ
 from tests.programs.small import SMALL, small_program
 
 from ..conftest import STRUCTURES, pair
@@ -34,6 +37,24 @@ def alone(program: Program, name: str = "cpu:0", priority: np.ndarray | None = N
 @pytest.mark.parametrize("separate_memory", [False, True])
 def test_ten_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
     computes(program, separate_memory, 10)
+
+
+def test_an_expanded_value_is_copied_with_its_strides() -> None:
+    """As the heads of grouped-query attention are; written out, the product could not be viewed."""
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        repeated = x.transpose(1, 2)[:, :, None].expand(2, 1, 2, 8, 8)
+        return (repeated.view(2, 2, 8, 8) * 2.0).view(4, 8, 8)
+
+    program = capture(Step("heads", heads, (torch.randn(2, 8, 1, 8),)))
+    expanded = next(n for n, each in enumerate(program.operations) if str(each.target) == "aten.expand.default")
+    plan = Plan(NAMES, (np.arange(program.num_nodes) <= expanded).astype(np.int64))
+    devices = pair(separate_memory=True)
+    with Executor(program, devices) as executor:
+        assert outputs_differ(executor.run(plan), eager(program)) is None
+    streams = stream_program(program, plan, devices)
+    assert outputs_differ(LaneExecutor(program, streams, devices).run(), eager(program)) is None
+    assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
 
 
 @pytest.mark.parametrize("separate_memory", [False, True])

@@ -71,7 +71,7 @@ def test_a_measurement_survives_the_log(tmp_path: Path) -> None:
 
 def test_the_record_of_the_machine_names_nobody() -> None:
     found = measure({"a": lambda: None}, repetitions=1)["a"]
-    assert set(found.machine) <= {"cpu", "cores", "torch", "threads", "cuda"} and found.machine["cores"] >= 1
+    assert set(found.machine) <= {"cpu", "cores", "torch", "threads", "accelerators"} and found.machine["cores"] >= 1
     json.dumps(found.to_dict(), allow_nan=False)
 
 

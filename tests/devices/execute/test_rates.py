@@ -91,8 +91,8 @@ def test_a_copy_has_a_cost_and_a_speed() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_a_gpu_is_measured() -> None:
-    gpu = next(device for device in discover() if device.kind == "cuda")
-    seen = measure_rates([gpu], [discover()[0], gpu], 2, {**SMALL, "cuda": SMALL["cpu"]})
+    gpu = next(device for device in discover() if device.is_accelerator)
+    seen = measure_rates([gpu], [discover()[0], gpu], 2, {**SMALL, "accelerator": SMALL["cpu"]})
     assert seen.of(gpu) is not None and [link.hand_over_us is None for link in seen.links] == [False, True, True]
 
 

@@ -195,10 +195,10 @@ def test_errors_name_the_two_steps() -> None:
         check(waits_for_itself)
     frees_first = replace(program, kind=np.array([RUN, RECORD, WAIT, FREE, RECORD, COPY, WAIT, RUN, FREE]))
     frees_first = replace(frees_first, target=np.array([-1, -1, -1, -1, -1, 1, -1, -1, -1]))
-    with pytest.raises(RaceError, match=r"value 1 in gpu: step 1 of cuda:0 \(run 2\) reads it, .*\(copy 1 to gpu\)"):
+    with pytest.raises(RaceError, match=r"value 1 in gpu: step 1 of gpu:0 \(run 2\) reads it, .*\(copy 1 to gpu\)"):
         check(frees_first)
     keeps = replace(program, results=np.array([[1], [1]]))
-    with pytest.raises(RaceError, match=r"value 1 in gpu is a result, and step 2 of cuda:0 \(free 1\) frees it"):
+    with pytest.raises(RaceError, match=r"value 1 in gpu is a result, and step 2 of gpu:0 \(free 1\) frees it"):
         check(keeps)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import gpu, gpu_child
+from experiments.bench import gpu, gpu_child, gpu_proofs
 from experiments.bench.__main__ import main
 from gst.devices.execute.lanes import Lane
+from gst.programs import WORKLOADS, Step
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
@@ -43,11 +44,12 @@ def bare(tmp_path: Path) -> dict[str, str]:
 def test_the_command_where_packages_are_absent(bare: dict[str, str], tmp_path: Path) -> None:
     absent = subprocess.run([sys.executable, "-c", "import pymetis"], env=bare, capture_output=True, text=True)
     assert "No module named 'pymetis'" in absent.stderr
-    command = [sys.executable, "-m", "experiments.bench", "gpu", "--programs", "inception,gpt"]
+    command = [sys.executable, "-m", "experiments.bench", "gpu", "--programs", "inception,gpt,moe"]
     path = tmp_path / "gpu.json"
     ran = subprocess.run([*command, "--json", str(path)], env=bare, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert "no accelerator here: the tests marked gpu and every time are skipped" in ran.stdout
+    assert "no accelerator here: 3 of 3 programs were checked" in ran.stdout
+    assert "skipped: the tests marked gpu; every time" in ran.stdout
     result = json.loads(path.read_text())
     assert result["accelerator"] is None and "workloads" not in result
     assert all(row["lowered"]["4x2"]["copies"] > 100 for row in result["checked"].values())
@@ -67,9 +69,40 @@ def test_tests_of_a_gpu_are_collected_where_packages_are_absent(
 def test_the_command_says_that_nothing_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu", "--programs", "inception", "--json", str(tmp_path / "gpu.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("inception") and "for CUDA" in lines[0] and lines[1].startswith("no accelerator here")
+    assert lines[0].startswith("inception") and "for CUDA" in lines[0]
+    assert lines[1].startswith("no accelerator here: 1 of 1") and lines[2].startswith("skipped: the tests marked gpu")
     assert main(["gpu", "--programs", "alexnet"]) == 2
     assert "no workload 'alexnet'; there are rnnlm, " in capsys.readouterr().err
+
+
+@NO_GPU
+def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, skipped = gpu_proofs.steps_to_prove(None, None)
+    assert len(steps) == len(WORKLOADS) + 12 and skipped == ["GraphNet samples (--samples FILE)"]
+    monkeypatch.setattr(gpu_proofs, "find_spec", lambda name: None)
+    steps, skipped = gpu_proofs.steps_to_prove(None, ROOT / "tests/fixtures/graphnet")
+    assert set(steps) > set(WORKLOADS) and not any(name.startswith("transformers:") for name in steps)
+    assert skipped == ["training steps of transformers, which is not installed (extra 'models')"]
+
+
+@NO_GPU
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_a_step_of_transformers_is_right_without_an_accelerator(name: str) -> None:
+    """Grouped-query attention expands values that are copied; images are no tokens."""
+    pytest.importorskip("transformers", reason="needs the extra 'models'")
+    assert main(["gpu", "--programs", f"transformers:{name}"]) == 0
+
+
+@NO_GPU
+@pytest.mark.e2e
+def test_more_steps_of_transformers_and_a_sample_are_right_without_an_accelerator(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'models'")
+    programs, path = "transformers:t5,transformers:mamba,transformers:albert", tmp_path / "gpu.json"
+    command = ["gpu", "--programs", programs, "--samples", str(ROOT / "tests/fixtures/graphnet")]
+    assert main([*command, "--json", str(path)]) == 0
+    checked = json.loads(path.read_text())["checked"]
+    assert len(checked) > 3 and all(row["lowered"]["4x2"]["steps"] for row in checked.values())
 
 
 @NO_GPU
@@ -87,16 +120,41 @@ def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
-    row = gpu_child.report("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", {"repetitions": 2, "lanes": [1, 2]}, "cpu")
+    settings = {"repetitions": 2, "lanes": [1, 2], "modes": []}
+    (row,) = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
     reasons = {way: each["reason"] for way, each in row["ways"].items()}
     assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
-    assert reasons["2 lanes, graph"] == "graphs are recorded on an accelerator; this runs on cpu:0"
+    assert reasons["as written, graph"].startswith("graphs are recorded on an accelerator; this runs on cpu")
+    assert reasons["2 lanes, graph"] == "graphs are recorded on an accelerator; this runs on cpu"
     assert row["operations_ms"] > 0 and row["dearest"][0][1] >= row["dearest"][-1][1] > 0
     assert json.loads(json.dumps(row)) == row
 
 
 def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
-    row = gpu_child.report("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", {"repetitions": 1, "lanes": [1]}, "cpu")
+    settings = {"repetitions": 1, "lanes": [1], "modes": []}
+    (row,) = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
     assert "outputs instead of" in row["ways"]["as written"]["reason"]
     assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
+
+
+def halved() -> Step:
+    """A step that makes a tensor on the device for which it was captured."""
+    return Step("halved", lambda x: (x / 2 + torch.arange(3.0, device=x.device),), (torch.ones(3),))
+
+
+@pytest.mark.slow
+def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
+    settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"]}
+    before, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
+    assert "compiled, default" not in before["ways"]
+    assert row["ways"]["compiled, default"]["median_ms"] > 0
+    assert "Unrecognized mode" in row["ways"]["compiled, wrong"]["reason"]
+
+
+def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time; print('{\"nodes\": 3}', flush=True); print('{\"nodes\":', end='', flush=True); time.sleep(60)"
+    late = [sys.executable, "-c", code]
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: run(late, **options))
+    assert gpu._row("rnnlm", {}, 2.0) == {"nodes": 3, "unfinished": "no end within 2 s"}

@@ -51,8 +51,8 @@ def test_one_device_and_one_group() -> None:
 
 def test_memory_limits_are_respected() -> None:
     task = generated_task(3, num_nodes=80, num_devices=3)
-    run = task.simulator.run(portfolio(task)["single:cuda:0"])
-    limit = int(0.6 * task.memory_use(run)["cuda:0"])
+    run = task.simulator.run(portfolio(task)["single:gpu:0"])
+    limit = int(0.6 * task.memory_use(run)["gpu:0"])
     devices = tuple(replace(device, memory_limit=limit) for device in task.devices)
     task = replace(task, costs=replace(task.costs, devices=devices))
     found = searched(task, 200)
@@ -62,7 +62,7 @@ def test_memory_limits_are_respected() -> None:
 
 
 def guide(task: Task) -> tuple[Guide, State]:
-    start = portfolio(task)["single:cuda:0"]
+    start = portfolio(task)["single:gpu:0"]
     state = Neighbourhood(task, np.random.default_rng(0)).state(start, by_tail=False)
     return Guide(GO(channels=16), policy_inputs(task), batch=8), state
 

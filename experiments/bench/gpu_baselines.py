@@ -1,0 +1,82 @@
+"""What a user of an accelerator has without plans: the step as written, in one graph, and compiled in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gst.devices.execute.lane_graphs import WARM_RUNS, new_graph
+from gst.devices.execute.lanes import is_here
+from gst.programs import Program, Step, as_module
+
+Run = Callable[[], list[Any]]
+
+
+def as_written(step: Step, device: torch.device) -> Run:
+    """The step with its inputs, and the tensors that it makes, on a device."""
+    inputs = pytree.tree_map_only(Tensor, lambda value: value.detach().to(device), step.inputs)
+
+    def run() -> list[Any]:
+        with device:
+            return pytree.tree_leaves(step.function(*inputs))
+
+    return run
+
+
+def one_graph(run: Run, device: torch.device) -> Run:
+    """What runs, recorded on one stream as one graph of an accelerator, as PyTorch's users record a training step.
+
+    Raises:
+        ValueError: there is no such accelerator here.
+        RuntimeError: it does something that a graph cannot.
+    """
+    if not is_here(device):
+        raise ValueError(f"graphs are recorded on an accelerator; this runs on {device}")
+    stream, graph = torch.Stream(device), new_graph(device)
+    torch.accelerator.synchronize(device)
+    with stream:
+        for _ in range(WARM_RUNS):
+            run()
+        torch.accelerator.synchronize(device)
+        graph.capture_begin()
+        try:
+            outputs = run()
+        except BaseException:
+            with suppress(RuntimeError):  # what was recorded is of no use
+                graph.capture_end()
+            raise
+        graph.capture_end()
+
+    def replay() -> list[Any]:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
+def compiled(program: Program, device: torch.device, mode: str) -> Run:
+    """All operations of a program, compiled together by `torch.compile` in a mode, which the first run does.
+
+    Args:
+        program: its operations that name a device are given this one.
+        device: where inputs and constants are brought.
+        mode: 'default', 'reduce-overhead' or 'max-autotune'.
+    """
+    operations = tuple(
+        replace(each, kwargs={**each.kwargs, "device": device}) if "device" in each.kwargs else each
+        for each in program.operations
+    )
+    module = torch.compile(as_module(replace(program, operations=operations)).to(device), mode=mode)
+    inputs = [value.detach().to(device) for value in program.inputs]
+
+    def run() -> list[Any]:
+        with torch.no_grad():
+            return list(module(*inputs))
+
+    return run
