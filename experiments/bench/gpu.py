@@ -27,10 +27,10 @@ from experiments.bench import child_environment
 from experiments.bench.strangers_program import module_of
 from gst.data.graphnet import FxSource, read_sources
 from gst.devices import Device, Plan, machine_record
-from gst.devices.execute.costs import storages
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import storages
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, inference_step
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.costs import Storages, storages
+from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
 from gst.devices.fusion.legality import legalise
 from gst.devices.plan import Plan, positions_of_nodes, ranks

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gst.devices import Device, Plan
-from gst.devices.execute.costs import Storages, storages
 from gst.devices.execute.lowering import Work, lowered, stream_program
 from gst.devices.execute.race_check import RaceError, check
+from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, example
 from gst.programs import Program
 from tests.programs.small import small_program

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.devices import Device, NativeExecutor, Plan
-from gst.devices.execute.costs import Costs, Storages, measure_costs, storages
+from gst.devices.execute.costs import Costs, measure_costs
 from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.storages import Storages, storages
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
 from gst.programs import Program
