@@ -7,7 +7,8 @@ so no lanes ever wait for each other in a circle.
   as it is made; copies that are ready at once go in the order in which they are read.
 - Inputs and constants lie where they are read. A parameter that the step renews lies where its new value is made, so
   that the next step finds it there, and is copied to other readers like any value; so are the data of the step.
-- A value is freed behind its last reader in the order, on the lane of that reader, which waits for the other readers.
+- A value is freed on a lane of its readers, as soon as what that lane waits for anyway implies that all of them are
+  done: no lane stands still for a free. Values that share a buffer are freed together.
 - A lane waits only where what it did and waited for before does not imply it already: since steps are lowered in the
   common order, and of several waits the latest in that order first, what is left is the transitive reduction.
 """
@@ -20,6 +21,8 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Int64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from gst.devices.describe.machine import Device
 from gst.devices.execute.storages import Storages, storages
@@ -221,23 +224,22 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
     value = _positions(made, np.concatenate([values.read, sent]))
     reader = np.concatenate([run_task[values.reader], copy_task])[value >= 0]
     value = value[value >= 0]
-    # Actions: tasks, and frees behind the last task that reads each value.
+    # Actions: tasks, and frees behind the task that knows all readers of each value to be done.
     results = work.results * count + home[work.results]
     freed = np.flatnonzero(_positions(np.sort(results), made) < 0)
-    last = writer.copy()
-    np.maximum.at(last, value, reader)
+    holds, buffer_bytes = _buffers(work, made, home, count)
+    needs_of_tasks = np.stack([reader, writer[value]])
+    behind = _behind(tasks.lane, needs_of_tasks, value, reader, writer, _together(holds, freed, len(buffer_bytes)))
     num_tasks, num_frees, made_node = len(tasks.kind), len(freed), made // count
-    frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[last[freed]])
-    order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * last[freed] + 1]), kind="stable")
+    frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[behind[freed]])
+    order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * behind[freed] + 1]), kind="stable")
     number = _inverse(order)
     free = np.full(len(made), -1)
     free[freed] = number[num_tasks:]
-    holds, buffer_bytes = _buffers(work, made, home, count)
     is_freed = free[value] >= 0
     needs = np.concatenate([
         np.stack([number[reader], number[writer[value]]]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
-        _frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip
     needs = needs[:, np.lexsort((-needs[1], needs[0]))]
     actions = _Actions(*map(np.concatenate, zip(tasks, frees, strict=True))).at(order)
@@ -337,21 +339,126 @@ def _positions(keys: Ints, wanted: Ints) -> Ints:
     return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
 
 
-def _frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
-    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back.
+def _together(holds: Rows, freed: Ints, count: int) -> Ints:
+    """For each value one that is freed with it: those that share a buffer are, so that one step gives the buffer back.
 
     Args:
         holds: buffers of each value.
-        free: action that frees each value; -1 for results, whose buffers are never given back.
+        freed: values that are freed; others are results, whose buffers are never given back.
         count: number of buffers.
     """
-    buffer, of_holder = holds.items, np.repeat(free, np.diff(holds.bounds))
-    is_given_back = ~np.isin(buffer, buffer[of_holder < 0])
-    buffer, of_holder = buffer[is_given_back], of_holder[is_given_back]
-    last = np.full(count, -1)
-    np.maximum.at(last, buffer, of_holder)
-    others = of_holder != last[buffer]
-    return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
+    values = len(holds.bounds) - 1
+    owner = np.repeat(np.arange(values), np.diff(holds.bounds))
+    stays = np.ones(values, bool)
+    stays[freed] = False
+    is_given_back = ~np.isin(holds.items, holds.items[stays[owner]])
+    links = (np.ones(int(is_given_back.sum()), bool), (owner[is_given_back], values + holds.items[is_given_back]))
+    _, label = connected_components(coo_array(links, shape=(values + count,) * 2), directed=False)
+    _, first, inverse = np.unique(label[:values], return_index=True, return_inverse=True)
+    return first[inverse.reshape(-1)]
+
+
+def _behind(lane: Ints, needs: Int64[np.ndarray, "2 needs"], value: Ints, reader: Ints, writer: Ints, first: Ints) -> Ints:
+    """The task behind which each value is freed: the first on a lane of its readers that knows all of them to be done,
+    so that no lane stands still for a free; the last of the lane of the last reader if none does.
+
+    Args:
+        lane: of each task.
+        needs: (task, task that must be done before it).
+        value, reader: of each read.
+        writer: of each value.
+        first: of each value one that is freed with it.
+    """
+    count, lanes = len(first), int(lane.max(initial=-1)) + 1
+    # The last task of each lane that reads a value of each set, or makes one that nobody reads.
+    unread = np.setdiff1d(np.arange(count), value)
+    task = np.concatenate([writer[unread], reader])
+    keys, inverse = np.unique(first[np.concatenate([unread, value])] * lanes + lane[task], return_inverse=True)
+    last = np.zeros(len(keys), np.int64)
+    np.maximum.at(last, inverse.reshape(-1), task)
+    by_task = rows(*needs[:, np.lexsort((-needs[1], needs[0]))], len(lane))
+    bounds = np.searchsorted(keys, np.arange(count + 1) * lanes)
+    return _first_that_knows(lane, by_task.bounds, by_task.items, lanes, bounds, last)[first]
+
+
+@compiled
+@no_type_check
+def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last):
+    """The first task, for each set of tasks, that is on a lane of one of them and behind which all are done for certain.
+
+    Args:
+        lane, bounds, needs, lanes: of all tasks, as `_waits` has them.
+        set_bounds, last: the last task of a set on each of its lanes, set by set.
+    """
+    count, sets = len(lane), len(set_bounds) - 1
+    clocks = np.zeros((lanes, lanes), np.int32)
+    done = np.zeros((count, lanes), np.int32)
+    position = np.zeros(count, np.int64)
+    behind, latest = np.full(sets, -1), np.full(sets, -1)
+    # Sets that end with each task; then, for each lane, those that it may learn of.
+    ending, following = np.full(count, -1), np.full(sets, -1)
+    for each in range(sets):
+        for at in range(set_bounds[each], set_bounds[each + 1]):
+            latest[each] = max(latest[each], last[at])
+        if latest[each] >= 0:
+            following[each] = ending[latest[each]]
+            ending[latest[each]] = each
+    head, after, entry = np.full(lanes, -1), np.full(len(last), -1), np.zeros(len(last), np.int64)
+    entries = 0
+    last_of_lane = np.full(lanes, -1)
+    for task in range(count):
+        mine = lane[task]
+        learns = False
+        for at in range(bounds[task], bounds[task + 1]):
+            need = needs[at]
+            if clocks[mine, lane[need]] <= position[need]:
+                learns = True
+                for each in range(lanes):
+                    clocks[mine, each] = max(clocks[mine, each], done[need, each])
+        position[task] = clocks[mine, mine]
+        clocks[mine, mine] += 1
+        done[task] = clocks[mine]
+        last_of_lane[mine] = task
+        if learns:
+            before, at = -1, head[mine]
+            while at >= 0:
+                following_entry, its = after[at], entry[at]
+                is_known = behind[its] >= 0
+                if not is_known:
+                    is_known = True
+                    for position_of in range(set_bounds[its], set_bounds[its + 1]):
+                        other = last[position_of]
+                        if clocks[mine, lane[other]] <= position[other]:
+                            is_known = False
+                            break
+                    if is_known:
+                        behind[its] = task
+                if is_known:
+                    if before < 0:
+                        head[mine] = following_entry
+                    else:
+                        after[before] = following_entry
+                else:
+                    before = at
+                at = following_entry
+        its = ending[task]
+        while its >= 0:
+            is_known = True
+            for at in range(set_bounds[its], set_bounds[its + 1]):
+                if clocks[mine, lane[last[at]]] <= position[last[at]]:
+                    is_known = False
+            if is_known:
+                behind[its] = task
+            else:
+                for at in range(set_bounds[its], set_bounds[its + 1]):
+                    entry[entries], after[entries] = its, head[lane[last[at]]]
+                    head[lane[last[at]]] = entries
+                    entries += 1
+            its = following[its]
+    for each in range(sets):
+        if latest[each] >= 0 and behind[each] < 0:
+            behind[each] = last_of_lane[lane[latest[each]]]
+    return behind
 
 
 def _inverse(order: Ints) -> Ints:

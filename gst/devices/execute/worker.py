@@ -79,8 +79,8 @@ class LaneSteps:
         worker: position of its thread among those of the executor.
         memory: number of the memory in which it computes, or from which it copies.
         steps: (kind, number, what). For `RUN` a node and its call; for `COPY` a node, and number and device of the
-            memory that gets it; for `RECORD` an event and the locks of those that wait for it; for `WAIT` a lock and its
-            event; for `FREE` a node.
+            memory that gets it; for `RECORD` an event and the locks of those that wait for it; for `WAIT` a lock and
+            its event; for `FREE` a node.
     """
 
     name: str

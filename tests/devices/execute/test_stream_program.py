@@ -112,11 +112,34 @@ def test_one_lane_has_no_events_and_frees_at_the_last_use(program: Program) -> N
     last: dict[int, int] = {}
     for step in np.flatnonzero(streams.kind == RUN).tolist():
         last |= dict.fromkeys([*reads[streams.argument[step]], *streams.members.lists()[streams.argument[step]]], step)
+    sharing = sharing_a_buffer(streams)
     for step in np.flatnonzero(streams.kind == FREE).tolist():
-        run = step
+        run, node = step, int(streams.argument[step])
         while streams.kind[run] == FREE:
             run -= 1
-        assert last[int(streams.argument[step])] == run
+        assert last[node] <= run == max(last[other] for other in sharing[node])
+
+
+def sharing_a_buffer(streams: StreamProgram) -> dict[int, set[int]]:
+    """For each node those whose values lie in a buffer with its value, or in one with that of another of them, ..."""
+    node_of, holds = streams.made[0].tolist(), streams.holds.lists()
+    sharing = {node: {node} for node in node_of}
+    holders: dict[int, int] = {}
+    for node, buffers in zip(node_of, holds, strict=True):
+        for buffer in buffers:
+            union = sharing[node] | sharing[holders.setdefault(buffer, node)]
+            sharing |= dict.fromkeys(union, union)
+    return sharing
+
+
+def test_no_lane_stands_still_for_a_free(program: Program) -> None:
+    """What it frees, a lane knows to be read by all; it asks only behind its last run or copy."""
+    streams = random_streams(program, np.random.default_rng(7), 2, 3)
+    for begin, end in zip(streams.bounds[:-1], streams.bounds[1:], strict=True):
+        kind = streams.kind[begin:end].tolist()
+        works = [step for step, each in enumerate(kind) if each in (RUN, COPY)]
+        for step, each in enumerate(kind[: works[-1]] if works else []):
+            assert not (each == WAIT and kind[step + 1] == FREE)
 
 
 def test_what_is_written_as_json_is_read_back_and_nonsense_is_refused(program: Program) -> None:
