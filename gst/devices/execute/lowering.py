@@ -21,8 +21,6 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Int64
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from gst.devices.describe.machine import Device
 from gst.devices.execute.storages import Storages, storages
@@ -119,16 +117,32 @@ def stream_program(
     np.minimum.at(group_rank, group[computed], (ranks(plan) if rank is None else rank)[computed])
     results = np.unique([each.node for each in program.outputs if isinstance(each, Reference)]).astype(np.int64)
     home = _homes(program, group, results, memory_of_device[position])
-    made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, program.num_nodes).astype(np.int64)
-    own = made_bytes if own_bytes is None else np.maximum(own_bytes[position, np.arange(program.num_nodes)], made_bytes)
-    transient = np.zeros(count, np.int64)
-    np.add.at(transient, group[computed], (own - made_bytes)[computed])
-    storage, holder = allocated.held
-    stays = np.isin(holder, _crossing(program.graph.edges, group, results))
-    inner = np.setdiff1d(np.arange(len(allocated.num_bytes)), storage[stays])  # within a group alone
-    np.add.at(transient, group[allocated.made_by[inner]], allocated.num_bytes[inner])
+    own = None if own_bytes is None else own_bytes[position, np.arange(program.num_nodes)]
+    transient = transient_bytes(program.graph.edges, group, results, allocated, own)
     work = Work(program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated)
     return lowered(work, memories, [device.name for device in devices], memory_of_device)
+
+
+def transient_bytes(
+    edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints, allocated: Storages, own_bytes: Ints | None
+) -> Ints:
+    """What each group takes while it runs, beside the buffers of what it writes.
+
+    Args:
+        edges, group, results: as in `Work`.
+        allocated: who allocates what, and which values lie in it.
+        own_bytes: the most that each operation takes while it runs; its results alone if None.
+    """
+    made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, len(group)).astype(np.int64)
+    own = made_bytes if own_bytes is None else np.maximum(own_bytes, made_bytes)
+    computed = np.flatnonzero(group >= 0)
+    transient = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
+    np.add.at(transient, group[computed], (own - made_bytes)[computed])
+    storage, holder = allocated.held
+    stays = np.isin(holder, _crossing(edges, group, results))
+    inner = np.setdiff1d(np.arange(len(allocated.num_bytes)), storage[stays])  # within a group alone
+    np.add.at(transient, group[allocated.made_by[inner]], allocated.num_bytes[inner])
+    return transient
 
 
 def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
@@ -226,10 +240,10 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
     value = value[value >= 0]
     # Actions: tasks, and frees behind the task that knows all readers of each value to be done.
     results = work.results * count + home[work.results]
-    freed = np.flatnonzero(_positions(np.sort(results), made) < 0)
+    is_result = _positions(np.sort(results), made) >= 0
+    freed, stays = np.flatnonzero(~is_result), np.flatnonzero(is_result)
     holds, buffer_bytes = _buffers(work, made, home, count)
-    needs_of_tasks = np.stack([reader, writer[value]])
-    behind = _behind(tasks.lane, needs_of_tasks, value, reader, writer, _together(holds, freed, len(buffer_bytes)))
+    behind = _behind(tasks.lane, np.stack([reader, writer[value]]), value, reader, writer, holds, stays)
     num_tasks, num_frees, made_node = len(tasks.kind), len(freed), made // count
     frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[behind[freed]])
     order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * behind[freed] + 1]), kind="stable")
@@ -240,6 +254,7 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
     needs = np.concatenate([
         np.stack([number[reader], number[writer[value]]]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
+        _frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip
     needs = needs[:, np.lexsort((-needs[1], needs[0]))]
     actions = _Actions(*map(np.concatenate, zip(tasks, frees, strict=True))).at(order)
@@ -339,56 +354,70 @@ def _positions(keys: Ints, wanted: Ints) -> Ints:
     return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
 
 
-def _together(holds: Rows, freed: Ints, count: int) -> Ints:
-    """For each value one that is freed with it: those that share a buffer are, so that one step gives the buffer back.
-
-    Args:
-        holds: buffers of each value.
-        freed: values that are freed; others are results, whose buffers are never given back.
-        count: number of buffers.
-    """
-    values = len(holds.bounds) - 1
-    owner = np.repeat(np.arange(values), np.diff(holds.bounds))
-    stays = np.ones(values, bool)
-    stays[freed] = False
-    is_given_back = ~np.isin(holds.items, holds.items[stays[owner]])
-    links = (np.ones(int(is_given_back.sum()), bool), (owner[is_given_back], values + holds.items[is_given_back]))
-    _, label = connected_components(coo_array(links, shape=(values + count,) * 2), directed=False)
-    _, first, inverse = np.unique(label[:values], return_index=True, return_inverse=True)
-    return first[inverse.reshape(-1)]
-
-
-def _behind(lane: Ints, needs: Int64[np.ndarray, "2 needs"], value: Ints, reader: Ints, writer: Ints, first: Ints) -> Ints:
+def _behind(
+    lane: Ints,
+    needs: Int64[np.ndarray, "2 needs"],
+    value: Ints,
+    reader: Ints,
+    writer: Ints,
+    holds: Rows,
+    stays: Ints,
+) -> Ints:
     """The task behind which each value is freed: the first on a lane of its readers that knows all of them to be done,
-    so that no lane stands still for a free; the last of the lane of the last reader if none does.
+    so that no lane stands still for a free; the last of the lane of the last reader if none does. Values that lie in
+    one buffer and in no other are freed together, behind those that lie in it and in others: one step gives it back.
 
     Args:
         lane: of each task.
         needs: (task, task that must be done before it).
         value, reader: of each read.
         writer: of each value.
-        first: of each value one that is freed with it.
+        holds: buffers of each value.
+        stays: values that are never freed, nor are their buffers given back.
     """
-    count, lanes = len(first), int(lane.max(initial=-1)) + 1
-    # The last task of each lane that reads a value of each set, or makes one that nobody reads.
-    unread = np.setdiff1d(np.arange(count), value)
-    task = np.concatenate([writer[unread], reader])
-    keys, inverse = np.unique(first[np.concatenate([unread, value])] * lanes + lane[task], return_inverse=True)
-    last = np.zeros(len(keys), np.int64)
-    np.maximum.at(last, inverse.reshape(-1), task)
+    count, lanes = len(writer), int(lane.max(initial=-1)) + 1
+    owner, buffer = np.repeat(np.arange(count), np.diff(holds.bounds)), holds.items
+    is_given_back = ~np.isin(buffer, buffer[np.isin(owner, stays)])
+    owner, buffer = np.unique(np.stack([owner[is_given_back], buffer[is_given_back]]), axis=1)
+    number = np.bincount(owner, minlength=count)
+    is_one, is_several = number[owner] == 1, number[owner] > 1
+    together = np.arange(count)
+    together[owner[is_one]] = count + buffer[is_one]
+    num_sets = count + int(buffer.max(initial=-1)) + 1
     by_task = rows(*needs[:, np.lexsort((-needs[1], needs[0]))], len(lane))
-    bounds = np.searchsorted(keys, np.arange(count + 1) * lanes)
-    return _first_that_knows(lane, by_task.bounds, by_task.items, lanes, bounds, last)[first]
+    # A set is touched by tasks that read a value of it, or make one that nobody reads.
+    unread = np.setdiff1d(np.arange(count), value)
+    touched = together[np.concatenate([unread, value])]
+    task = np.concatenate([writer[unread], reader])
+
+    def known(sets: Ints, tasks: Ints, frees: Bool[np.ndarray, " touches"]) -> Ints:
+        """For each set the first task that knows `tasks`, and what is freed behind those marked `frees`, to be done."""
+        keys, inverse = np.unique(sets * lanes + lane[tasks], return_inverse=True)
+        last = np.zeros(len(keys), np.int64)
+        np.maximum.at(last, inverse.reshape(-1), 2 * tasks + frees)
+        bounds = np.searchsorted(keys, np.arange(num_sets + 1) * lanes)
+        return _first_that_knows(lane, by_task.bounds, by_task.items, lanes, bounds, last >> 1, last & 1)
+
+    behind = known(touched, task, np.zeros(len(task), bool))
+    if is_several.any():
+        before = behind[owner[is_several]]
+        frees = np.arange(len(task) + len(before)) >= len(task)
+        sets, tasks = np.append(touched, count + buffer[is_several]), np.append(task, before)
+        in_buffer = sets >= count
+        later = known(sets[in_buffer], tasks[in_buffer], frees[in_buffer])
+        behind[count:] = later[count:]
+    return behind[together]
 
 
 @compiled
 @no_type_check
-def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last):
-    """The first task, for each set of tasks, that is on a lane of one of them and behind which all are done for certain.
+def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
+    """For each set of tasks the first task that is on a lane of one of them and behind which all are done for certain.
 
     Args:
         lane, bounds, needs, lanes: of all tasks, as `_waits` has them.
         set_bounds, last: the last task of a set on each of its lanes, set by set.
+        frees: 1 if what is freed behind that task must be done too, as the next task of its lane tells.
     """
     count, sets = len(lane), len(set_bounds) - 1
     clocks = np.zeros((lanes, lanes), np.int32)
@@ -426,9 +455,9 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last):
                 is_known = behind[its] >= 0
                 if not is_known:
                     is_known = True
-                    for position_of in range(set_bounds[its], set_bounds[its + 1]):
-                        other = last[position_of]
-                        if clocks[mine, lane[other]] <= position[other]:
+                    for each in range(set_bounds[its], set_bounds[its + 1]):
+                        other = last[each]
+                        if clocks[mine, lane[other]] <= position[other] + (frees[each] and lane[other] != mine):
                             is_known = False
                             break
                     if is_known:
@@ -445,7 +474,8 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last):
         while its >= 0:
             is_known = True
             for at in range(set_bounds[its], set_bounds[its + 1]):
-                if clocks[mine, lane[last[at]]] <= position[last[at]]:
+                other = last[at]
+                if clocks[mine, lane[other]] <= position[other] + (frees[at] and lane[other] != mine):
                     is_known = False
             if is_known:
                 behind[its] = task
@@ -459,6 +489,23 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last):
         if latest[each] >= 0 and behind[each] < 0:
             behind[each] = last_of_lane[lane[latest[each]]]
     return behind
+
+
+def _frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
+    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back.
+
+    Args:
+        holds: buffers of each value.
+        free: action that frees each value; -1 for results, whose buffers are never given back.
+        count: number of buffers.
+    """
+    buffer, of_holder = holds.items, np.repeat(free, np.diff(holds.bounds))
+    is_given_back = ~np.isin(buffer, buffer[of_holder < 0])
+    buffer, of_holder = buffer[is_given_back], of_holder[is_given_back]
+    last = np.full(count, -1)
+    np.maximum.at(last, buffer, of_holder)
+    others = of_holder != last[buffer]
+    return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
 
 
 def _inverse(order: Ints) -> Ints:

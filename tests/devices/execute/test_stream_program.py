@@ -112,24 +112,15 @@ def test_one_lane_has_no_events_and_frees_at_the_last_use(program: Program) -> N
     last: dict[int, int] = {}
     for step in np.flatnonzero(streams.kind == RUN).tolist():
         last |= dict.fromkeys([*reads[streams.argument[step]], *streams.members.lists()[streams.argument[step]]], step)
-    sharing = sharing_a_buffer(streams)
+    holds = {node: set(buffers) for node, buffers in zip(streams.made[0].tolist(), streams.holds.lists(), strict=True)}
+    given_back = set().union(*holds.values()) - set().union(*(holds.get(node, set()) for node in streams.results[0]))
     for step in np.flatnonzero(streams.kind == FREE).tolist():
         run, node = step, int(streams.argument[step])
         while streams.kind[run] == FREE:
             run -= 1
-        assert last[node] <= run == max(last[other] for other in sharing[node])
-
-
-def sharing_a_buffer(streams: StreamProgram) -> dict[int, set[int]]:
-    """For each node those whose values lie in a buffer with its value, or in one with that of another of them, ..."""
-    node_of, holds = streams.made[0].tolist(), streams.holds.lists()
-    sharing = {node: {node} for node in node_of}
-    holders: dict[int, int] = {}
-    for node, buffers in zip(node_of, holds, strict=True):
-        for buffer in buffers:
-            union = sharing[node] | sharing[holders.setdefault(buffer, node)]
-            sharing |= dict.fromkeys(union, union)
-    return sharing
+        buffers = holds[node] & given_back
+        sharing = {other for other in holds if holds[other] & buffers} if len(buffers) == 1 else {node}
+        assert run == max(last[other] for other in sharing)  # a buffer at once
 
 
 def test_no_lane_stands_still_for_a_free(program: Program) -> None:

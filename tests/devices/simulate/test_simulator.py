@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.devices import Device, NativeExecutor, Plan
-from gst.devices.execute.costs import Costs, measure_costs
+from gst.devices.execute.costs import Costs, measure_costs, profiled_costs
 from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import Storages, storages
+from gst.devices.execute.stream_program import RECORD, RUN, WAIT
 from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
+from gst.devices.simulate.peaks import costs_streams, peak_bytes
+from gst.devices.simulate.simulator import Contention, Simulator
 from gst.programs import Program
 
 from ..execute.test_executor import alone, random_plan
@@ -133,6 +136,70 @@ def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
             native.run(random_plan(program, rng, names(MOLDABLE)))
             ran = native.last_timeline
             assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.5
+
+
+def simulated(costs: Costs, plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
+    """Peaks of the simulated run, and those that are proven of all runs of its stream program."""
+    run = Simulator(costs, ROUGH).run(plan)
+    return peak_bytes(costs, run), check(costs_streams(costs, run)).peak_bytes
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_a_simulated_run_takes_no_more_than_is_proven_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
+    ran, proven = simulated(*case)
+    assert all(ran[memory] <= proven[memory] for memory in ran)
+
+
+def test_peaks_of_workloads_are_at_most_proven_and_equal_on_one_device(bundled_program: Program) -> None:
+    """On lanes that share a memory, and on memories of their own, where views lie in copies of their bases."""
+    rng, total = np.random.default_rng(2), 0
+    for memories in ("abc", "aab"):
+        devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
+        times = rng.lognormal(2, 1, (3, bundled_program.num_nodes))
+        costs = profiled_costs(bundled_program, devices, times)
+        for _ in range(2):
+            ran, proven = simulated(costs, random_plan(bundled_program, rng, names(devices)))
+            assert all(ran[memory] <= proven[memory] for memory in ran)
+            total += sum(ran.values())
+        ran, proven = simulated(costs, alone(bundled_program, "cpu:2"))
+        assert ran == proven
+    assert total > 0
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_a_simulated_run_keeps_the_order_and_the_waits_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
+    """Each lane takes its operations in the order in which they began, and none begins before what it waits for."""
+    costs, plan = case
+    run = Simulator(costs, ROUGH).run(plan)
+    streams = costs_streams(costs, run)
+    recorded = np.zeros(streams.num_events)
+    lanes = [range(a, b) for a, b in zip(streams.bounds[:-1], streams.bounds[1:], strict=True)]
+    node = np.where(streams.kind == RUN, streams.members.items[np.where(streams.kind == RUN, streams.argument, 0)], -1)
+    for lane in lanes:
+        begin = run.begin_us[[node[step] for step in lane if node[step] >= 0]]
+        assert (np.diff(begin) >= 0).all()
+    # Records of what runs; a copy arrives when the simulation has it arrive.
+    now = [0.0] * len(lanes)
+    places = [lane.start for lane in lanes]
+    known = np.zeros(streams.num_events, bool)
+    while any(place < lane.stop for place, lane in zip(places, lanes, strict=True)):
+        before = list(places)
+        for number, lane in enumerate(lanes):
+            while places[number] < lane.stop:
+                step, argument = places[number], streams.argument[places[number]]
+                if streams.kind[step] == WAIT:
+                    if not known[argument]:
+                        break
+                    now[number] = max(now[number], recorded[argument])
+                elif streams.kind[step] == RUN:
+                    assert now[number] <= run.begin_us[node[step]] + 1e-9
+                    now[number] = run.end_us[node[step]]
+                elif streams.kind[step] == RECORD:
+                    recorded[argument], known[argument] = now[number], True
+                places[number] += 1
+        assert places != before, "lanes wait for each other"
 
 
 def test_values_in_one_memory_are_seen(bundled_program: Program) -> None:
