@@ -12,12 +12,12 @@ from gst.devices.execute.costs import Costs, measure_costs, profiled_costs
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import Storages, storages
-from gst.devices.execute.stream_program import RECORD, RUN, WAIT
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.peaks import costs_streams, peak_bytes
 from gst.devices.simulate.simulator import Contention, Simulator
 from gst.programs import Program
 
+from ..execute.replay import assert_is_a_run_of
 from ..execute.test_executor import alone, random_plan
 from ..execute.test_native import CHAINED, MOLDABLE, names
 from . import slow_simulator
@@ -170,36 +170,9 @@ def test_peaks_of_workloads_are_at_most_proven_and_equal_on_one_device(bundled_p
 @given(cases())
 @settings(max_examples=60)
 def test_a_simulated_run_keeps_the_order_and_the_waits_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
-    """Each lane takes its operations in the order in which they began, and none begins before what it waits for."""
     costs, plan = case
     run = Simulator(costs, ROUGH).run(plan)
-    streams = costs_streams(costs, run)
-    recorded = np.zeros(streams.num_events)
-    lanes = [range(a, b) for a, b in zip(streams.bounds[:-1], streams.bounds[1:], strict=True)]
-    node = np.where(streams.kind == RUN, streams.members.items[np.where(streams.kind == RUN, streams.argument, 0)], -1)
-    for lane in lanes:
-        begin = run.begin_us[[node[step] for step in lane if node[step] >= 0]]
-        assert (np.diff(begin) >= 0).all()
-    # Records of what runs; a copy arrives when the simulation has it arrive.
-    now = [0.0] * len(lanes)
-    places = [lane.start for lane in lanes]
-    known = np.zeros(streams.num_events, bool)
-    while any(place < lane.stop for place, lane in zip(places, lanes, strict=True)):
-        before = list(places)
-        for number, lane in enumerate(lanes):
-            while places[number] < lane.stop:
-                step, argument = places[number], streams.argument[places[number]]
-                if streams.kind[step] == WAIT:
-                    if not known[argument]:
-                        break
-                    now[number] = max(now[number], recorded[argument])
-                elif streams.kind[step] == RUN:
-                    assert now[number] <= run.begin_us[node[step]] + 1e-9
-                    now[number] = run.end_us[node[step]]
-                elif streams.kind[step] == RECORD:
-                    recorded[argument], known[argument] = now[number], True
-                places[number] += 1
-        assert places != before, "lanes wait for each other"
+    assert_is_a_run_of(costs_streams(costs, run), run)
 
 
 def test_values_in_one_memory_are_seen(bundled_program: Program) -> None:
