@@ -7,13 +7,15 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+import torch
 
 from gst.devices import Device, Plan
+from gst.devices.execute.hostile import verify
 from gst.devices.execute.lowering import Work, lowered, stream_program
 from gst.devices.execute.race_check import RaceError, check
 from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, example
-from gst.programs import Program
+from gst.programs import Program, Step, capture
 from tests.programs.small import small_program
 
 from .interleavings import depends_on_luck, explore, mutants, random_work
@@ -244,3 +246,45 @@ def test_80_000_operations_are_lowered_and_checked_within_seconds(unchecked: Non
     begin = perf_counter()
     check(lowered(*work))
     assert perf_counter() - begin < 10.0  # 2 s on a quiet machine
+
+
+def spread(count: int) -> Program:
+    """`count` values made on one device, which another adds up one after the other."""
+
+    def step(value: torch.Tensor) -> torch.Tensor:
+        made = [value * number for number in range(1, count + 1)]
+        total = made[0]
+        for each in made[1:]:
+            total = total + each
+        return total
+
+    return capture(Step("spread", step, (torch.ones(1_000),)))
+
+
+def test_copies_are_as_late_as_a_memory_limit_demands() -> None:
+    """Made as soon as they can be, ten copies of 4,000 bytes lie in the second memory at once; no more than the limit
+    allows where there is one, and outputs are the same."""
+    program, devices = spread(10), lanes_of(2, 1)
+    adds = [each.kind == "operation" and "add" in str(each.target) for each in program.operations]
+    plan = Plan(tuple(device.name for device in devices), np.array(adds).astype(np.int64))
+    early = stream_program(program, plan, devices)
+    peak = check(early).peak_bytes["gpu:1"]
+    assert peak >= 10 * 4_000
+    peaks = []
+    for limit in (peak, 32_000, 16_000):
+        limited = [devices[0], replace(devices[1], memory_limit=limit)]
+        late = stream_program(program, plan, limited)
+        peaks.append(verify(program, late).peak_bytes["gpu:1"])
+        assert peaks[-1] <= limit
+        assert (late.kind == COPY).sum() == (early.kind == COPY).sum()
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] == peak
+    assert late.num_events > early.num_events
+
+
+def test_late_copies_of_random_plans_are_free_of_races(program: Program) -> None:
+    rng, devices = np.random.default_rng(8), lanes_of(3, 2)
+    plan = random_plan(program, devices, rng)
+    early = sum(check(stream_program(program, plan, devices, allocated(program))).peak_bytes.values())
+    limited = [replace(device, memory_limit=1) for device in devices]
+    late = stream_program(program, plan, limited, allocated(program))
+    assert sum(verify(program, late, runs=1).peak_bytes.values()) <= early
