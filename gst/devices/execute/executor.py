@@ -276,8 +276,20 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
         ...     run.run(Plan((core.name,), np.zeros(program.num_nodes, np.int64)))
         [tensor([0., 2.])]
     """
-    if supports(devices) and compiler() is not None:
+    if finds_order(devices):
         return NativeExecutor(program, devices)
     if overlap(devices):
         raise ValueError("devices that share cores need the compiled interpreter: install g++, and use one memory")
     return Executor(program, devices)
+
+
+def finds_order(devices: Sequence[Device]) -> bool:
+    """Whether `executor` runs plans on these devices by the compiled interpreter, which takes what is ready while it
+    runs. The Python one takes operations in the order of their priorities (`gst.devices.plan.in_order_of`).
+
+    Examples:
+        >>> gpus = [Device(f"cuda:{number}", "cuda", (), 1, f"cuda:{number}", "example") for number in range(2)]
+        >>> finds_order(gpus)
+        False
+    """
+    return supports(devices) and compiler() is not None

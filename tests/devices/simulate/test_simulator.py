@@ -12,6 +12,7 @@ from gst.devices.execute.costs import Costs, measure_costs, profiled_costs
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import Storages, storages
+from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.peaks import costs_streams, peak_bytes
 from gst.devices.simulate.simulator import Contention, Simulator
@@ -173,6 +174,16 @@ def test_a_simulated_run_keeps_the_order_and_the_waits_of_its_stream_program(cas
     costs, plan = case
     run = Simulator(costs, ROUGH).run(plan)
     assert_is_a_run_of(costs_streams(costs, run), run)
+
+
+@given(cases(), st.sampled_from([NOTHING, ROUGH]))
+@settings(max_examples=60)
+def test_a_plan_in_the_order_of_its_simulation_is_simulated_alike(case: tuple[Costs, Plan], rough: Contention) -> None:
+    costs, plan = case
+    simulator = Simulator(costs, rough)
+    run = simulator.run(plan)
+    again = simulator.run(in_order_of(plan, run))
+    assert (again.begin_us == run.begin_us).all() and (again.end_us == run.end_us).all()
 
 
 def test_values_in_one_memory_are_seen(bundled_program: Program) -> None:
