@@ -20,7 +20,6 @@ from gst.data.graphnet import Operation, Value
 
 __all__ = ["CLASSES", "COLUMNS", "PRODUCTS", "Kernels", "kernels_of", "kernels_of_groups"]
 
-
 class Kernels(NamedTuple):
     """The kernels of a program for one sample of input, in order.
 

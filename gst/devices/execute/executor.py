@@ -176,8 +176,9 @@ class Executor:
         if inputs is not None:
             given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         memories: list[Values] = [[None] * self.program.num_nodes for _ in streams.memories]
+        device_of = {lane.memory: lane.device for lane in self._lanes}
         for node, memory in streams.residents.T.tolist():
-            device = self._lanes[streams.lane_memory.tolist().index(memory)].device
+            device = device_of[memory]
             if inputs is not None and node < len(given):
                 memories[memory][node] = given[node].detach().to(device)
                 continue
