@@ -1,7 +1,8 @@
 """Discrete-event simulator: how long a plan takes on measured costs, without running it.
 
 The rule is the interpreter's (`gst/devices/execute/interpreter.cpp`): a core runs the ready operation of least rank
-among those that use it, and an operation on several cores starts when it is the choice of all of them.
+among those that use it, and an operation on several cores starts when it is the choice of all of them. The order in
+which operations begin is that of a stream program (`gst.devices.simulate.peaks.costs_streams`).
 """
 
 from __future__ import annotations
