@@ -15,7 +15,8 @@ from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record
 from gst.devices.execute.costs import measure_costs, quickest
 from gst.devices.execute.native import quickest_runs
 from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
+from gst.devices.simulate.peaks import peak_bytes
+from gst.devices.simulate.simulator import Contention, Simulator
 from gst.placement.local_search.population import random_plans
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,19 @@ def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes
     priority = np.empty(len(order), np.int64)
     priority[order] = np.arange(len(order))[::-1]
     return priority
+
+
+def in_order_of(plan: Plan, run: Timeline) -> Plan:
+    """The plan whose priorities are the order in which operations began in a run of it. Lanes that take operations in
+    the order of their priorities, without looking which of them are ready, then stand still no more than that run.
+
+    Examples:
+        >>> plan = Plan(("cpu:0",), np.array([0, 0, 0]))
+        >>> run = Timeline(plan.placement, np.array([0.0, 7.0, 5.0]), np.array([5.0, 9.0, 7.0]))
+        >>> ranks(in_order_of(plan, run)).tolist()
+        [0, 2, 1]
+    """
+    return replace(plan, priority=priority_of(np.argsort(run.begin_us, kind="stable")))
 
 
 def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:

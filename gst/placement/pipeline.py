@@ -19,8 +19,10 @@ import numpy as np
 from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import core_numbers, supports
 from gst.devices.execute.costs import profiled_costs
+from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
+from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.simulator import Contention
 from gst.files.untrusted import read_object
@@ -47,7 +49,7 @@ from gst.placement.planning import (
 )
 from gst.placement.room import within
 from gst.placement.screening import NetworkSurrogate
-from gst.placement.search import Search, as_is
+from gst.placement.search import Search
 from gst.placement.task import Task, check_same
 from gst.placement.ways_beside import ways_beside
 from gst.placement.workers import Workers
@@ -136,7 +138,7 @@ def place_measured(
             with _measurer(source, runner, settings, progress) as measurer:
                 search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
                 final_plans["guided_search"] = _unfolded(search.planned(), fused)
-        plans = plans_by_name(final_plans)
+        plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
         finals = _measure_finally(source, runner, plans, program, settings, progress, here)
     best = finals.best
     entries = {
@@ -249,10 +251,17 @@ def _search(
     return Search(
         searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
         settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
-        as_run=as_is if fused is None else fused.unfold,
+        as_run=partial(_as_run, task) if fused is None else fused.unfold,
         surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
         on_fleet=on_fleet,
     )  # fmt: skip
+
+
+def _as_run(task: Task, plan: Plan) -> Plan:
+    """The plan with its operations in the order of its simulation where lanes do not find one while they run."""
+    if finds_order(task.devices) or plan.fusion is not None:
+        return plan
+    return in_order_of(plan, task.simulator.run(plan))
 
 
 def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:

@@ -19,7 +19,8 @@ from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs, profiled_costs
 from gst.devices.execute.stream_program import StreamProgram
 from gst.devices.plan import Timeline, positions_of_nodes
-from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
+from gst.devices.simulate.peaks import peak_bytes
+from gst.devices.simulate.simulator import Contention, Simulator
 from gst.files.untrusted import plain, read_object
 from gst.files.writing import atomic_write
 from gst.graphs.graph import Graph

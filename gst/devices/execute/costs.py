@@ -6,39 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gst.devices.describe.machine import Device, select
 from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
 
 COPY_US = 20.0  # of the smallest copy from memory to memory
 COPY_BYTES_PER_US = 5_000.0  # 5 GB/s
-
-
-@dataclass(frozen=True, eq=False)
-class Storages:
-    """Pieces of memory that a run allocates; several values may lie in one (a view and its base).
-
-    Args:
-        num_bytes: of each storage.
-        made_by: node that allocates it.
-        held: pairs (storage, node): the value of the node keeps the storage alive.
-    """
-
-    num_bytes: Int64[np.ndarray, " storages"]
-    made_by: Int64[np.ndarray, " storages"]
-    held: Int64[np.ndarray, "2 holds"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,48 +118,6 @@ def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tup
     return times, np.min([each.own_bytes for each in runs], axis=0)
 
 
-def storages(program: Program) -> Storages:
-    """Which values of the program lie in the same memory, as fake tensors tell: nothing is computed or allocated.
-
-    What operators declare of aliases is not enough: `_unsafe_view` and `contiguous` return their argument's memory.
-    """
-    fake = FakeTensorMode()
-    values: Values = [None if each is None else fake.from_tensor(each) for each in _fixed(program)]
-    fixed = {storage for value in values for storage, _ in _memory(value)}
-    number: dict[int, int] = {}
-    num_bytes: list[int] = []
-    made_by: list[int] = []
-    held: list[tuple[int, int]] = []
-    with torch.no_grad(), fake:
-        for node, call in enumerate(bind(program, torch.device("cpu"))):
-            if call is None:
-                continue
-            values[node] = call(values)
-            for storage, size in _memory(values[node]):
-                if storage in fixed:
-                    continue
-                if storage not in number:
-                    number[storage] = len(num_bytes)
-                    num_bytes.append(size)
-                    made_by.append(node)
-                held.append((number[storage], node))
-    pairs = np.array(held, np.int64).reshape(-1, 2).T
-    return Storages(np.array(num_bytes, np.int64), np.array(made_by, np.int64), pairs)
-
-
-def _fixed(program: Program) -> list[Any]:
-    """Values of inputs and constants, None for operations."""
-    return [*program.inputs, *(operation.constant for operation in program.operations[len(program.inputs) :])]
-
-
-def _memory(value: Any) -> Sequence[tuple[int, int]]:
-    """Identity and bytes of the storage of each tensor in a value."""
-    if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        return [(storage._cdata, storage.nbytes())] if storage.nbytes() else []
-    return [pair for each in value for pair in _memory(each)] if isinstance(value, list | tuple) else []
-
-
 def profile(
     program: Program, executor: AnyExecutor | None = None, device: str | None = None, repetitions: int = 5
 ) -> Float64[np.ndarray, " nodes"]:
@@ -226,7 +167,7 @@ def _profile(program: Program, device: torch.device, repetitions: int) -> Float6
     calls: Sequence[Call | None] = bind(program, device)
     order = [node for node, call in enumerate(calls) if call is not None]
     steps = steps_in_order(program, calls, order)
-    fixed = [None if value is None else value.to(device) for value in _fixed(program)]
+    fixed = [None if value is None else value.to(device) for value in fixed_values(program)]
     times = np.zeros((repetitions, program.num_nodes))
     with torch.no_grad():
         _timed_pass(steps, fixed.copy(), np.zeros(program.num_nodes))

@@ -1,30 +1,34 @@
-"""Run a plan for real: one persistent thread per device, values handed over by message."""
+"""Run a plan for real: its stream program, by one persistent thread for each lane."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device, overlap, select, supports
-from gst.devices.execute.calls import Step, Values, laid_out, run_steps
+from gst.devices.execute.calls import Values, bind, laid_out
 from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.lanes import Lane, is_here
+from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.native import NativeExecutor
-from gst.devices.execute.schedule import Schedule, output_nodes, schedule
-from gst.devices.execute.worker import Finished, Run, Worker, run_share
+from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import Storages, storages
+from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, rows
+from gst.devices.execute.worker import LaneSteps, Run, Worker, run_lane
 from gst.devices.fusion.legality import fusion_groups
-from gst.devices.plan import ExecutionError, Plan
+from gst.devices.plan import ExecutionError, Plan, positions_of_nodes
 from gst.programs import Program, Reference
 
-MAX_SCHEDULES = 64
+MAX_COMPILED = 64
 Result = TypeVar("Result")
 
 
@@ -36,8 +40,31 @@ class Transfers:
     bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A plan, ready to run.
+
+    Args:
+        streams: its stream program.
+        lanes: those that have steps.
+        num_locks, num_events: see `Run`.
+        transfers: of each run.
+        order: of the operations of each device.
+    """
+
+    streams: StreamProgram
+    lanes: tuple[LaneSteps, ...]
+    num_locks: int
+    num_events: int
+    transfers: Transfers
+    order: dict[str, tuple[int, ...]]
+
+
 class Executor:
     """Runs plans of one program. Use it as a context manager; its threads live from enter to exit.
+
+    A plan is lowered (`gst.devices.execute.lowering`), and there is a thread for each lane: one for each device, and if
+    there are several memories one for the copies that leave each.
 
     Args:
         program: what plans place.
@@ -51,14 +78,21 @@ class Executor:
             raise ValueError("devices that share cores need the compiled interpreter: a C++ compiler, and one memory")
         self.last_transfers = Transfers(0, 0)
         self.last_order: dict[str, tuple[int, ...]] = {}
-        self._workers: tuple[Worker, ...] = ()
-        self._outputs = output_nodes(program)
-        self._schedules: OrderedDict[str, Schedule] = OrderedDict()
+        self._workers: tuple[Worker, ...] = ()  # of the devices, and of the copies from each memory
+        self._lanes: tuple[Lane, ...] = ()
+        self._accelerators: tuple[torch.device, ...] = ()
+        self._storages: Storages | None = None
+        self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._placed: dict[tuple[int, torch.device], Tensor] = {}
 
     def __enter__(self) -> Self:
         threads = torch.get_num_threads()  # also fixes this thread's own number before a worker sets another
-        self._workers = tuple(Worker(device) for device in self.devices)
+        threads_of = [*self.devices, *_copiers(self.devices)]
+        memories = list(dict.fromkeys(device.memory for device in self.devices))
+        places = {device.memory: device.torch_device for device in self.devices}
+        self._workers = tuple(map(Worker, threads_of))
+        self._lanes = tuple(Lane(places[each.memory], memories.index(each.memory)) for each in threads_of)
+        self._accelerators = tuple(dict.fromkeys(filter(is_here, places.values())))
         wait([worker.submit(lambda: None) for worker in self._workers])
         torch.set_num_threads(threads)  # threads made later by others start from the number set last
         return self
@@ -76,40 +110,44 @@ class Executor:
         position = self.devices.index(select([device], self.devices)[0])
         return self._workers[position].submit(function).result()
 
-    def compile(self, plan: Plan) -> Schedule:
-        """Work out a plan once; the most recent are remembered by key.
+    def compile(self, plan: Plan) -> Compiled:
+        """Lower a plan once, and prove that its lanes do not race; the most recent plans are remembered by key.
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
             ExecutionError: the plan fuses operations, which only the compiled interpreter does.
         """
         key = plan.key
-        if key in self._schedules:
-            self._schedules.move_to_end(key)
+        if key in self._compiled:
+            self._compiled.move_to_end(key)
         else:
             if plan.fusion is not None and fusion_groups(self.program, plan):
                 raise ExecutionError(
                     "the plan fuses operations, and these devices run them one by one: fusion needs g++, and CPU "
                     "devices of one memory; leave it out with --tasks placement,schedule (Python: fusion=None)"
                 )
-            self._schedules[key] = schedule(self.program, plan, self.devices)
-            if len(self._schedules) > MAX_SCHEDULES:
-                self._schedules.popitem(last=False)
-        return self._schedules[key]
+            positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out
+            self._storages = self._storages or storages(self.program)
+            streams = stream_program(self.program, plan, self.devices, self._storages)
+            check(streams)
+            self._compiled[key] = compiled(self.program, streams, self.devices)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return self._compiled[key]
 
     def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None) -> list[Any]:
         """Run the program once as `plan` says, and wait for all of it.
 
-        An input starts in the memory of the device on which its node is placed; bringing it there (to an
-        accelerator) is no transfer of the step, as parameters stay where they are used. `last_transfers` and
-        `last_order` (for each device its operations as they ran) tell of the last run that ended well.
+        Inputs lie where the stream program has them when a run begins; bringing them there (to an accelerator) is no
+        transfer of the step, as parameters stay where they are used. `last_transfers` and `last_order` (for each device
+        its operations in their order) tell of the last run that ended well.
 
         Args:
             plan: for this program, on this executor's devices.
             inputs: flat inputs; the examples if None. They are not changed.
 
         Returns:
-            Flat outputs, each on the device where it was made (`program.unflatten` gives them structure).
+            Flat outputs, each in the memory where it was made (`program.unflatten` gives them structure).
 
         Raises:
             ValueError: the plan or the inputs do not fit the program.
@@ -117,85 +155,107 @@ class Executor:
         """
         self._check_entered()
         compiled = self.compile(plan)
-        given = [value.detach() for value in self.program.check_inputs(inputs)]
+        run = Run(self._residents(compiled.streams, inputs), compiled.num_locks, compiled.num_events)
+        self._synchronise()
+        lanes = compiled.lanes
+        futures = [
+            self._workers[each.worker].submit(partial(run_lane, each, self._lanes[each.worker], run)) for each in lanes
+        ]
+        _wait(futures, run)
+        self._synchronise()
+        self.last_transfers, self.last_order = compiled.transfers, compiled.order
+        where = dict(compiled.streams.results.T.tolist())
+        return [
+            run.memories[where[each.node]][each.node] if isinstance(each, Reference) else each
+            for each in self.program.outputs
+        ]
+
+    def _residents(self, streams: StreamProgram, inputs: Sequence[Tensor] | None) -> list[Values]:
+        """What lies in each memory when a run begins. Examples and constants are brought there once."""
+        given = self.program.check_inputs(inputs)
         if inputs is not None:
             given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
-        run = Run(tuple(SimpleQueue() for _ in self.devices), self._outputs)
-        placed = [self._at_home(node, value, compiled, inputs is None) for node, value in enumerate(given)]
-        for device in {device.torch_device for device in self.devices if device.is_accelerator}:
-            torch.accelerator.synchronize(device)
-        for node, position in compiled.entries:
-            run.inboxes[position].put((node, placed[node], None, self.devices[compiled.home[node]]))
-        futures: list[Future[Finished]] = []
-        for share in compiled.shares:
-            values: Values = [None] * self.program.num_nodes
-            for node in share.residents:
-                values[node] = placed[node] if node < len(placed) else self._constant(node, share.device)
-            job = partial(run_share, share, values, run)
-            if compiled.in_order is not None:
-                job = partial(_run_alone, compiled.in_order, values, run, share.device)
-            futures.append(self._workers[share.position].submit(job))
-        finished = self._wait(futures, run)
-        self.last_transfers = Transfers(sum(each.copies for each in finished), sum(each.bytes for each in finished))
-        self.last_order = {
-            share.device.name: tuple(each.order) for share, each in zip(compiled.shares, finished, strict=True)
-        }
-        return self._collect(run, placed, compiled)
+        memories: list[Values] = [[None] * self.program.num_nodes for _ in streams.memories]
+        device_of = {lane.memory: lane.device for lane in self._lanes}
+        for node, memory in streams.residents.T.tolist():
+            device = device_of[memory]
+            if inputs is not None and node < len(given):
+                memories[memory][node] = given[node].detach().to(device)
+                continue
+            if (node, device) not in self._placed:
+                value = given[node] if node < len(given) else self.program.operations[node].constant
+                assert value is not None, f"node {node} is no constant"
+                self._placed[node, device] = value.detach().to(device)
+            memories[memory][node] = self._placed[node, device]
+        return memories
 
-    def _wait(self, futures: Sequence[Future[Finished]], run: Run) -> list[Finished]:
-        try:
-            wait(futures)
-        except BaseException:  # Ctrl-C: leave no thread at work behind
-            run.give_up()
-            wait(futures)
-            raise
-        for future in futures:
-            if (error := future.exception()) is not None:
-                raise error
-        return [future.result() for future in futures]
-
-    def _collect(self, run: Run, placed: Sequence[Tensor], compiled: Schedule) -> list[Any]:
-        def value_of(output: Any) -> Any:
-            if not isinstance(output, Reference):
-                return output
-            if output.node in run.results:
-                return run.results[output.node]
-            if output.node < len(placed):
-                return placed[output.node]
-            return self._constant(output.node, self.devices[compiled.home[output.node]])
-
-        return [value_of(output) for output in self.program.outputs]
-
-    def _at_home(self, node: int, value: Tensor, compiled: Schedule, is_example: bool) -> Tensor:
-        target = self.devices[compiled.home[node]].torch_device
-        if value.device == target:
-            return value
-        if not is_example:
-            return value.to(target)
-        if (node, target) not in self._placed:
-            self._placed[node, target] = value.to(target)
-        return self._placed[node, target]
-
-    def _constant(self, node: int, device: Device) -> Tensor:
-        key = node, device.torch_device
-        if key not in self._placed:
-            constant = self.program.operations[node].constant
-            assert constant is not None, f"node {node} is no constant"
-            self._placed[key] = constant.to(device.torch_device)
-        return self._placed[key]
+    def _synchronise(self) -> None:
+        for accelerator in self._accelerators:
+            torch.accelerator.synchronize(accelerator)
 
     def _check_entered(self) -> None:
         if not self._workers:
             raise ValueError("the executor is closed; use it inside `with Executor(program, devices) as executor:`")
 
 
-def _run_alone(steps: Sequence[Step], values: Values, run: Run, device: Device) -> Finished:
-    """The whole program on one device: no queue, no counters."""
-    run_steps(steps, values, device.name)
-    if device.is_accelerator:
-        torch.accelerator.current_stream(device.torch_device).synchronize()
-    run.results.update((node, values[node]) for node in run.outputs)
-    return Finished([node for node, _, _ in steps], 0, 0)
+def _copiers(devices: Sequence[Device]) -> list[Device]:
+    """For each memory, if there are several, the thread of its copies, as a device of one thread on its cores."""
+    cores: dict[str, tuple[int, ...]] = {}
+    for device in devices:
+        cores[device.memory] = cores.get(device.memory, ()) + device.cores
+    several = cores.items() if len(cores) > 1 else ()
+    return [Device(f"copies of {memory}", "cpu", mine, 1, memory, "") for memory, mine in several]
+
+
+def compiled(program: Program, streams: StreamProgram, devices: Sequence[Device]) -> Compiled:
+    """A stream program of `devices`, which computes nothing fused, as threads run it."""
+    kind, argument, target = (each.tolist() for each in (streams.kind, streams.argument, streams.target))
+    torch_device = {device.memory: device.torch_device for device in devices}
+    places = [torch_device[memory] for memory in streams.memories]
+    waits = np.flatnonzero(streams.kind == WAIT)
+    lock_of = dict(zip(waits.tolist(), range(len(waits)), strict=True))
+    opened = rows(streams.argument[waits], np.arange(len(waits)), streams.num_events).lists()
+    members, written = streams.members.items.tolist(), set(streams.writes.items.tolist())
+
+    def steps(begin: int, end: int, memory: int) -> Iterator[tuple[int, int, Any]]:
+        calls = bind(program, places[memory])
+        for step in range(begin, end):
+            what = argument[step]
+            if kind[step] == RUN:
+                node = members[what]
+                yield RUN, node, calls[node]
+                if node not in written:  # nobody reads it
+                    yield FREE, node, None
+            elif kind[step] == COPY:
+                yield COPY, what, (target[step], places[target[step]])
+            elif kind[step] == RECORD:
+                yield RECORD, what, tuple(opened[what])
+            else:
+                yield (WAIT, lock_of[step], what) if kind[step] == WAIT else (FREE, what, None)
+
+    lanes, bounds = [], streams.bounds.tolist()
+    for lane, (name, memory) in enumerate(zip(streams.lanes, streams.lane_memory.tolist(), strict=True)):
+        if bounds[lane] < bounds[lane + 1]:
+            worker = lane if lane < len(devices) else len(devices) + memory
+            lanes.append(LaneSteps(name, worker, memory, list(steps(bounds[lane], bounds[lane + 1], memory))))
+    copied = streams.argument[streams.kind == COPY]
+    return Compiled(
+        streams, tuple(lanes), len(waits), streams.num_events if any(map(is_here, places)) else 0,
+        Transfers(len(copied), int(program.output_bytes[copied].sum())),
+        {each.name: order for each in lanes if (order := tuple(node for k, node, _ in each.steps if k == RUN))},
+    )  # fmt: skip
+
+
+def _wait(futures: Sequence[Future[None]], run: Run) -> None:
+    try:
+        wait(futures)
+    except BaseException:  # Ctrl-C: leave no thread at work behind
+        run.stop()
+        wait(futures)
+        raise
+    for future in futures:
+        if (error := future.exception()) is not None:
+            raise error
 
 
 AnyExecutor = Executor | NativeExecutor
@@ -217,8 +277,20 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
         ...     run.run(Plan((core.name,), np.zeros(program.num_nodes, np.int64)))
         [tensor([0., 2.])]
     """
-    if supports(devices) and compiler() is not None:
+    if finds_order(devices):
         return NativeExecutor(program, devices)
     if overlap(devices):
         raise ValueError("devices that share cores need the compiled interpreter: install g++, and use one memory")
     return Executor(program, devices)
+
+
+def finds_order(devices: Sequence[Device]) -> bool:
+    """Whether `executor` runs plans on these devices by the compiled interpreter, which takes what is ready while it
+    runs. The Python one takes operations in the order of their priorities (`gst.devices.plan.in_order_of`).
+
+    Examples:
+        >>> gpus = [Device(f"cuda:{number}", "cuda", (), 1, f"cuda:{number}", "example") for number in range(2)]
+        >>> finds_order(gpus)
+        False
+    """
+    return supports(devices) and compiler() is not None

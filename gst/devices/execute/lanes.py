@@ -224,7 +224,7 @@ class Lane:
     """
 
     def __init__(self, device: torch.device, memory: int) -> None:
-        self.memory = memory
+        self.device, self.memory = device, memory
         self.stream = torch.Stream(device) if is_here(device) else None
         self._arrivals: dict[torch.device, torch.Stream] = {}
 

@@ -4,10 +4,12 @@ Groups are put into one order in which every value is made before it is read; ea
 so no lanes ever wait for each other in a circle.
 
 - A value that another memory reads is copied there once, by the lane of copies of the memory where it is made, as soon
-  as it is made; copies that are ready at once go in the order in which they are read.
+  as it is made; copies that are ready at once go in the order in which they are read. Where a memory limit would be
+  exceeded, copies wait until a lane is some groups before their first reader there, as few as it takes.
 - Inputs and constants lie where they are read. A parameter that the step renews lies where its new value is made, so
   that the next step finds it there, and is copied to other readers like any value; so are the data of the step.
-- A value is freed behind its last reader in the order, on the lane of that reader, which waits for the other readers.
+- A value is freed on a lane of its readers, as soon as what that lane waits for anyway implies that all of them are
+  done: no lane stands still for a free. Values that share a buffer are freed together.
 - A lane waits only where what it did and waited for before does not imply it already: since steps are lowered in the
   common order, and of several waits the latest in that order first, what is left is the transitive reduction.
 """
@@ -21,13 +23,17 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from gst.devices.describe.machine import Device
-from gst.devices.execute.costs import Storages, storages
+from gst.devices.describe.machine import Device, least_memory_limit
+from gst.devices.execute.freeing import behind_readers, frees_of_shared
+from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
 from gst.devices.fusion.legality import legalise
 from gst.devices.plan import Plan, positions_of_nodes, ranks
 from gst.programs import Program, Reference
 from partitioners.compiled import compiled
+
+AHEAD = (64, 16, 4, 2, 1)  # groups before its first reader at which a copy is made, where memory is short
 
 
 class Work(NamedTuple):
@@ -116,16 +122,68 @@ def stream_program(
     np.minimum.at(group_rank, group[computed], (ranks(plan) if rank is None else rank)[computed])
     results = np.unique([each.node for each in program.outputs if isinstance(each, Reference)]).astype(np.int64)
     home = _homes(program, group, results, memory_of_device[position])
-    made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, program.num_nodes).astype(np.int64)
-    own = made_bytes if own_bytes is None else np.maximum(own_bytes[position, np.arange(program.num_nodes)], made_bytes)
-    transient = np.zeros(count, np.int64)
+    own = None if own_bytes is None else own_bytes[position, np.arange(program.num_nodes)]
+    transient = transient_bytes(program.graph.edges, group, results, allocated, own)
+    work = Work(program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated)
+    return within_limits(work, memories, devices)
+
+
+def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]) -> StreamProgram:
+    """Lower arrays with copies as early as the memory limits of the devices allow. Where no delay of copies keeps the
+    limits, they are exceeded by as little as possible.
+
+    Args:
+        work: what is lowered.
+        memories: names.
+        devices: the lanes that compute, with memory limits.
+    """
+    lane_memory = np.array([memories.index(device.memory) for device in devices])
+    names = [device.name for device in devices]
+    best = lowered(work, memories, names, lane_memory)
+    limits = [least_memory_limit([each for each in devices if each.memory == name]) for name in memories]
+    if all(limit is None for limit in limits):
+        return best
+    limit = np.array([np.iinfo(np.int64).max if each is None else each for each in limits])
+    ahead, excess = np.zeros(len(memories), np.int64), _excess(best, limit)
+    least = excess.sum()
+    for distance in AHEAD:
+        if not least:
+            break
+        ahead[excess > 0] = distance
+        streams = lowered(work, memories, names, lane_memory, ahead)
+        excess = _excess(streams, limit)
+        if excess.sum() < least:
+            best, least = streams, excess.sum()
+    return best
+
+
+def _excess(streams: StreamProgram, limit: Ints) -> Ints:
+    """Bytes by which each memory can exceed its limit."""
+    checked = check(streams)
+    taken = [checked.peak_bytes[name] + checked.resident_bytes[name] for name in streams.memories]
+    return np.maximum(np.array(taken) - limit, 0)
+
+
+def transient_bytes(
+    edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints, allocated: Storages, own_bytes: Ints | None
+) -> Ints:
+    """What each group takes while it runs, beside the buffers of what it writes.
+
+    Args:
+        edges, group, results: as in `Work`.
+        allocated: who allocates what, and which values lie in it.
+        own_bytes: the most that each operation takes while it runs; its results alone if None.
+    """
+    made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, len(group)).astype(np.int64)
+    own = made_bytes if own_bytes is None else np.maximum(own_bytes, made_bytes)
+    computed = np.flatnonzero(group >= 0)
+    transient = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
     np.add.at(transient, group[computed], (own - made_bytes)[computed])
     storage, holder = allocated.held
-    stays = np.isin(holder, _crossing(program.graph.edges, group, results))
+    stays = np.isin(holder, _crossing(edges, group, results))
     inner = np.setdiff1d(np.arange(len(allocated.num_bytes)), storage[stays])  # within a group alone
     np.add.at(transient, group[allocated.made_by[inner]], allocated.num_bytes[inner])
-    work = Work(program.graph.edges, group, lane, group_rank, home, results, program.output_bytes, transient, allocated)
-    return lowered(work, memories, [device.name for device in devices], memory_of_device)
+    return transient
 
 
 def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
@@ -198,7 +256,9 @@ class _Actions(NamedTuple):
         return _Actions(*(column[order] for column in self))
 
 
-def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memory: Ints) -> StreamProgram:
+def lowered(
+    work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memory: Ints, ahead: Ints | None = None
+) -> StreamProgram:
     """Lower arrays, see `stream_program`, which makes them of a program and a plan.
 
     Args:
@@ -206,12 +266,16 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
         memories: names.
         lanes: names of the lanes that compute.
         lane_memory: memory of each of these.
+        ahead: for each memory how many groups of a lane before their first reader copies arrive there; 0: as soon as
+            they can. As soon as they can everywhere if None.
     """
     count, num_groups = len(memories), len(work.lane)
     values = _values(work, lane_memory[work.lane], count)
     home, written, copies = values.home, values.written, values.copies
     senders = np.unique(home[copies // count])
-    tasks, run_task, copy_task = _tasks(work, values, senders, len(lanes), count)
+    place = _order(work)
+    anchor = _anchors(work, values, place, np.zeros(count, np.int64) if ahead is None else ahead)
+    tasks, run_task, copy_task = _tasks(work, values, place, senders, len(lanes), count, anchor)
     # Values that the run makes, with the task that writes each, and all reads of them.
     made = np.unique(np.concatenate([written * count + home[written], copies]))
     writer = np.empty(len(made), np.int64)
@@ -221,23 +285,31 @@ def lowered(work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memo
     value = _positions(made, np.concatenate([values.read, sent]))
     reader = np.concatenate([run_task[values.reader], copy_task])[value >= 0]
     value = value[value >= 0]
-    # Actions: tasks, and frees behind the last task that reads each value.
+    # Actions: tasks, and frees behind the task that knows all readers of each value to be done.
     results = work.results * count + home[work.results]
-    freed = np.flatnonzero(_positions(np.sort(results), made) < 0)
-    last = writer.copy()
-    np.maximum.at(last, value, reader)
+    is_result = _positions(np.sort(results), made) >= 0
+    freed, stays = np.flatnonzero(~is_result), np.flatnonzero(is_result)
+    holds, buffer_bytes = _buffers(work, made, home, count)
+    is_late = anchor >= 0
+    late, awaited = copy_task[is_late], run_task[anchor[is_late]]
+    task_needs = np.stack([np.append(reader, late), np.append(writer[value], awaited)])
+    behind = behind_readers(tasks.lane, task_needs, value, reader, writer, holds, stays)
     num_tasks, num_frees, made_node = len(tasks.kind), len(freed), made // count
-    frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[last[freed]])
-    order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * last[freed] + 1]), kind="stable")
+    frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[behind[freed]])
+    order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * behind[freed] + 1]), kind="stable")
     number = _inverse(order)
     free = np.full(len(made), -1)
     free[freed] = number[num_tasks:]
-    holds, buffer_bytes = _buffers(work, made, home, count)
     is_freed = free[value] >= 0
+    freed_behind = rows(behind[freed], free[freed], num_tasks)
+    size = np.diff(freed_behind.bounds)[awaited]
+    start = freed_behind.bounds[awaited] - np.cumsum(size) + size
+    room = freed_behind.items[np.repeat(start, size) + np.arange(size.sum())]
     needs = np.concatenate([
-        np.stack([number[reader], number[writer[value]]]),
+        number[task_needs],
+        np.stack([number[np.repeat(late, size)], room]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
-        _frees_of_shared(holds, free, len(buffer_bytes)),
+        frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip
     needs = needs[:, np.lexsort((-needs[1], needs[0]))]
     actions = _Actions(*map(np.concatenate, zip(tasks, frees, strict=True))).at(order)
@@ -280,16 +352,47 @@ def _values(work: Work, group_memory: Ints, count: int) -> _Values:
     )  # fmt: skip
 
 
-def _tasks(work: Work, values: _Values, senders: Ints, num_lanes: int, count: int) -> tuple[_Actions, Ints, Ints]:
+def _anchors(work: Work, values: _Values, place: Ints, ahead: Ints) -> Ints:
+    """For each copy the group that it waits for, so as not to lie in its memory too early; -1 if it need not.
+
+    Args:
+        place: of each group in the common order.
+        ahead: as in `lowered`.
+    """
+    node, destination = np.divmod(values.copies, len(ahead))
+    group = np.full(len(node), -1)
+    if not ahead.any() or not len(node):
+        return group
+    in_lanes = np.lexsort((place, work.lane))  # groups lane by lane, in their order
+    at = _inverse(in_lanes)
+    first = _first_readers(values, place)
+    reader = np.where(first < len(place), _inverse(place)[np.minimum(first, len(place) - 1)], -1)
+    before = at[reader] - ahead[destination]
+    candidate = in_lanes[np.maximum(before, 0)]
+    made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
+    waits = (ahead[destination] > 0) & (reader >= 0) & (before >= 0)
+    waits &= (work.lane[candidate] == work.lane[reader]) & (place[candidate] > made_at)
+    return np.where(waits, candidate, -1)
+
+
+def _first_readers(values: _Values, place: Ints) -> Ints:
+    """Place of the first group that reads each copy; their number if none does."""
+    first = np.full(len(values.copies), len(place))
+    copy = _positions(values.copies, values.read)
+    np.minimum.at(first, copy[copy >= 0], place[values.reader[copy >= 0]])
+    return first
+
+
+def _tasks(
+    work: Work, values: _Values, place: Ints, senders: Ints, num_lanes: int, count: int, anchor: Ints
+) -> tuple[_Actions, Ints, Ints]:
     """Runs and copies in the common order, and the place in it of each group and of each copy. A copy stands behind the
-    group that makes its value; of several, the one that is read first stands first."""
-    place, num_groups = _order(work), len(work.lane)
+    group that makes its value, or that it waits for; of several, the one that is read first stands first."""
+    num_groups = len(work.lane)
     node, destination = np.divmod(values.copies, count)
     made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
-    first_reader = np.full(len(node), num_groups)
-    copy = _positions(values.copies, values.read)
-    np.minimum.at(first_reader, copy[copy >= 0], place[values.reader[copy >= 0]])
-    moment = np.concatenate([2 * place, 2 * made_at + 1])
+    first_reader = _first_readers(values, place)
+    moment = np.concatenate([2 * place, 2 * np.where(anchor >= 0, place[anchor], made_at) + 1])
     order = np.lexsort((np.concatenate([np.zeros(num_groups, np.int64), first_reader]), moment))
     tasks = _Actions(
         np.repeat([RUN, COPY], [num_groups, len(node)]),
@@ -335,23 +438,6 @@ def _positions(keys: Ints, wanted: Ints) -> Ints:
     """Where each of `wanted` is among increasing `keys`; -1 where it is not."""
     at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
     return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
-
-
-def _frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
-    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back.
-
-    Args:
-        holds: buffers of each value.
-        free: action that frees each value; -1 for results, whose buffers are never given back.
-        count: number of buffers.
-    """
-    buffer, of_holder = holds.items, np.repeat(free, np.diff(holds.bounds))
-    is_given_back = ~np.isin(buffer, buffer[of_holder < 0])
-    buffer, of_holder = buffer[is_given_back], of_holder[is_given_back]
-    last = np.full(count, -1)
-    np.maximum.at(last, buffer, of_holder)
-    others = of_holder != last[buffer]
-    return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
 
 
 def _inverse(order: Ints) -> Ints:

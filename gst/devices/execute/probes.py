@@ -18,8 +18,8 @@ from gst.devices.describe.rates import Link, OperationRates, Rates
 from gst.devices.execute.costs import profile
 from gst.devices.execute.executor import executor
 from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.lanes import Lane
 from gst.devices.execute.native import NativeExecutor
-from gst.devices.execute.worker import receive
 from gst.devices.plan import Plan, Timeline
 from gst.process.progress import Progress, no_progress
 from gst.programs import Operation, Program, Step, capture
@@ -142,11 +142,11 @@ def _packet(operation: Operation) -> str:
 
 
 def _copy_seconds(value: Tensor, way: tuple[Device, Device], repetitions: int) -> float:
-    times = []
+    times, lane = [], Lane(way[0].torch_device, 0)
     for _ in range(repetitions + 1):
         _synchronise(way)
         start = time.perf_counter()
-        copied = receive(value, None, *way)
+        copied = lane.copy(value, way[1].torch_device)
         _synchronise(way)
         times.append(time.perf_counter() - start)
         del copied

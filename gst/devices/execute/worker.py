@@ -1,27 +1,24 @@
-"""The persistent thread of a device, and what it does for one run of a plan."""
+"""Persistent threads: one for each lane of a stream program, and what it does in one run."""
 
 from __future__ import annotations
 
 import os
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.calls import Values, copied
-from gst.devices.execute.schedule import Share
+from gst.devices.execute.calls import Values
+from gst.devices.execute.lanes import Lane
+from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT
 from gst.devices.plan import ExecutionError
-
-Message = tuple[int, Any, "torch.Event | None", Device]  # node, value, what to wait for, sender
-Inbox = SimpleQueue[Message | None]  # None: give up
 
 
 class Worker:
@@ -73,139 +70,84 @@ class Worker:
                 del item, job, future  # nothing of a finished run stays alive while the thread waits
 
 
-@dataclass(eq=False)
-class Run:
-    """What the devices share during one run.
+@dataclass(frozen=True, eq=False)
+class LaneSteps:
+    """The steps of one lane of a stream program, as its thread takes them.
 
     Args:
-        inboxes: of each device of the executor.
-        outputs: nodes to return.
-        results: their values, filled by the devices.
+        name: of the lane.
+        worker: position of its thread among those of the executor.
+        memory: number of the memory in which it computes, or from which it copies.
+        steps: (kind, number, what). For `RUN` a node and its call; for `COPY` a node, and number and device of the
+            memory that gets it; for `RECORD` an event and the locks of those that wait for it; for `WAIT` a lock and
+            its event; for `FREE` a node.
     """
 
-    inboxes: Sequence[Inbox]
-    outputs: frozenset[int]
-    results: dict[int, Any] = field(default_factory=dict)
-
-    def give_up(self) -> None:
-        """Tell every device to stop."""
-        for inbox in self.inboxes:
-            inbox.put(None)
+    name: str
+    worker: int
+    memory: int
+    steps: Sequence[tuple[int, int, Any]]
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a device did: its order of operations, and values copied from other memories (number, bytes)."""
-
-    order: list[int]
-    copies: int
-    bytes: int
-
-
-def run_share(share: Share, values: Values, run: Run) -> Finished:
-    """Compute one device's share; called on the device's thread.
+class Run:
+    """What the lanes share during one run.
 
     Args:
-        share: what to do.
-        values: of each node; holds this memory's inputs and constants.
-        run: shared with the other devices.
+        memories: in each memory the value of every node, None where it is not.
+        num_locks: how many waits there are. Each has a lock, which the record of its event opens.
+        num_events: how many events, if lanes run behind the threads that issue their steps; 0 if they do not.
+    """
+
+    def __init__(self, memories: Sequence[Values], num_locks: int, num_events: int) -> None:
+        self.memories = memories
+        self.locks = [allocate_lock() for _ in range(num_locks)]
+        for lock in self.locks:
+            lock.acquire()
+        self.events: list[list[torch.Event]] = [[] for _ in range(num_events)]
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        """Let no lane begin anything behind the next event that it waits for."""
+        self.is_stopped = True
+        for lock in self.locks:
+            with suppress(RuntimeError):  # it is open
+                lock.release()
+
+
+def run_lane(mine: LaneSteps, lane: Lane, run: Run) -> None:
+    """Take all steps of a lane; called on its thread.
 
     Raises:
-        ExecutionError: an operation failed; the other devices have been told to stop.
+        ExecutionError: a step failed; the other lanes have been told to stop.
     """
-    node = -1
-    order: list[int] = []
-    copies = copied_bytes = 0
-    device, inboxes = share.device, run.inboxes
-    inbox, outputs, results = inboxes[share.position], run.outputs, run.results
-    calls, rank, by_rank, consumers = share.calls, share.rank, share.by_rank, share.consumers
-    reads, sends, pending, uses = share.reads, share.sends, share.pending.copy(), share.uses.copy()
-    ready, nothing_waits = share.first.copy(), inbox.empty
+    kind, number = FREE, -1
+    values, locks, events, stream = run.memories[mine.memory], run.locks, run.events, lane.stream
     try:
-        while len(order) < share.count:
-            while not ready or not nothing_waits():
-                message = inbox.get()
-                if message is None:
-                    return Finished(order, copies, copied_bytes)
-                node = message[0]
-                values[node], size = receive(message[1], message[2], message[3], device)
-                if message[3].memory != device.memory:
-                    copies, copied_bytes = copies + 1, copied_bytes + size
-                    if share.forwards[node]:
-                        _tell(share.forwards[node], node, values[node], device, inboxes)
-                for consumer in consumers[node]:
-                    pending[consumer] -= 1
-                    if not pending[consumer]:
-                        heappush(ready, rank[consumer])
-                del message
-            node = by_rank[heappop(ready)]
-            value = calls[node](values)  # type: ignore[misc]
-            order.append(node)
-            if sends[node]:
-                _tell(sends[node], node, value, device, inboxes)
-            if node in outputs:
-                results[node] = value
-            for producer in reads[node]:
-                uses[producer] -= 1
-                if not uses[producer]:
-                    values[producer] = None
-            if uses[node]:
-                values[node] = value
-                for consumer in consumers[node]:
-                    pending[consumer] -= 1
-                    if not pending[consumer]:
-                        heappush(ready, rank[consumer])
-        if device.is_accelerator:
-            torch.accelerator.current_stream(device.torch_device).synchronize()
+        with stream or nullcontext():
+            for kind, number, what in mine.steps:
+                if kind == RUN:
+                    values[number] = what(values)
+                elif kind == FREE:
+                    if stream is not None:
+                        lane.free(values[number])
+                    values[number] = None
+                elif kind == WAIT:
+                    locks[number].acquire()
+                    if run.is_stopped:
+                        return
+                    if events:
+                        lane.wait(events[what])
+                elif kind == RECORD:
+                    if events:
+                        events[number] = lane.record()
+                    for each in what:
+                        locks[each].release()
+                else:
+                    assert kind == COPY
+                    run.memories[what[0]][number] = lane.copy(values[number], what[1])
     except BaseException as error:
-        run.give_up()
-        raise ExecutionError(f"{type(error).__name__}: {error}", device.name, node) from error
-    return Finished(order, copies, copied_bytes)
-
-
-def _tell(positions: Sequence[int], node: int, value: Any, device: Device, inboxes: Sequence[Inbox]) -> None:
-    event = departure(device)
-    for position in positions:
-        inboxes[position].put((node, value, event, device))
-
-
-def departure(device: Device) -> torch.Event | None:
-    """What to wait for before reading a value just made on `device`: an event of its stream, or None."""
-    return torch.accelerator.current_stream(device.torch_device).record_event() if device.is_accelerator else None
-
-
-def receive(value: Any, event: torch.Event | None, source: Device, destination: Device) -> tuple[Any, int]:
-    """Make `value` readable on the thread (and stream) of `destination`, which is the caller's.
-
-    Returns:
-        The value, or its copy, and the bytes that were copied.
-    """
-    if event is not None:
-        if destination.is_accelerator:
-            torch.accelerator.current_stream(destination.torch_device).wait_event(event)
-        else:
-            event.synchronize()
-    if source.memory == destination.memory:
-        if destination.is_accelerator:
-            for tensor in _tensors(value):
-                tensor.record_stream(torch.accelerator.current_stream(destination.torch_device))
-        return value, 0
-    result = _copy(value, source, destination)
-    return result, sum(tensor.numel() * tensor.element_size() for tensor in _tensors(result))
-
-
-def _copy(value: Any, source: Device, destination: Device) -> Any:
-    if isinstance(value, list | tuple):
-        return [_copy(each, source, destination) for each in value]
-    if not isinstance(value, Tensor):
-        return value
-    result = copied(value, destination.torch_device)
-    if source.is_accelerator:  # the allocator may reuse the source only after this copy, on this thread's stream
-        value.record_stream(torch.accelerator.current_stream(value.device))
-    return result
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, list | tuple) else []
+        if run.is_stopped:  # the first error is the one that is told
+            return
+        run.stop()
+        node = number if kind in (RUN, COPY) else -1
+        raise ExecutionError(f"{type(error).__name__}: {error}", mine.name, node) from error

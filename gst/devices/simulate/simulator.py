@@ -1,7 +1,8 @@
 """Discrete-event simulator: how long a plan takes on measured costs, without running it.
 
 The rule is the interpreter's (`gst/devices/execute/interpreter.cpp`): a core runs the ready operation of least rank
-among those that use it, and an operation on several cores starts when it is the choice of all of them.
+among those that use it, and an operation on several cores starts when it is the choice of all of them. The order in
+which operations begin is that of a stream program (`gst.devices.simulate.peaks.costs_streams`).
 """
 
 from __future__ import annotations
@@ -96,49 +97,6 @@ class Simulator:
         if unknown:
             raise ValueError(f"the plan uses device {unknown[0]!r}; costs are known of {', '.join(self._positions)}")
         return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
-
-
-def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
-    """The most bytes of intermediate values, outputs included, that each memory holds at any moment.
-
-    An operation takes its `own_bytes` while it runs and leaves the storages it made; a storage is freed when the last
-    reader of the last value in it has ended. A value read in another memory lies there from its end until its last
-    reader there has ended.
-    """
-    begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
-    memory_names = list(dict.fromkeys(each.memory for each in costs.devices))
-    memory = np.array([memory_names.index(each.memory) for each in costs.devices])[device]
-    producers, consumers = costs.edges
-    last_read = end.copy()
-    np.maximum.at(last_read, producers, end[consumers])
-    last_read[costs.kept] = np.inf
-    held, holder = costs.storages.held
-    freed = np.zeros(len(costs.storages.num_bytes))
-    np.maximum.at(freed, held, last_read[holder])
-    made_by, size = costs.storages.made_by, costs.storages.num_bytes
-    running = np.flatnonzero(costs.computed)
-    own = costs.own_bytes[device[running], running]
-    times = [end[made_by], freed, begin[running], end[running]]
-    changes = [size, -size, own, -own]
-    places = [memory[made_by], memory[made_by], memory[running], memory[running]]
-    crossing = (memory[producers] != memory[consumers]) & costs.computed[producers]
-    if crossing.any():
-        pairs, inverse = np.unique(
-            np.stack([producers[crossing], memory[consumers[crossing]]]), axis=1, return_inverse=True
-        )
-        until = np.zeros(pairs.shape[1])
-        np.maximum.at(until, inverse.reshape(-1), end[consumers[crossing]])
-        copied = costs.output_bytes[pairs[0]]
-        times += [end[pairs[0]], until]
-        changes += [copied, -copied]
-        places += [pairs[1], pairs[1]]
-    when, change, place = np.concatenate(times), np.concatenate(changes), np.concatenate(places)
-    order = np.lexsort((change, when))  # what is freed at a moment is free for what begins then
-    peaks = {}
-    for number, name in enumerate(memory_names):
-        mine = order[place[order] == number]
-        peaks[name] = int(np.cumsum(change[mine]).max(initial=0))
-    return peaks
 
 
 def _work(costs: Costs) -> Work:

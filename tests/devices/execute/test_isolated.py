@@ -18,9 +18,9 @@ import torch
 
 from gst.devices import Device, Executor, LoadGate, Measurement, Plan
 from gst.devices.execute import child
-from gst.devices.execute.costs import storages
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.storages import storages
 from gst.programs import Program, Step, capture
 from tests import fragile
 from tests.processes import is_running

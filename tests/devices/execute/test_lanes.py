@@ -11,10 +11,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gst.devices import Device, ExecutionError, Plan, eager
-from gst.devices.execute.costs import storages
 from gst.devices.execute.lanes import Lane, LaneExecutor, is_here, issue_order
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import storages
 from gst.devices.execute.stream_program import COPY, RECORD, WAIT, StreamProgram, example
 from gst.programs import Program, Reference, outputs_differ
 from tests.programs.small import SMALL, small_program

@@ -9,11 +9,16 @@ import torch
 
 from gst.devices import Device, ExecutionError, NativeExecutor, Plan, Timeline, eager, executor, profile, select
 from gst.devices.execute.interpreter import compiler, load
+from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import storages
+from gst.devices.execute.stream_program import COPY
 from gst.devices.plan import ranks
 from gst.programs import Program, TrainingStep, capture, outputs_differ
 from tests.programs.small import small_program
 
 from ..conftest import pair
+from .replay import assert_is_a_run_of, bytes_behind
 from .test_executor import alone, random_plan
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -53,6 +58,40 @@ def test_random_plans_compute_the_program_and_keep_the_rule(program: Program, de
             plan = random_plan(program, rng, names(devices))
             assert outputs_differ(native.run(plan), want) is None
             keeps_the_rule(program, plan, native.last_timeline, devices)
+
+
+def in_order_of(run: Timeline) -> np.ndarray:
+    """Ranks of nodes by the time at which they began."""
+    rank = np.empty(len(run.begin_us), np.int64)
+    rank[np.argsort(run.begin_us, kind="stable")] = np.arange(len(rank))
+    return rank
+
+
+@pytest.mark.parametrize("devices", [MOLDABLE, CHAINED], ids=["moldable", "chained"])
+def test_a_run_is_one_of_the_stream_program_of_its_order(program: Program, devices: list[Device]) -> None:
+    """The interpreter finds the order while it runs. Lowered in this order the plan has the same lanes, nothing is
+    copied, every wait is kept, and the run takes no more memory than is proven."""
+    rng, allocated = np.random.default_rng(4), storages(program)
+    with NativeExecutor(program, devices) as native:
+        for _ in range(3):
+            plan = random_plan(program, rng, names(devices))
+            native.run(plan)
+            run = native.last_timeline
+            own = np.tile(run.own_bytes, (len(devices), 1))
+            streams = stream_program(program, plan, devices, allocated, own, in_order_of(run))
+            assert not (streams.kind == COPY).any()
+            assert_is_a_run_of(streams, run)
+            assert run.peak_bytes <= check(streams).peak_bytes["host"]
+
+
+def test_on_one_device_values_are_freed_where_the_stream_program_frees_them(program: Program) -> None:
+    with NativeExecutor(program, MOLDABLE) as native:
+        plan = alone(program, priority=np.random.default_rng(5).integers(0, 9, program.num_nodes))
+        native.run(plan)
+        run = native.last_timeline
+    behind = bytes_behind(stream_program(program, plan, MOLDABLE))
+    assert [run.live_bytes[node] for node in behind] == list(behind.values())
+    assert max(behind.values()) > 0
 
 
 def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Program) -> None:

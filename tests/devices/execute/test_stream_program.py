@@ -7,13 +7,15 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+import torch
 
 from gst.devices import Device, Plan
-from gst.devices.execute.costs import Storages, storages
+from gst.devices.execute.hostile import verify
 from gst.devices.execute.lowering import Work, lowered, stream_program
 from gst.devices.execute.race_check import RaceError, check
+from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, example
-from gst.programs import Program
+from gst.programs import Program, Step, capture
 from tests.programs.small import small_program
 
 from .interleavings import depends_on_luck, explore, mutants, random_work
@@ -112,11 +114,25 @@ def test_one_lane_has_no_events_and_frees_at_the_last_use(program: Program) -> N
     last: dict[int, int] = {}
     for step in np.flatnonzero(streams.kind == RUN).tolist():
         last |= dict.fromkeys([*reads[streams.argument[step]], *streams.members.lists()[streams.argument[step]]], step)
+    holds = {node: set(buffers) for node, buffers in zip(streams.made[0].tolist(), streams.holds.lists(), strict=True)}
+    given_back = set().union(*holds.values()) - set().union(*(holds.get(node, set()) for node in streams.results[0]))
     for step in np.flatnonzero(streams.kind == FREE).tolist():
-        run = step
+        run, node = step, int(streams.argument[step])
         while streams.kind[run] == FREE:
             run -= 1
-        assert last[int(streams.argument[step])] == run
+        buffers = holds[node] & given_back
+        sharing = {other for other in holds if holds[other] & buffers} if len(buffers) == 1 else {node}
+        assert run == max(last[other] for other in sharing)  # a buffer at once
+
+
+def test_no_lane_stands_still_for_a_free(program: Program) -> None:
+    """What it frees, a lane knows to be read by all; it asks only behind its last run or copy."""
+    streams = random_streams(program, np.random.default_rng(7), 2, 3)
+    for begin, end in zip(streams.bounds[:-1], streams.bounds[1:], strict=True):
+        kind = streams.kind[begin:end].tolist()
+        works = [step for step, each in enumerate(kind) if each in (RUN, COPY)]
+        for step, each in enumerate(kind[: works[-1]] if works else []):
+            assert not (each == WAIT and kind[step + 1] == FREE)
 
 
 def test_what_is_written_as_json_is_read_back_and_nonsense_is_refused(program: Program) -> None:
@@ -230,3 +246,45 @@ def test_80_000_operations_are_lowered_and_checked_within_seconds(unchecked: Non
     begin = perf_counter()
     check(lowered(*work))
     assert perf_counter() - begin < 10.0  # 2 s on a quiet machine
+
+
+def spread(count: int) -> Program:
+    """`count` values made on one device, which another adds up one after the other."""
+
+    def step(value: torch.Tensor) -> torch.Tensor:
+        made = [value * number for number in range(1, count + 1)]
+        total = made[0]
+        for each in made[1:]:
+            total = total + each
+        return total
+
+    return capture(Step("spread", step, (torch.ones(1_000),)))
+
+
+def test_copies_are_as_late_as_a_memory_limit_demands() -> None:
+    """Made as soon as they can be, ten copies of 4,000 bytes lie in the second memory at once; no more than the limit
+    allows where there is one, and outputs are the same."""
+    program, devices = spread(10), lanes_of(2, 1)
+    adds = [each.kind == "operation" and "add" in str(each.target) for each in program.operations]
+    plan = Plan(tuple(device.name for device in devices), np.array(adds).astype(np.int64))
+    early = stream_program(program, plan, devices)
+    peak = check(early).peak_bytes["gpu:1"]
+    assert peak >= 10 * 4_000
+    peaks = []
+    for limit in (peak, 32_000, 16_000):
+        limited = [devices[0], replace(devices[1], memory_limit=limit)]
+        late = stream_program(program, plan, limited)
+        peaks.append(verify(program, late).peak_bytes["gpu:1"])
+        assert peaks[-1] <= limit
+        assert (late.kind == COPY).sum() == (early.kind == COPY).sum()
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] == peak
+    assert late.num_events > early.num_events
+
+
+def test_late_copies_of_random_plans_are_free_of_races(program: Program) -> None:
+    rng, devices = np.random.default_rng(8), lanes_of(3, 2)
+    plan = random_plan(program, devices, rng)
+    early = sum(check(stream_program(program, plan, devices, allocated(program))).peak_bytes.values())
+    limited = [replace(device, memory_limit=1) for device in devices]
+    late = stream_program(program, plan, limited, allocated(program))
+    assert sum(verify(program, late, runs=1).peak_bytes.values()) <= early

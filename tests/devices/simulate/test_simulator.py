@@ -8,12 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.devices import Device, NativeExecutor, Plan
-from gst.devices.execute.costs import Costs, Storages, measure_costs, storages
+from gst.devices.execute.costs import Costs, measure_costs, profiled_costs
 from gst.devices.execute.interpreter import compiler
+from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import Storages, storages
+from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.simulator import Contention, Simulator, peak_bytes
+from gst.devices.simulate.peaks import costs_streams, peak_bytes
+from gst.devices.simulate.simulator import Contention, Simulator
 from gst.programs import Program
 
+from ..execute.replay import assert_is_a_run_of
 from ..execute.test_executor import alone, random_plan
 from ..execute.test_native import CHAINED, MOLDABLE, names
 from . import slow_simulator
@@ -132,6 +137,53 @@ def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
             native.run(random_plan(program, rng, names(MOLDABLE)))
             ran = native.last_timeline
             assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.5
+
+
+def simulated(costs: Costs, plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
+    """Peaks of the simulated run, and those that are proven of all runs of its stream program."""
+    run = Simulator(costs, ROUGH).run(plan)
+    return peak_bytes(costs, run), check(costs_streams(costs, run)).peak_bytes
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_a_simulated_run_takes_no_more_than_is_proven_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
+    ran, proven = simulated(*case)
+    assert all(ran[memory] <= proven[memory] for memory in ran)
+
+
+def test_peaks_of_workloads_are_at_most_proven_and_equal_on_one_device(bundled_program: Program) -> None:
+    """On lanes that share a memory, and on memories of their own, where views lie in copies of their bases."""
+    rng, total = np.random.default_rng(2), 0
+    for memories in ("abc", "aab"):
+        devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
+        times = rng.lognormal(2, 1, (3, bundled_program.num_nodes))
+        costs = profiled_costs(bundled_program, devices, times)
+        for _ in range(2):
+            ran, proven = simulated(costs, random_plan(bundled_program, rng, names(devices)))
+            assert all(ran[memory] <= proven[memory] for memory in ran)
+            total += sum(ran.values())
+        ran, proven = simulated(costs, alone(bundled_program, "cpu:2"))
+        assert ran == proven
+    assert total > 0
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_a_simulated_run_keeps_the_order_and_the_waits_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
+    costs, plan = case
+    run = Simulator(costs, ROUGH).run(plan)
+    assert_is_a_run_of(costs_streams(costs, run), run)
+
+
+@given(cases(), st.sampled_from([NOTHING, ROUGH]))
+@settings(max_examples=60)
+def test_a_plan_in_the_order_of_its_simulation_is_simulated_alike(case: tuple[Costs, Plan], rough: Contention) -> None:
+    costs, plan = case
+    simulator = Simulator(costs, rough)
+    run = simulator.run(plan)
+    again = simulator.run(in_order_of(plan, run))
+    assert (again.begin_us == run.begin_us).all() and (again.end_us == run.end_us).all()
 
 
 def test_values_in_one_memory_are_seen(bundled_program: Program) -> None:
