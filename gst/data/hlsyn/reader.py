@@ -19,7 +19,7 @@ from gst.files.archives import dataset_files
 from gst.files.untrusted import parse_json, plain, shown
 from gst.graphs.graph import Graph
 
-VERSION = 2  # of what is read
+VERSION = 1  # of what is read
 TOOLS = ("v18", "v20")
 RESOURCES = ("BRAM", "DSP", "LUT", "FF")
 TARGETS = ("cycles", "valid", *RESOURCES)
