@@ -183,9 +183,13 @@ def test_a_kernel_that_cannot_be_read_leaves_the_others_their_scores(
     designs = next(data.rglob("designs/v18/*.json"))
     (source.parent / "odd_kernel.c").write_text("void f(double a[8]) {")
     (designs.parent / "odd.json").write_text(designs.read_text())
+    (source.parent / "slow_kernel.c").write_text(source.read_text())
+    failed = {key: each | {"perf": 0.0, "valid": False} for key, each in json.loads(designs.read_text()).items()}
+    (designs.parent / "slow.json").write_text(json.dumps(failed))
     main(["evaluate", "--data", str(data), "--json", str(tmp_path / "scores.json")])
     result = json.loads((tmp_path / "scores.json").read_text())
     assert set(result["programs"]) == {"v18/rows", "v20/rows"} and "odd_kernel.c" in result["unread"]["v18/odd"]
+    assert "none of its designs is valid" in result["unread"]["v18/slow"] and result["validity"]["designs"] == 3 * 38
     assert "v18/odd is left out" in capsys.readouterr().err
 
 

@@ -52,7 +52,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     designs = designs_of(kernels, broken)
     result = scores(designs, *model.predict(designs))
     if model.outcomes is not None:
-        outcomes = outcomes_of(kernels, broken)
+        outcomes = outcomes_of(kernels, {})  # kernels without a valid design among them
         result |= outcome_scores(outcomes, *model.outcomes.predict(outcomes))
     for name, problem in broken.items():
         print(f"{name} is left out: {problem}", file=sys.stderr)

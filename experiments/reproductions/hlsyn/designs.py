@@ -84,6 +84,9 @@ def designs_of(
                 raise
             broken[each.label] = f"no estimate: {type(error).__name__}: {error}"
             continue
+        if not found and broken is not None:
+            broken[each.label] = "none of its designs is valid, so that it has no cycles to compare with"
+            continue
         readable.append(each)
         rows += found
     if not rows:

@@ -52,21 +52,21 @@ PARTS: dict[str, Estimates] = {
 
 
 def importance(kernels: Sequence[HlsKernel], seeds: int, path: Path | None) -> dict[str, Any]:
-    """rmse and tau on families never seen of the estimate alone, of networks alone and of their mean, which is ours
-    there, with estimates that lack one part; of every seed and their mean. Written to `path` after each part."""
+    """rmse and tau on families never seen of the estimate alone, of one network alone and of their mean, with estimates
+    that lack one part; of every seed and their mean. Written to `path` after each part."""
     result: dict[str, Any] = {"command": COMMAND, "parts": {}}
     for name, estimates in PARTS.items():
         designs = designs_of(kernels, estimates=estimates)
         runs: dict[str, list[dict[str, float]]] = {}
         for seed in range(seeds):
             folds = folds_of(designs, 5, seed)
-            means = {row: np.zeros(len(designs)) for row in ("estimate", "networks", "ours")}
+            means = {row: np.zeros(len(designs)) for row in ("estimate", "network", "both")}
             means["estimate"] = designs.program[:, 0].astype(np.float64)
             for fold in range(5):
                 rest = designs.where(folds == fold)
-                base, _ = train(designs.where(folds != fold), Settings(), seed, calibrated=False).base(rest)
-                means["ours"][folds == fold] = base
-                means["networks"][folds == fold] = 2 * base - rest.program[:, 0]
+                base, _ = train(designs.where(folds != fold), Settings(members=1), seed, calibrated=False).base(rest)
+                means["both"][folds == fold] = base
+                means["network"][folds == fold] = 2 * base - rest.program[:, 0]
             for row, mean in means.items():
                 score = scores(designs, mean)
                 runs.setdefault(row, []).append({key: score[key] for key in ("rmse", "tau")})

@@ -55,7 +55,8 @@ def outcomes_of(kernels: Sequence[HlsKernel], broken: dict[str, str] | None = No
     """All designs of `kernels`.
 
     Args:
-        broken: kernels by label that are left out; such as cannot be estimated are added.
+        broken: where it is given, a kernel that cannot be estimated is left out, and its label and what is wrong with
+            it are written here, instead of an error for all.
 
     Raises:
         ValueError: there is no design.
@@ -63,8 +64,6 @@ def outcomes_of(kernels: Sequence[HlsKernel], broken: dict[str, str] | None = No
     rows: list[tuple[np.ndarray, bool, tuple[float, ...], int]] = []
     names: list[str] = []
     for kernel in bar(kernels, desc="outcomes"):
-        if broken is not None and kernel.label in broken:
-            continue
         try:
             found = list(_rows(kernel, len(names)))
         except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
@@ -224,8 +223,8 @@ def outcome_table(outcomes: Outcomes, seeds: int, path: Path | None) -> dict[str
         for fold in range(5):
             learned, rest = outcomes.where(folds != fold), outcomes.where(folds == fold)
             model = train_outcomes(learned, seed)
-            for row, prediction in zip(rows.values(), (_mean, _sums, model.predict), strict=True):
-                chance, usage = prediction(rest) if prediction is model.predict else prediction(learned, rest, seed)
+            predictions = (_mean(learned, rest), _sums(learned, rest, seed), model.predict(rest))
+            for row, (chance, usage) in zip(rows.values(), predictions, strict=True):
                 row[folds == fold] = np.column_stack([chance, usage])
         rows["analytical estimate alone"] = np.column_stack(
             [rows["mean of other families"][:, 0], analytical(outcomes)]
@@ -253,7 +252,7 @@ def _means(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mean(learned: Outcomes, rest: Outcomes, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _mean(learned: Outcomes, rest: Outcomes) -> tuple[np.ndarray, np.ndarray]:
     weight, done = weights_of(learned), np.isfinite(learned.usage[:, 0])
     usage = np.average(target_of(learned)[done], axis=0, weights=weight[done])
     return np.full(len(rest), np.average(learned.is_valid, weights=weight)), np.tile(usage, (len(rest), 1))
