@@ -18,8 +18,6 @@ from gst.data.hlsyn.loops import Kernel, Loop
 from gst.data.hlsyn.pragmas import Point, Setting
 from gst.files.writing import write_json
 
-COMMAND = "python -m experiments.reproductions.hlsyn importance"
-
 
 def without_recurrences(kernel: Kernel, point: Point, tool: str, known: dict[str, LoopFacts]) -> Estimate:
     """No iteration waits for an earlier one."""
@@ -54,7 +52,8 @@ PARTS: dict[str, Estimates] = {
 def importance(kernels: Sequence[HlsKernel], seeds: int, path: Path | None) -> dict[str, Any]:
     """rmse and tau on families never seen of the estimate alone, of one network alone and of their mean, with estimates
     that lack one part; of every seed and their mean. Written to `path` after each part."""
-    result: dict[str, Any] = {"command": COMMAND, "parts": {}}
+    command = f"python -m experiments.reproductions.hlsyn importance --seeds {seeds}"
+    result: dict[str, Any] = {"command": command, "parts": {}}
     for name, estimates in PARTS.items():
         designs = designs_of(kernels, estimates=estimates)
         runs: dict[str, list[dict[str, float]]] = {}

@@ -213,9 +213,11 @@ def outcome_table(outcomes: Outcomes, seeds: int, path: Path | None) -> dict[str
     """Scores of `outcome_scores` on five folds of families, of ours and its controls, and their means over seeds.
 
     Controls: the mean of the other families, boosting on sums over whole designs, and, for resources, the analytical
-    estimate alone. Written to `path`.
+    estimate alone. Written to `path` after each seed.
     """
     runs: dict[str, list[dict[str, Any]]] = {}
+    command = f"python -m experiments.reproductions.hlsyn outcomes --seeds {seeds}"
+    result: dict[str, Any] = {"command": command, "designs": len(outcomes), "valid": int(outcomes.is_valid.sum())}
     for seed in range(seeds):
         folds = by_group([family(outcomes.names[each].split("/")[-1]) for each in outcomes.group], 5, seed)
         shape = (len(outcomes), 1 + len(RESOURCES))
@@ -233,13 +235,9 @@ def outcome_table(outcomes: Outcomes, seeds: int, path: Path | None) -> dict[str
             score = outcome_scores(outcomes, row[:, 0], row[:, 1:])
             runs.setdefault(name, []).append(score)
             print(name, score, flush=True)
-    result = {
-        "command": "python -m experiments.reproductions.hlsyn outcomes",
-        "designs": len(outcomes), "valid": int(outcomes.is_valid.sum()),
-        "rows": {name: _means(each) | {"seeds": each} for name, each in runs.items()},
-    }  # fmt: skip
-    if path:
-        write_json(path, result)
+        result["rows"] = {name: _means(each) | {"seeds": each} for name, each in runs.items()}
+        if path:
+            write_json(path, result)
     return result
 
 
