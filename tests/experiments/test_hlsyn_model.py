@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.reproductions.hlsyn import relatives
+from experiments.reproductions.hlsyn import importance, relatives
 from experiments.reproductions.hlsyn.__main__ import CHECKPOINT, main
-from experiments.reproductions.hlsyn.designs import Designs, designs_of
+from experiments.reproductions.hlsyn.designs import Designs, Estimates, designs_of
 from experiments.reproductions.hlsyn.model import Settings, load, save, scores, train
 from experiments.reproductions.hlsyn.outcomes import outcome_scores, outcomes_of, roc_area, target_of, train_outcomes
 from experiments.reproductions.hlsyn.relatives import adapt, relatives_of, width_of_own
@@ -250,6 +250,23 @@ def test_the_area_under_the_curve_is_that_of_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     truth, score = rng.random(200) < 0.3, rng.integers(0, 20, 200) / 20
     assert roc_area(truth, score) == pytest.approx(roc_auc_score(truth, score))
+
+
+def test_estimates_without_a_part_lack_that_part() -> None:
+    def cycles(estimates: Estimates, source: str, **point: int | str) -> float:
+        kernel = parse_kernel(source)
+        return estimates(kernel, {f"__{key}": value for key, value in point.items()}, "v20", facts(kernel)).cycles
+
+    total = {"PARA__L0": 1}
+    assert cycles(importance.without_recurrences, SUM, **total) < cycles(estimate, SUM, **total) / 3
+    copied = {"PARA__L1": 2}
+    assert cycles(importance.without_transfers, MATRIX, **copied) < cycles(estimate, MATRIX, **copied) / 1.8
+    flattened = NEST.replace("PARALLEL FACTOR=auto{__PARA__L0}", "PIPELINE auto{__PIPE__L0}")
+    whole, written = (
+        [cycles(each, flattened, PIPE__L0=mode) for mode in ("off", "flatten")]
+        for each in (estimate, importance.without_canonical_pragmas)
+    )
+    assert whole[1] < whole[0] / 3 and written[0] == written[1]
 
 
 def dsp(source: str, **point: int) -> int:
