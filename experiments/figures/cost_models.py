@@ -16,6 +16,8 @@ ALEXNET = {
 HELD_OUT, UNIQUE = 1_000, 23_905  # configurations of AlexNet
 TASKS = {"unet_3d": "U-Net 3D, tau", "alexnet": "AlexNet, tau", "tile": "tile sizes, error@1"}
 NOTHING = {"interval": 0.0}
+HLSYN_SPLITS = ("families", "programs", "20 labels", "50 labels", "random")
+STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t, by number of values
 TRAINED_ON = {"alexnet": "AlexNet", "alexnet + tile": "AlexNet and tile sizes"}
 
 
@@ -119,13 +121,60 @@ def hlsyn() -> str:
     splits = result("hlsyn")["splits"]
     rows = [
         [
-            split, name, f"{each['rmse']:.2f}", "-" if each["tau"] is None else f"{each['tau']:.2f}",
+            split, name, _over_seeds(each, "rmse"), _over_seeds(each, "program_rmse"), _over_seeds(each, "tau"),
             "-" if each["coverage"] is None else f"{100 * each['coverage']:.0f} %", str(len(each["seeds"])),
         ]
-        for split, scores in splits.items()
-        for name, each in scores.items()
+        for split in HLSYN_SPLITS
+        for name, each in splits[split].items()
     ]  # fmt: skip
-    return table(["split", "", "rmse of log2 cycles", "tau in a program", "in 90 % intervals", "seeds"], rows)
+    return table(
+        ["split", "", "rmse of log2 cycles", "mean of programs", "tau in a program", "in 90 % intervals", "seeds"], rows
+    )
+
+
+def hlsyn_seeds() -> str:
+    rows = [
+        [split, name, _over_seeds(each, "rmse"), _over_seeds(each, "tau"), str(len(each["seeds"]))]
+        for split, scores in result("hlsyn_seeds")["splits"].items()
+        for name, each in scores.items()
+    ]
+    return table(["split", "", "rmse of log2 cycles", "tau in a program", "seeds"], rows)
+
+
+def _over_seeds(scores: dict[str, Any], key: str) -> str:
+    """Mean over seeds and, of three and more, its 95 % interval by Student's t."""
+    values = [each[key] for each in scores["seeds"]]
+    if None in values:
+        return "-"
+    if len(values) < 3:
+        return f"{statistics.mean(values):.2f}"
+    width = STUDENT[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.2f} ± {width:.2f}"
+
+
+def hlsyn_outcomes() -> str:
+    def cell(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    rows = []
+    for name, each in result("hlsyn_outcomes")["rows"].items():
+        valid = each["validity"]
+        is_guess = name == "analytical estimate alone"  # it says nothing of validity
+        cells = [
+            "-" if is_guess else cell(valid[key]) for key in ("auc", "auc_in_program", "balanced_accuracy", "brier")
+        ]
+        cells += [f"{cell(used['rmse'])} / {cell(used['tau'])}" for used in each["resources"].values()]
+        rows.append([name, *cells])
+    names = list(next(iter(result("hlsyn_outcomes")["rows"].values()))["resources"])
+    return table(["", "ROC AUC", "in a program", "balanced accuracy", "Brier", *names], rows)
+
+
+def hlsyn_importance() -> str:
+    rows = [
+        [name, *(f"{each[row]['rmse']:.2f} / {each[row]['tau']:.2f}" for row in ("estimate", "network", "both"))]
+        for name, each in result("hlsyn_importance")["parts"].items()
+    ]
+    return table(["rules of the estimate", "estimate alone", "network alone", "mean of both"], rows)
 
 
 def hlsyn_search() -> str:
@@ -234,7 +283,8 @@ def kernelbench_levels() -> str:
 
 
 TABLES = {
-    "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "timm": timm,
+    "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "hlsyn outcomes": hlsyn_outcomes,
+    "hlsyn importance": hlsyn_importance, "hlsyn seeds": hlsyn_seeds, "timm": timm,
     "neusight": neusight, "neusight training": lambda: neusight("training"),
     "neusight intervals": neusight_intervals, "neusight settings": neusight_settings,
     "kernelbench": kernelbench, "kernelbench times": kernelbench_times,

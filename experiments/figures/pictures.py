@@ -213,6 +213,32 @@ def hlsyn(found: Mapping[str, Any]) -> Figure:
     return _plain(figure)
 
 
+def hlsyn_learning(found: Mapping[str, Any]) -> Figure:
+    """Scores by labels of the new program, and by families to learn from."""
+    splits = found["splits"]
+    labels = {int(name.split()[0]): rows for name, rows in splits.items() if name.endswith(" labels")}
+    shares = {"1/4": "a quarter", "1/2": "half"}
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    for row, (key, name) in zip(
+        figure.subplots(2, 2, sharey="row"), (("rmse", "rmse of log2 cycles"), ("tau", "tau in a program")), strict=True
+    ):
+        for label, colour, shape in (("ours", BLUE, "o"), ("ExtraTrees from scratch", ORANGE, "s")):
+            points = [(count, rows[label][key]) for count, rows in sorted(labels.items())]
+            points = [(0, splits["programs"]["ours"][key])] * (label == "ours") + points
+            row[0].plot(*zip(*points, strict=True), color=colour, marker=shape, markersize=4, label=label)
+        row[0].set(xlabel="labels of the new program", ylabel=name)
+        for label, whole, colour, shape in (
+            ("ours", "ours", BLUE, "o"), ("networks", "networks over the loop tree", GREEN, "^")
+        ):  # fmt: skip
+            values = [splits["shares"][f"{label}, {share} of the families"][key] for share in shares.values()]
+            values.append(splits["families"][whole][key])
+            row[1].plot([*shares, "all"], values, color=colour, marker=shape, markersize=4, label=label)
+        row[1].set(xlabel="share of other families to learn from")
+    for axes in figure.axes[:2]:
+        axes.legend(frameon=False, fontsize=8)
+    return _plain(figure)
+
+
 def timm(found: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(8, 2.2), layout="constrained")
     for axes, (machine, pairs) in zip(figure.subplots(1, len(found["points"])), found["points"].items(), strict=True):
@@ -250,6 +276,7 @@ PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "experiments/bench/simulator.png": (simulator, ("simulator",)),
     f"{FOLDER}/gst/against_full.png": (against_full, ("against_full",)),
     f"{FOLDER}/hlsyn/hlsyn.png": (hlsyn, ("hlsyn",)),
+    f"{FOLDER}/hlsyn/learning.png": (hlsyn_learning, ("hlsyn",)),
     f"{FOLDER}/timm/timm.png": (timm, ("timm",)),
     f"{FOLDER}/tpugraphs/alexnet.png": (alexnet, ("tpugraphs_alexnet",)),
     **{f"{FOLDER}/{name}/{name}.png": (partial(system, name), (name,)) for name in COLUMNS},

@@ -20,11 +20,12 @@ def train_trees(
         rate: learning rate.
         fewest: rows of a leaf.
         share: of the columns, drawn anew at every node.
-        loss: as scikit-learn names it.
+        loss: as scikit-learn names it; with `log_loss`, targets are 0 and 1, and predictions are log odds.
     """
-    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    boosting = HistGradientBoostingRegressor(
+    kind = HistGradientBoostingClassifier if loss == "log_loss" else HistGradientBoostingRegressor
+    boosting = kind(
         loss=loss,
         max_iter=trees,
         learning_rate=rate,

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.reproductions.hlsyn import relatives
+from experiments.reproductions.hlsyn import importance, relatives
 from experiments.reproductions.hlsyn.__main__ import CHECKPOINT, main
-from experiments.reproductions.hlsyn.designs import Designs, designs_of
+from experiments.reproductions.hlsyn.designs import Designs, Estimates, designs_of
 from experiments.reproductions.hlsyn.model import Settings, load, save, scores, train
-from experiments.reproductions.hlsyn.relatives import adapt, relatives_of
+from experiments.reproductions.hlsyn.outcomes import outcome_scores, outcomes_of, roc_area, target_of, train_outcomes
+from experiments.reproductions.hlsyn.relatives import adapt, relatives_of, width_of_own
 from experiments.reproductions.hlsyn.splits import by_group, few_labels
 from experiments.reproductions.trees import train_trees
 from gst.cost.hlsyn.cycles import estimate, facts
+from gst.cost.hlsyn.resources import resources
 from gst.data.hlsyn import canonical, parse_kernel, read_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
@@ -167,10 +169,9 @@ def test_scores_by_hand(data: Path) -> None:
 def test_evaluate_scores_programs_with_the_shipped_weights(data: Path, tmp_path: Path) -> None:
     main(["evaluate", "--data", str(data), "--json", str(tmp_path / "scores.json")])
     result = json.loads((tmp_path / "scores.json").read_text())
-    assert set(result) == {"rmse", "tau", "coverage", "programs"} and set(result["programs"]) == {
-        "v18/rows",
-        "v20/rows",
-    }
+    assert set(result) == {"rmse", "tau", "coverage", "programs", "validity", "resources"}
+    assert set(result["programs"]) == {"v18/rows", "v20/rows"}
+    assert set(result["resources"]) == {"BRAM", "DSP", "LUT", "FF"} and 0 <= result["validity"]["brier"] <= 1
     assert all(set(each) == {"rmse", "tau", "coverage"} for each in result["programs"].values())
     assert CHECKPOINT.stat().st_size < 1 << 20
 
@@ -182,9 +183,13 @@ def test_a_kernel_that_cannot_be_read_leaves_the_others_their_scores(
     designs = next(data.rglob("designs/v18/*.json"))
     (source.parent / "odd_kernel.c").write_text("void f(double a[8]) {")
     (designs.parent / "odd.json").write_text(designs.read_text())
+    (source.parent / "slow_kernel.c").write_text(source.read_text())
+    failed = {key: each | {"perf": 0.0, "valid": False} for key, each in json.loads(designs.read_text()).items()}
+    (designs.parent / "slow.json").write_text(json.dumps(failed))
     main(["evaluate", "--data", str(data), "--json", str(tmp_path / "scores.json")])
     result = json.loads((tmp_path / "scores.json").read_text())
     assert set(result["programs"]) == {"v18/rows", "v20/rows"} and "odd_kernel.c" in result["unread"]["v18/odd"]
+    assert "none of its designs is valid" in result["unread"]["v18/slow"] and result["validity"]["designs"] == 3 * 38
     assert "v18/odd is left out" in capsys.readouterr().err
 
 
@@ -196,10 +201,92 @@ def test_labels_of_a_program_and_its_versions_correct_the_model(data: Path, monk
     wrong, right = (scores(designs, each)["rmse"] for each in (base, adapt(designs, base, given)))
     assert right < wrong / 2
     old, new = (designs.where(designs.group == each) for each in (0, 1))
-    blended = relatives_of(old).blend(new, new.program[:, 0] + 2.0)
+    width = np.ones(36)
+    blended, unchanged = relatives_of(old).blend(new, new.program[:, 0] + 2.0, width)
     assert not np.allclose(blended, new.program[:, 0] + 2.0)
+    np.testing.assert_array_equal(unchanged, width)
     stranger = Designs(*new[:-1], ("other", "other"))
-    np.testing.assert_array_equal(relatives_of(old).blend(stranger, base[:36]), base[:36])
+    np.testing.assert_array_equal(relatives_of(old).blend(stranger, base[:36], width)[0], base[:36])
+
+
+def test_designs_of_a_known_program_are_predicted_as_they_were(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relatives, "FEWEST", 5)
+    designs = designs_of(read_kernels(data))
+    mean, width = relatives_of(designs, 2.0).blend(designs, np.zeros(len(designs)), np.full(len(designs), np.nan))
+    assert scores(designs, mean)["rmse"] < 0.05
+    np.testing.assert_allclose(width, 2.0 * relatives.LEAST_SPREAD, rtol=0.5)
+    assert 0.5 < width_of_own(designs, 0.9, 0) < 1e3
+
+
+def test_labels_and_relatives_together_are_better_than_labels(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relatives, "FEWEST", 5)
+    designs = designs_of(read_kernels(data))
+    old, new = (designs.where(designs.group == each) for each in (0, 1))
+    base, given = new.program[:, 0] + 2.0, few_labels(new.group, new.twins, 4, 0)
+    alone, helped = (scores(new, adapt(new, base, given, 0, each))["rmse"] for each in (None, relatives_of(old)))
+    assert helped < alone
+
+
+def test_outcomes_are_learned_saved_and_scored(data: Path, tmp_path: Path) -> None:
+    kernels = read_kernels(data)
+    outcomes, designs = outcomes_of(kernels), designs_of(kernels)
+    assert len(outcomes) == 76 and outcomes.is_valid.sum() == 72 and np.isnan(outcomes.usage).any(1).sum() == 2
+    trained = train(designs, Settings(1, 1, 8), 0, calibrated=False)._replace(outcomes=train_outcomes(outcomes, 0))
+    save(trained, tmp_path / "model.pt")
+    again = load(tmp_path / "model.pt")
+    assert trained.outcomes is not None and again.outcomes is not None
+    for one, other in zip(trained.outcomes.predict(outcomes), again.outcomes.predict(outcomes), strict=True):
+        np.testing.assert_array_equal(one, other)
+    perfect = outcome_scores(outcomes, outcomes.is_valid.astype(float), np.nan_to_num(target_of(outcomes)))
+    assert perfect["validity"]["auc"] == perfect["validity"]["balanced_accuracy"] == 1.0
+    assert perfect["validity"]["brier"] == perfect["resources"]["DSP"]["rmse"] == 0.0
+    alike = outcome_scores(outcomes.where(outcomes.is_valid), np.ones(72), np.zeros((72, 4)))
+    assert alike["validity"]["auc"] is None and alike["validity"]["balanced_accuracy"] is None
+
+
+def test_the_area_under_the_curve_is_that_of_scikit_learn() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    truth, score = rng.random(200) < 0.3, rng.integers(0, 20, 200) / 20
+    assert roc_area(truth, score) == pytest.approx(roc_auc_score(truth, score))
+
+
+def test_estimates_without_a_part_lack_that_part() -> None:
+    def cycles(estimates: Estimates, source: str, **point: int | str) -> float:
+        kernel = parse_kernel(source)
+        return estimates(kernel, {f"__{key}": value for key, value in point.items()}, "v20", facts(kernel)).cycles
+
+    total = {"PARA__L0": 1}
+    assert cycles(importance.without_recurrences, SUM, **total) < cycles(estimate, SUM, **total) / 3
+    copied = {"PARA__L1": 2}
+    assert cycles(importance.without_transfers, MATRIX, **copied) < cycles(estimate, MATRIX, **copied) / 1.8
+    flattened = NEST.replace("PARALLEL FACTOR=auto{__PARA__L0}", "PIPELINE auto{__PIPE__L0}")
+    whole, written = (
+        [cycles(each, flattened, PIPE__L0=mode) for mode in ("off", "flatten")]
+        for each in (estimate, importance.without_canonical_pragmas)
+    )
+    assert whole[1] < whole[0] / 3 and written[0] == written[1]
+
+
+def dsp(source: str, **point: int) -> int:
+    """Blocks of arithmetic that the analytical estimate counts."""
+    factors = {f"__PARA__{place}": factor for place, factor in point.items()}
+    return round(6840 * resources(parse_kernel(source), factors, "v20").used["DSP"])
+
+
+def test_copies_have_operators_each_and_iterations_that_wait_share_them() -> None:
+    product = COPY.replace("a[i];", "a[i] * 2.0;")
+    assert [dsp(product, L0=copies) for copies in (1, 4, 64)] == [11, 44, 0]  # no loop remains around the last
+    nest = NEST.replace("a[i][j];", "a[i][j] * 2.0;")
+    assert [dsp(nest, L0=outer, L1=inner) for outer, inner in ((1, 1), (4, 1), (4, 8))] == [11, 44, 352]
+    chain = COPY.replace("i = 0; i < 64", "i = 1; i < 64").replace("a[i];", "b[i - 1] * 2.0 * 3.0 * 4.0;")
+    assert dsp(chain) == 11  # three products, one after the other
+
+
+def test_arrays_lie_in_as_many_banks_as_copies_touch() -> None:
+    bram = [resources(parse_kernel(COPY), {"__PARA__L0": copies}, "v20").used["BRAM"] * 4320 for copies in (1, 8, 32)]
+    assert np.round(bram).tolist() == [2, 16, 64]
 
 
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

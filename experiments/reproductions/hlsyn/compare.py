@@ -23,8 +23,10 @@ from gst.process.progress import bar
 SUMS = [PROGRAM_FEATURES.index(name) for name in ("narrow_load", "loops", "operations", "is_new_tool", "log_parallel",
                                                   "log_flattened", "arrays", "most_elements")]  # fmt: skip
 COMMAND = "python -m experiments.reproductions.hlsyn compare"
-SPLITS = ("families", "programs", "random")
-LABELS = (20, 50)
+LABELS = (5, 10, 20, 50, 100)
+WITH_CONTROLS = (20, 50)  # numbers of labels at which all rivals stand beside
+SHARES = {"a quarter": 0.25, "half": 0.5}  # of the families to learn from
+CONSTANT = 0.15  # powers of two; programs whose cycles deviate less say nothing of order
 OURS = "ours"
 POINTS = 10  # designs of each program that the picture of the estimate shows
 
@@ -52,7 +54,25 @@ class _Table:
             judged = ~np.isnan(mean)
             given = None if np.isnan(width[judged]).any() else width[judged]
             score = scores(self.designs.where(judged), mean[judged], given)
-            yield split, row, {key: score[key] for key in ("rmse", "tau", "coverage")}
+            chosen = {key: score[key] for key in ("rmse", "tau", "coverage")}
+            yield split, row, chosen | self._more(judged, mean[judged], score["programs"])
+
+    def _more(self, judged: np.ndarray, mean: np.ndarray, programs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Mean over programs of their rmse, tau of programs that vary, and rmse without the program that holds most of
+        the squared error."""
+        rest = self.designs.where(judged)
+        error = np.bincount(rest.group, (mean - rest.log_cycles) ** 2, len(rest.names))
+        worst = int(error.argmax())
+        others = rest.group != worst
+        varied = [
+            programs[rest.names[each]]["tau"] for each in np.unique(rest.group)
+            if np.std(rest.log_cycles[rest.group == each]) > CONSTANT
+        ]  # fmt: skip
+        return {
+            "program_rmse": float(np.mean([each["rmse"] for each in programs.values()])),
+            "varied_tau": float(np.mean(varied)) if varied else None,
+            "worst": rest.names[worst], "others_rmse": float(np.sqrt(error.sum() - error[worst]) / others.sum() ** 0.5),
+        }  # fmt: skip
 
 
 def _sums(designs: Designs) -> np.ndarray:
@@ -100,13 +120,23 @@ def _ours(table: _Table, split: str, learned: Designs, rest: Designs, place: np.
         judged = ~np.isin(rest.twins, rest.twins[given])
         name = f"{count} labels"
         table.add(name, "ours without them", place[judged], mean[judged])
-        for row, found in (
-            ("ExtraTrees from scratch", _of_labels(rest, given, np.zeros(len(rest)))),
-            ("ExtraTrees on top of ours", _of_labels(rest, given, mean)),
-            ("Gaussian process on top of ours", _process(rest, given, mean)),
-            (OURS, adapt(rest, mean, given, seed)),
-        ):
+        rows = {"ExtraTrees from scratch": _of_labels(rest, given, np.zeros(len(rest)))}
+        if count in WITH_CONTROLS:
+            rows["ExtraTrees on top of ours"] = _of_labels(rest, given, mean)
+            rows["Gaussian process on top of ours"] = _process(rest, given, mean)
+        rows[OURS] = adapt(rest, mean, given, seed, model.relatives)
+        for row, found in rows.items():
             table.add(name, row, place[judged], found[judged])
+
+
+def _shares(table: _Table, split: str, learned: Designs, rest: Designs, place: np.ndarray, seed: int) -> None:
+    """Learn from some of the families only."""
+    folds = folds_of(learned, 4, seed)
+    for name, share in SHARES.items():
+        model = train(learned.where(folds < 4 * share), Settings(), seed, calibrated=False)
+        networks = [predict(each, rest.program, rest.loops, rest.parents)[0] for each in model.networks]
+        table.add(split, f"networks, {name} of the families", place, np.mean(networks, axis=0))
+        table.add(split, f"{OURS}, {name} of the families", place, model.base(rest)[0])
 
 
 def _of_labels(designs: Designs, given: np.ndarray, base: np.ndarray) -> np.ndarray:
@@ -146,10 +176,10 @@ def _points(designs: Designs) -> dict[str, list[list[float]]]:
 def splits(designs: Designs, name: str, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(designs to learn from, designs to judge by) of each fold of a split.
 
-    `families`: five folds of families; `programs`: five folds of programs and tool versions, whose relatives may be
-    learned from; `random`: one design in five, twins on one side.
+    `families` and `shares`: five folds of families; `programs`: five folds of programs and tool versions, whose
+    relatives may be learned from; `random`: one design in five, twins on one side.
     """
-    if name == "families":
+    if name in ("families", "shares"):
         folds = folds_of(designs, 5, seed)
     elif name == "programs":
         folds = by_group([str(each) for each in designs.group], 5, seed)
@@ -174,8 +204,14 @@ def compare(
     result["points"] = _points(designs)
     if path:
         write_json(path, result)
-    jobs = [(_ours, "analytical estimate alone")] + [(_controls, "boosting on aggregates")] * controls
-    todo = [(seed, split, *job) for seed in range(seeds) for split in names for job in jobs]
+    jobs: list[tuple[Callable[..., None], str]] = [(_ours, "analytical estimate alone")]
+    jobs += [(_controls, "boosting on aggregates")] * controls
+    todo = [
+        (seed, split, *job)
+        for seed in range(seeds)
+        for split in names
+        for job in ([(_shares, f"{OURS}, half of the families")] if split == "shares" else jobs)
+    ]
     for seed, split, job, row in bar(todo, desc="seeds of splits"):
         if len(result["splits"].get(split, {}).get(row, {"seeds": []})["seeds"]) > seed:
             continue
@@ -186,7 +222,9 @@ def compare(
             rows = result["splits"].setdefault(name, {})
             runs = [*rows.get(each, {"seeds": []})["seeds"], score]
             rows[each] = {
-                key: None if score[key] is None else float(np.mean([run[key] for run in runs])) for key in score
+                key: None if score[key] is None else float(np.mean([run[key] for run in runs]))
+                for key in score
+                if key != "worst"
             } | {"seeds": runs}
             print(f"{name:10} {each:42} rmse {score['rmse']:.2f}, tau {score['tau'] or 0:.3f}", flush=True)
         if path:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from gst.cost.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate, facts
+from gst.cost.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate
+from gst.cost.hlsyn.dependences import LoopFacts, facts
 from gst.data.hlsyn import HlsKernel, canonical
 from gst.data.hlsyn.loops import Kernel
-from gst.data.hlsyn.pragmas import Setting
+from gst.data.hlsyn.pragmas import Point, Setting
 from gst.process.progress import bar
 
 NO_LOOP = -2  # parent of a row that holds no loop
@@ -25,8 +27,9 @@ class Designs(NamedTuple):
         program: `PROGRAM_FEATURES` of each design.
         loops: `LOOP_FEATURES` of the loops that remain, children after parents, padded with zeros.
         parents: row of the parent of each loop; -1 at the top, -2 where there is none.
-        settings: effective pragmas of each loop of the source, in its order: log2 of copies and of the tile, pipelined,
-            unrolled; padded with zeros.
+        settings: pragmas of each loop of the source, in its order: effective ones (log2 of copies and of the tile,
+            pipelined, unrolled), then as they are written (log2 of copies and of the tile; 0, 1, 2 for `off`, `''`,
+            `flatten`); padded with zeros.
         log_cycles: what is predicted, log2 of the latency in cycles.
         group: program of each design, a number into `names`.
         twins: equal for designs of one program whose effective pragmas are equal.
@@ -55,12 +58,18 @@ class Designs(NamedTuple):
         )  # fmt: skip
 
 
-def designs_of(kernels: Sequence[HlsKernel], broken: dict[str, str] | None = None) -> Designs:
+Estimates = Callable[[Kernel, Point, str, dict[str, LoopFacts]], Estimate]
+
+
+def designs_of(
+    kernels: Sequence[HlsKernel], broken: dict[str, str] | None = None, estimates: Estimates = estimate
+) -> Designs:  # fmt: skip
     """The designs of `kernels` that were synthesised and are valid.
 
     Args:
         broken: where it is given, a kernel that cannot be estimated is left out, and its label and what is wrong with
             it are written here, instead of an error for all.
+        estimates: makes the estimate of a design.
 
     Raises:
         ValueError: there is none.
@@ -69,11 +78,14 @@ def designs_of(kernels: Sequence[HlsKernel], broken: dict[str, str] | None = Non
     readable: list[HlsKernel] = []
     for each in bar(kernels, desc="programs"):
         try:
-            found = list(_rows(each, len(readable), len(rows)))
+            found = list(_rows(each, len(readable), len(rows), estimates))
         except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
             if broken is None:
                 raise
             broken[each.label] = f"no estimate: {type(error).__name__}: {error}"
+            continue
+        if not found and broken is not None:
+            broken[each.label] = "none of its designs is valid, so that it has no cycles to compare with"
             continue
         readable.append(each)
         rows += found
@@ -103,20 +115,30 @@ class _Row(NamedTuple):
     twins: int
 
 
-def _rows(kernel: HlsKernel, group: int, first: int) -> Iterator[_Row]:
+def _rows(kernel: HlsKernel, group: int, first: int, estimates: Estimates) -> Iterator[_Row]:
     known = facts(kernel.kernel)
     met: dict[tuple, tuple[int, Estimate]] = {}
     for place, design in enumerate(each for each in kernel.designs if each.is_valid):
         effective = canonical(kernel.kernel, design.point)
         key = tuple(sorted(effective.items()))
         if key not in met:
-            met[key] = first + place, estimate(kernel.kernel, design.point, kernel.tool, known)
-        settings = [number for name in known for number in _numbers(effective[name])]
+            met[key] = first + place, estimates(kernel.kernel, design.point, kernel.tool, known)
+        settings = [
+            number for name, fact in known.items()
+            for number in (*_numbers(effective[name]), *_written(fact.loop.place, design.point))
+        ]  # fmt: skip
         yield _Row(met[key][1], settings, float(np.log2(design.cycles)), group, met[key][0])
 
 
 def _numbers(setting: Setting) -> tuple[float, ...]:
     return (np.log2(setting.parallel), np.log2(setting.tile), float(setting.is_pipelined), float(setting.is_unrolled))
+
+
+def _written(place: str, point: Point) -> tuple[float, ...]:
+    if not place:
+        return 0.0, 0.0, 0.0
+    copies, tile = (math.log2(int(point.get(f"__{kind}__{place}", 1))) for kind in ("PARA", "TILE"))
+    return copies, tile, float(("off", "", "flatten").index(str(point.get(f"__PIPE__{place}", "off"))))
 
 
 def skeleton(kernel: Kernel) -> str:

@@ -16,11 +16,15 @@ from scipy.stats import kendalltau
 
 from experiments.reproductions.hlsyn.designs import Designs
 from experiments.reproductions.hlsyn.network import LoopTreeNetwork, predict, train_network
-from experiments.reproductions.hlsyn.relatives import Relatives, relatives_of
+from experiments.reproductions.hlsyn.outcomes import OutcomeModel
+from experiments.reproductions.hlsyn.relatives import Relatives, relatives_of, width_of_own
 from experiments.reproductions.hlsyn.splits import by_group
 from gst.cost.hlsyn.candidates import family
+from gst.cost.hlsyn.resources import RESOURCES
+from gst.cost.trees import Trees
 from gst.process.progress import bar
 
+TREES = ("validity", *RESOURCES)
 COVERED = 0.9  # share of designs that an interval should hold
 LEAST_SCALE = 0.1  # in powers of two
 
@@ -46,11 +50,13 @@ class Model(NamedTuple):
         networks: their mean is averaged with the analytical estimate.
         relatives: designs learned from, for programs that look like theirs.
         width: the half width of an interval, in units of the predicted scale.
+        outcomes: validity and resources; None where they were not learned.
     """
 
     networks: list[LoopTreeNetwork]
     relatives: Relatives
     width: float
+    outcomes: OutcomeModel | None = None
 
     def base(self, designs: Designs) -> tuple[Float64[np.ndarray, " designs"], Float64[np.ndarray, " designs"]]:
         """log2 cycles of each design and their scale, as if no program looked like its own."""
@@ -61,9 +67,10 @@ class Model(NamedTuple):
         return (means.mean(0) + estimate) / 2, np.sqrt(scales.mean(0) ** 2 + gap**2 + LEAST_SCALE**2)
 
     def predict(self, designs: Designs) -> tuple[Float64[np.ndarray, " designs"], Float64[np.ndarray, " designs"]]:
-        """log2 cycles of each design, and the half width of an interval that holds 90 % of designs of new families."""
+        """log2 cycles of each design, and the half width of an interval that holds 90 % of designs of new families, and
+        90 % of new designs of programs that were learned from."""
         mean, scale = self.base(designs)
-        return self.relatives.blend(designs, mean), self.width * scale
+        return self.relatives.blend(designs, mean, self.width * scale)
 
 
 def train(designs: Designs, settings: Settings, seed: int, calibrated: bool = True) -> Model:
@@ -81,7 +88,10 @@ def train(designs: Designs, settings: Settings, seed: int, calibrated: bool = Tr
         for member in bar(range(settings.members), desc="networks")
     ]  # fmt: skip
     model = Model(networks, relatives_of(designs), 1.0)
-    return model._replace(width=_width(designs, settings, seed)) if calibrated else model
+    if not calibrated:
+        return model
+    relatives = model.relatives._replace(width=width_of_own(designs, COVERED, seed))
+    return model._replace(width=_width(designs, settings, seed), relatives=relatives)
 
 
 def _width(designs: Designs, settings: Settings, seed: int) -> float:
@@ -130,13 +140,18 @@ def scores(designs: Designs, mean: np.ndarray, width: np.ndarray | None = None) 
 def save(model: Model, path: Path) -> None:
     """Write a file that `load` reads without unpickling."""
     packed = io.BytesIO()
+    trees = {} if model.outcomes is None else {
+        f"{name}.{key}": getattr(each, key)
+        for name, each in zip(TREES, (model.outcomes.validity, *model.outcomes.usage), strict=True)
+        for key in Trees._fields
+    }  # fmt: skip
     np.savez_compressed(
-        packed, columns=model.relatives.columns, residual=model.relatives.residual,
+        packed, **trees, columns=model.relatives.columns, residual=model.relatives.residual,
         programs=np.array(model.relatives.programs), skeletons=np.array(model.relatives.skeletons),
     )  # fmt: skip
     torch.save(
         {
-            "hidden": model.networks[0].loop[0].out_features, "width": model.width,
+            "hidden": model.networks[0].loop[0].out_features, "width": model.width, "own": model.relatives.width,
             "networks": [each.state_dict() for each in model.networks],
             "relatives": torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8),
         }, path,
@@ -158,9 +173,15 @@ def load(path: Path) -> Model:
         with np.load(io.BytesIO(saved["relatives"].numpy().tobytes()), allow_pickle=False) as packed:
             relatives = Relatives(
                 packed["columns"], packed["residual"],
-                tuple(packed["programs"].tolist()), tuple(packed["skeletons"].tolist()),
+                tuple(packed["programs"].tolist()), tuple(packed["skeletons"].tolist()), saved["own"],
             )  # fmt: skip
-        return Model(networks, relatives, saved["width"])
+            trees = [
+                Trees(float(packed[f"{name}.base"]), *(packed[f"{name}.{key}"] for key in Trees._fields[1:]))
+                for name in TREES
+                if f"{name}.base" in packed
+            ]
+        outcomes = OutcomeModel(trees[0], tuple(trees[1:])) if trees else None
+        return Model(networks, relatives, saved["width"], outcomes)
     except (
         OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError, ValueError, BadZipFile
     ) as error:  # fmt: skip

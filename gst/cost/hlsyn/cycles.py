@@ -21,7 +21,7 @@ from gst.cost.hlsyn.dependences import LoopFacts, facts
 from gst.cost.hlsyn.nest import LATENCY, Body, Interval, Nest, body_of, interval_of
 from gst.cost.hlsyn.transfers import PORT_BYTES
 from gst.data.hlsyn.loops import Kernel
-from gst.data.hlsyn.pragmas import Point, canonical
+from gst.data.hlsyn.pragmas import Point, Setting, canonical
 
 ONE_FILL = 5  # cycles to enter and leave a pipeline
 CALL = 2  # cycles of an iteration of a loop that holds others
@@ -82,15 +82,19 @@ class _Times(NamedTuple):
     ported: float
 
 
-def estimate(kernel: Kernel, point: Point, tool: str, known: dict[str, LoopFacts] | None = None) -> Estimate:
+def estimate(
+    kernel: Kernel, point: Point, tool: str, known: dict[str, LoopFacts] | None = None,
+    settings: dict[str, Setting] | None = None,
+) -> Estimate:  # fmt: skip
     """Analytical cycles of a design, and features of the loops that remain.
 
     Args:
         tool: `v18` or `v20`.
         known: `facts(kernel)`, where many designs share them.
+        settings: of each loop, if they are not the effective ones, `canonical(kernel, point)`.
     """
     known = facts(kernel) if known is None else known
-    settings = canonical(kernel, point)
+    settings = canonical(kernel, point) if settings is None else settings
     remaining = [name for name in known if not settings[name].is_unrolled]
     nest = Nest(kernel, known, settings, LATENCY.get(tool, LATENCY["v20"]), remaining)
     row = {name: place for place, name in enumerate(remaining)}

@@ -8,24 +8,28 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from gst.data.hlsyn.headers import MIRRORED, Step, bare, comparison, split, step_of, without_step
+from gst.data.hlsyn.preprocess import SCALARS, Token, tokens_of
 from gst.files.untrusted import shown
 
-TOKEN = re.compile(
-    r"(?P<skip>\s+|//[^\n]*|/\*.*?\*/|\#(?!pragma)[^\n]*)|(?P<pragma>\#pragma[^\n]*)|(?P<number>0[xX][0-9a-fA-F]+[uUlL]*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[uUlLfF]*)"
-    r"|(?P<name>[A-Za-z_]\w*)|(?P<sign><<=|>>=|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^~!<>=?:;,.(){}\[\]])"
-    r"|(?P<text>\"[^\"\n]*\"|'[^'\n]*')",
-    re.DOTALL,
-)
-CONSTANT = re.compile(r"^[ \t]*#define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*$", re.MULTILINE)
+KERNEL = re.compile(r"\bACCEL\s+kernel\b", re.IGNORECASE)
 PLACE = re.compile(r"auto\{__(PARA|PIPE|TILE)__(\w+)\}")
 REDUCTION = re.compile(r"\breduction(?:\s*=\s*(\w+))?")
-TYPES = frozenset({
-    "void", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "const", "static", "register",
-    "volatile", "struct", "size_t", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t",
-    "uint64_t",
-})  # fmt: skip
-BYTES = {"char": 1, "short": 2, "float": 4, "double": 8, "long": 8}
+TYPES = SCALARS | {
+    "void", "static", "register", "volatile", "struct", "extern", "inline", "restrict", "__restrict", "__restrict__",
+}  # fmt: skip
+BYTES = {
+    "char": 1, "short": 2, "float": 4, "double": 8, "long": 8, "bool": 1, "_Bool": 1, "int8_t": 1, "uint8_t": 1,
+    "int16_t": 2, "uint16_t": 2, "int64_t": 8, "uint64_t": 8, "size_t": 8,
+}  # fmt: skip
+FUNCTIONS = {"sqrt": "sqrt", "pow": "pow", "log": "log"} | dict.fromkeys(
+    ("exp", "exp2", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "atan2"), "exp"
+) | dict.fromkeys(("log2", "log10", "log1p"), "log") | dict.fromkeys(
+    ("fabs", "fmax", "fmin", "floor", "ceil", "round"), "logic"
+)  # fmt: skip
+"""Kinds of operations that functions of floating-point numbers are; those that end in `f` are the same."""
 LEVELS = (
     ("||", ), ("&&", ), ("|", ), ("^", ), ("&", ), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
     ("*", "/", "%"),
@@ -141,7 +145,23 @@ def parse_kernel(text: str, where: str = "source") -> Kernel:
         ValueError: it holds no function, ends early, or uses C that this reader does not know; the message names the
             source and the line.
     """
-    return _Parser(text, where).kernel()
+    try:
+        return _Parser(text, where).kernel()
+    except RecursionError as error:
+        raise ValueError(f"{where}: expressions are nested too deeply") from error
+
+
+class _Pointer(NamedTuple):
+    """Address of one element: array, subscripts of its outer dimensions, and subscript of the next one."""
+
+    name: str
+    outer: tuple[Affine | None, ...] = ()
+    offset: Affine | None = None
+
+    def element(self, subscripts: tuple[Affine | None, ...]) -> Access:
+        """What the pointer with these subscripts behind it names."""
+        first = _sum(self.offset, subscripts[0])
+        return Access(self.name, (*self.outer, first, *subscripts[1:]))
 
 
 @dataclass
@@ -153,6 +173,8 @@ class _Value:
     affine: Affine | None = None
     is_float: bool = False
     access: Access | None = None  # if it can be assigned
+    pointer: _Pointer | None = None  # if it is the address of an element
+    choices: tuple[Affine, ...] = ()  # of which a condition takes one
 
 
 @dataclass
@@ -165,23 +187,26 @@ class _Scope:
     middles: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
+class _Function:
+    """A function: parameters, where its body begins, and elements, bytes and shapes of parameters that are arrays."""
+
+    parameters: list[tuple[str, bool]]
+    begin: int
+    arrays: dict[str, int]
+    bytes_of: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
+
+
 class _Parser:
     def __init__(self, text: str, where: str) -> None:
         self.where = where
-        self.tokens: list[tuple[str, str, int]] = []
-        position, line, constants = 0, 1, dict(CONSTANT.findall(text))
-        while position < len(text):
-            match = TOKEN.match(text, position)
-            if match is None:
-                raise ValueError(f"{where}, line {line}: {shown(text[position : position + 20])} is no C token")
-            if match.group() in constants:
-                self.tokens.append(("number", constants[match.group()], line))
-            elif match.lastgroup != "skip":
-                self.tokens.append((str(match.lastgroup), match.group(), line))
-            line += match.group().count("\n")
-            position = match.end()
+        self.tokens: list[Token] = tokens_of(text, where)
         self.at, self.nesting, self.counter, self.guards = 0, 0, 0, 0
-        self.functions: dict[str, tuple[list[tuple[str, bool]], int]] = {}
+        self.functions: dict[str, _Function] = {}
+        self.dimensions: dict[str, int] = {}  # of arrays, and 1 of pointers
+        self.moving: set[str] = set()  # pointers that loops change
+        self.ranges: dict[str, tuple[float, float]] = {}  # least and greatest value of counters
         self.calls: list[str] = []
         self.operations: Counter[str] = Counter()
         self.sink: list[Loop | Assignment] = []
@@ -226,45 +251,127 @@ class _Parser:
     # Functions -------------------------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
-        last = ""
+        last, marked = "", ""
+        is_marked = False
         while self.at < len(self.tokens):
-            if self.tokens[self.at][0] == "pragma" or self.peek() == ";":
+            kind, token, _ = self.tokens[self.at]
+            if kind == "pragma" or token == ";":
+                is_marked |= kind == "pragma" and KERNEL.search(token) is not None
                 self.at += 1
-            elif self.is_name() and self.peek(1) == "(" and self.peek() not in TYPES:
-                last = self.take()
-                parameters = self.parameters(is_kernel=True)
-                if self.peek() == ";":
+            elif self.is_name() and self.peek(1) == "(" and token not in TYPES | {"__attribute__"}:
+                name = self.take()
+                parameters = self.parameters()
+                if self.peek() != "{":
                     continue
-                self.functions[last] = (parameters, self.at)
+                self.functions[name] = _Function(parameters, self.at, self.arrays, self.bytes_of, self.shapes)
                 self.skip_group("{", "}")
-            elif self.peek() == "{":
-                self.skip_group("{", "}")
-            else:
+                last = last if name == "main" and last else name
+                marked, is_marked = name if is_marked else marked, False
+            elif token == "{" and self.at and self.tokens[self.at - 1][0] == "text":  # extern "C" {
                 self.at += 1
-        if not last or last not in self.functions:
+            elif token == "{":
+                self.skip_group("{", "}")
+            elif token == "enum":
+                self.enumeration()
+            elif not self.global_variable():
+                self.at += 1
+        if not last:
             raise self.fail("there is no function in it")
-        parameters, self.at = self.functions[last]
-        self.scope.is_float = dict(parameters)
-        self.scope.names = {name: name for name, _ in parameters}
-        self.calls.append(last)
+        name = marked or last
+        function = self.functions[name]
+        self.at, self.sink = function.begin, []
+        self.arrays, self.bytes_of, self.shapes = function.arrays, function.bytes_of, function.shapes
+        self.scope.is_float |= dict(function.parameters)
+        self.scope.names |= {each: each for each, _ in function.parameters}
+        for each, _ in function.parameters:
+            self.scope.values.pop(each, None)
+        self.dimensions |= {each: max(len(shape), 1) for each, shape in self.shapes.items()}
+        self.calls.append(name)
         self.statement()
-        return Kernel(last, self.arrays, self.bytes_of, tuple(self.sink), self.shapes)
+        body = tuple(self.sink)
+        return Kernel(name, self.sizes(body), self.bytes_of, body, self.shapes)
 
-    def parameters(self, is_kernel: bool) -> list[tuple[str, bool]]:
+    def enumeration(self) -> None:
+        """Names of an `enum` are constants."""
+        while self.peek() not in ("{", ";", ""):
+            self.at += 1
+        if not self.accept("{"):
+            return
+        value = 0
+        while self.is_name():
+            name = self.take()
+            if self.accept("="):
+                value = (self.conditional().affine or {}).get("", value)
+            self.scope.values[name] = _Value(affine={"": value})
+            value += 1
+            self.accept(",")
+        self.accept("}")
+
+    def global_variable(self) -> bool:
+        """Read the declaration of a variable outside of functions; False where none stands."""
+        end = self.at
+        while end < len(self.tokens) and self.tokens[end][1] in TYPES | {"*"}:
+            end += 1
+        if end == self.at or end + 1 >= len(self.tokens) or self.tokens[end][0] != "name":
+            return False
+        if self.tokens[end + 1][1] not in ("=", ";", "[", ","):
+            return False
+        is_constant = "const" in {text for _, text, _ in self.tokens[self.at : end]}
+        names = set(self.scope.values)
+        self.declaration()
+        if not is_constant:
+            self.scope.values = {name: value for name, value in self.scope.values.items() if name in names}
+        return True
+
+    def sizes(self, body: tuple[Loop | Assignment, ...]) -> dict[str, int]:
+        """Elements of each parameter that is an array; of pointers, as many as subscripts reach."""
+        reach = dict(self.arrays)
+        waiting = list(body)
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, Loop):
+                waiting += item.body
+                continue
+            for access in (item.target, *(read for read, _ in item.reads)):
+                shape = self.shapes.get(access.name, ())
+                if access.name not in reach or not access.subscripts or (shape and shape[0]):
+                    continue
+                last = self.highest(access.subscripts[0])
+                if last is not None:
+                    row = math.prod(shape[1:])
+                    reach[access.name] = max(reach[access.name], int(last + 1) * row)
+        for name, shape in self.shapes.items():
+            if shape and not shape[0]:
+                self.shapes[name] = (max(reach[name] // max(math.prod(shape[1:]), 1), 1), *shape[1:])
+        return reach
+
+    def highest(self, affine: Affine | None) -> float | None:
+        """The greatest value; None if it is unknown."""
+        if affine is None or any(name and name not in self.ranges for name in affine):
+            return None
+        ends = (
+            max(coefficient * end for end in self.ranges[name]) if name else coefficient
+            for name, coefficient in affine.items()
+        )
+        return float(sum(ends))
+
+    def parameters(self) -> list[tuple[str, bool]]:
         self.take("(")
         self.arrays, self.bytes_of, self.shapes = {}, {}, {}
         parameters: list[tuple[str, bool]] = []
         words: list[str] = []
         sizes: list[int] = []
-        has_array = False
+        has_array, depth = False, 0
         while True:
             token = self.take()
-            if token in (",", ")"):
+            if depth and token == ")":  # (*a)[8]
+                depth -= 1
+            elif token in (",", ")"):
                 if words and words != ["void"]:
                     name = words[-1]
                     parameters.append((name, "double" in words or "float" in words))
                     if has_array:
-                        self.arrays[name] = math.prod(sizes)
+                        self.arrays[name] = max(math.prod(sizes[1:] if sizes and not sizes[0] else sizes), 1)
                         self.shapes[name] = tuple(sizes)
                         self.bytes_of[name] = next((BYTES[word] for word in words[:-1] if word in BYTES), 4)
                 words, sizes, has_array = [], [], False
@@ -272,22 +379,25 @@ class _Parser:
                     return parameters
             elif token == "[":
                 has_array = True
+                self.accept("static")
                 if self.peek() != "]":
                     size = self.conditional().affine
                     if size is None or set(size) != {""}:
                         raise self.fail("the size of a parameter is no constant")
                     sizes.append(size[""])
+                else:
+                    sizes.append(0)  # unknown
                 self.take("]")
             elif token == "*":
                 has_array = True
-            else:
+                sizes += [0] * bool(depth)
+            elif token == "(":
+                depth += 1
+            elif token == "<":  # ap_int<8>
+                while self.take() != ">":
+                    pass
+            elif token not in ("&", "restrict", "__restrict", "__restrict__"):
                 words.append(token)
-
-    def integer(self, token: str) -> int:
-        try:
-            return int(token.rstrip("uUlL"), 0)
-        except ValueError:
-            raise self.fail(f"{shown(token)} is no integer") from None
 
     # Statements ------------------------------------------------------------------------------------------------------
 
@@ -298,10 +408,13 @@ class _Parser:
             raise self.fail("too many statements, or nested too deeply")
         pragmas = []
         while self.at < len(self.tokens) and (
-            self.tokens[self.at][0] == "pragma" or (self.is_name() and self.peek(1) == ":" and self.peek() != "default")
+            self.tokens[self.at][0] == "pragma" or self.peek() == "case" or (self.is_name() and self.peek(1) == ":")
         ):
             if self.tokens[self.at][0] == "pragma":
                 pragmas.append(self.take())
+            elif self.accept("case"):
+                self.conditional()
+                self.take(":")
             else:
                 self.at += 2
         token = self.peek()
@@ -314,8 +427,13 @@ class _Parser:
             self.for_loop(pragmas)
         elif token == "while":
             self.while_loop(pragmas)
-        elif token == "if":
+        elif token == "do":
+            self.do_loop(pragmas)
+        elif token in ("if", "switch"):
             self.branch()
+        elif token in ("break", "continue", "goto"):
+            while self.take() != ";":
+                pass
         elif token == "return":
             self.take()
             if self.peek() != ";":
@@ -337,8 +455,9 @@ class _Parser:
         while self.peek() in TYPES or (self.is_name() and self.is_name(1)):
             words.append(self.take())
         while True:
-            while self.accept("*"):
-                pass
+            is_pointer = False
+            while self.accept("*", "restrict", "__restrict", "__restrict__", "const"):
+                is_pointer = True
             name = self.take()
             is_float = "double" in words or "float" in words
             unique = name
@@ -347,8 +466,13 @@ class _Parser:
                 unique = f"{name}.{self.counter}"
             self.scope.names[name] = unique
             self.scope.is_float[unique] = is_float
+            self.dimensions.pop(unique, None)
             while self.peek() == "[":
+                self.dimensions[unique] = self.dimensions.get(unique, 0) + 1
                 self.skip_group("[", "]")
+            if is_pointer:
+                self.dimensions[unique] = 1
+                self.moving.add(unique)  # its value is known or nothing is
             if self.accept("="):
                 if self.peek() == "{":
                     self.skip_group("{", "}")
@@ -359,7 +483,7 @@ class _Parser:
         self.take(";")
 
     def branch(self) -> None:
-        self.take("if")
+        self.take()
         self.take("(")
         condition = self.expression()
         self.take(")")
@@ -389,69 +513,166 @@ class _Parser:
         self.take("for")
         self.take("(")
         saved, self.sink = self.sink, []
-        variable, start, written = "", None, self.tokens[self.at][1]
         if self.peek() in TYPES:
             while self.peek() in TYPES:
-                written = self.take()
-            written = self.peek()
-            self.scope.names[written] = written
-            self.scope.is_float[written] = False
-        while self.peek() == "(":  # ((i = 1, x = 1); ...)
-            self.take()
-        variable = written = self.peek()
+                self.take()
+            self.scope.names[self.peek()] = self.peek()
+            self.scope.is_float[self.peek()] = False
+        at, first = self.at, ""
         if self.peek() != ";":
             self.expression()
-            while self.accept(")"):
-                pass
-        name = self.scope.names.get(variable, variable)
-        start = self.scope.values.get(name, _Value()).affine
+            first = next((text for kind, text, _ in self.tokens[at : self.at] if kind == "name"), "")
         self.take(";")
-        counter = self.fresh(variable)
-        sign, bound, offset = "", None, 0
-        if self.peek() in ("--", "++"):  # for (i = 8; --i; )
-            self.take()
-            self.take()
-            sign, bound, step = "--", {"": 0}, -1
-        else:
-            self.scope.values[name] = _Value(affine={counter: 1})
-            left = self.level(7)
-            sign = self.take()
-            bound = self.level(7).affine
-            offset = 0 if left.affine is None else left.affine.get("", 0)
-            step = 1
-        self.take(";")
-        if self.peek() != ")":
-            place = self.at
-            text = []
-            depth = 0
-            while depth or self.peek() != ")":
-                token = self.take()
-                depth += (token == "(") - (token == ")")
-                text.append(token)
-            after, self.at = self.at, place
-            if "--" in text or "-=" in text:
-                step = -1
-            if "+=" in text or "-=" in text:
-                step *= self.integer(text[-1])
-            self.at = after
-        self.take(")")
+        condition = self.ahead(";")
+        parts = split(self.ahead(")"), ",")
+        body = self.tokens[self.at : self.statement_end()]
+        steps = [step for part in parts if (step := step_of(part)) is not None]
+        if not any(step.name in {text for _, text, _ in condition} for step in steps):
+            steps += self.steps_in(body, {text for _, text, _ in condition})
         self.sink = saved
-        trips, exact = self.trips(start, bound, sign, step, offset)
-        self.loop(name, counter, trips, exact, start, bound, step, pragmas)
+        self.counted(condition, steps, first, body, pragmas)
 
     def while_loop(self, pragmas: list[str]) -> None:
         self.take("while")
         self.take("(")
-        written = self.peek()
-        name = self.scope.names.get(written, written)
+        condition = self.ahead(")")
+        body = self.tokens[self.at : self.statement_end()]
+        self.counted(condition, self.steps_in(body, {text for _, text, _ in condition}), "", body, pragmas)
+
+    def do_loop(self, pragmas: list[str]) -> None:
+        self.take("do")
+        begin, end = self.at, self.statement_end()
+        body, self.at = self.tokens[begin:end], end
+        self.take("while")
+        self.take("(")
+        condition = self.ahead(")")
+        after, self.at = self.at, begin
+        self.counted(condition, self.steps_in(body, {text for _, text, _ in condition}), "", body, pragmas)
+        self.at = after
+        self.take(";")
+
+    def ahead(self, closing: str) -> list[Token]:
+        """Tokens up to `closing`, which is taken too."""
+        begin, depth = self.at, 0
+        while depth or self.peek() != closing:
+            token = self.take()
+            depth += (token in "([{") - (token in ")]}")
+        self.at += 1
+        return self.tokens[begin : self.at - 1]
+
+    def statement_end(self) -> int:
+        """The place after the statement ahead."""
+        place, depth, is_do = self.at, 0, self.peek() == "do"
+        while place < len(self.tokens):
+            token = self.tokens[place][1]
+            depth += (token in "([{") - (token in ")]}")
+            place += 1
+            following = self.tokens[place][1] if place < len(self.tokens) else ""
+            if depth <= 0 and (token == ";" or (token == "}" and not is_do)) and following != "else":
+                break
+        return place
+
+    def steps_in(self, body: list[Token], names: set[str]) -> list[Step]:
+        """What the one statement of a body that changes a variable named does to it; none where several change it."""
+        body = body[1:-1] if body and body[0][1] == "{" else body
+        found = [step for part in split(body, ";", ",") if (step := step_of(part)) is not None and step.name in names]
+        changed = self.changed(body)
+        return [step for step in found if changed[step.name] == 1]
+
+    def changed(self, tokens: list[Token]) -> Counter[str]:
+        """How often scalars are changed by tokens, by their names."""
+        result: Counter[str] = Counter()
+        for place, (kind, text, _) in enumerate(tokens):
+            before = tokens[place - 1][1] if place else ""
+            after = tokens[place + 1][1] if place + 1 < len(tokens) else ""
+            is_set = after.endswith("=") and after not in ("==", "<=", ">=", "!=")
+            if kind == "name" and (is_set or "++" in (before, after) or "--" in (before, after)):
+                result[text] += 1
+        return result
+
+    def counted(
+        self, condition: list[Token], steps: list[Step], first: str, body: list[Token], pragmas: list[str]
+    ) -> None:  # fmt: skip
+        """A loop, whose body stands ahead."""
+        asked = [text for kind, text, _ in condition if kind == "name"]
+        parts = split(bare(condition), "&&", "||")
+        inside = [step for name in asked if (step := without_step(condition, name)[1]) is not None]
+        step = next((each for each in [*inside, *steps] if each.name in asked), steps[0] if steps else None)
+        variable = step.name if step else first or next(iter(asked), "none")
+        name = self.scope.names.get(variable, variable)
         start = self.scope.values.get(name, _Value()).affine
-        counts_down = self.is_name() and self.peek(1) == "--"
-        while self.peek() != ")":
-            self.skip_group("(", ")") if self.peek() == "(" else self.take()
-        self.take(")")
-        exact = counts_down and start is not None and set(start) <= {""}
-        trips = float(start[""]) if exact and start else 1.0
-        self.loop(name, self.fresh(written), max(trips, 1.0), exact, start, {"": 0}, -1, pragmas)
+        counter = self.fresh(variable)
+        amount = self.amount(step)
+        is_linear = step is not None and step.sign in "+-"
+        is_held = start is not None and is_linear and amount not in (0, 1)
+        value: Affine | None = {counter: 1} if step is None or is_linear else None
+        if is_held and start is not None:  # the counter counts iterations
+            value = {key: each for key, each in (start | {counter: amount}).items() if each or not key}
+        trips, exact = self.trips(self.header(parts, variable, name, counter), start, step, amount)
+        exact &= len(parts) == 1 and not _leaves(body)
+        middle = self.middle(start) or 0.0
+        span = amount * (trips - 1)
+        self.scope.middles[counter] = (trips - 1) / 2 if is_held else middle + span / 2
+        self.ranges[counter] = (0, trips - 1) if is_held else (middle, middle + span)
+        iteration = {counter: 1} if is_held else _sum({counter: 1}, start, -1) if amount == 1 else None
+        self.loop(name, counter, trips, exact, value, iteration, pragmas)
+
+    def amount(self, step: Step | None) -> int:
+        """By what a step changes its variable: a difference, or a factor; 0 if it is unknown."""
+        if step is None:
+            return 0
+        saved = self.tokens, self.at, self.operations
+        self.tokens, self.at, self.operations = list(step.amount), 0, Counter()
+        try:
+            affine = self.assignment().affine
+            whole = self.at == len(self.tokens)
+        except ValueError:
+            affine, whole = None, False
+        self.tokens, self.at, self.operations = saved
+        constant = affine.get("", 0) if whole and affine is not None and set(affine) <= {""} else 0
+        if step.sign in ("<<", ">>"):
+            return 2**constant if 0 < constant < 32 else 0
+        return -constant if step.sign == "-" else constant
+
+    def header(
+        self, parts: list[list[Token]], variable: str, name: str, counter: str
+    ) -> tuple[str, list[Affine], int, Step | None]:
+        """Sign of a condition on a variable, what it is compared with, its coefficient, and its step in the condition;
+        no sign if the condition is something else."""
+        for part in parts:
+            tokens, step = without_step(bare(part), variable)
+            sides = comparison(tokens := bare(tokens))
+            if sides is None:
+                if [text for _, text, _ in tokens] == [variable]:
+                    return "!=", [{"": 0}], 1, step
+                continue
+            before = self.scope.values.get(name)
+            self.scope.values[name] = _Value(affine={counter: 1})
+            left, right = (self.side(each) for each in (sides[0], sides[2]))
+            if before is None:
+                self.scope.values.pop(name)
+            else:
+                self.scope.values[name] = before
+            sign = sides[1]
+            if right.affine is not None and counter in right.affine and counter not in (left.affine or {}):
+                left, right, sign = right, left, MIRRORED[sign]
+            if left.affine is None or counter not in left.affine:
+                continue
+            moved = {key: each for key, each in left.affine.items() if key != counter}
+            bounds = [self.affine("-", each, moved) for each in right.choices or (right.affine,)]
+            known = [each for each in bounds if each is not None]
+            return sign if len(known) == len(bounds) else "", known, left.affine[counter], step
+        return "", [], 1, None
+
+    def side(self, tokens: list[Token]) -> _Value:
+        """Value of one side of a comparison."""
+        saved = self.tokens, self.at
+        self.tokens, self.at = tokens, 0
+        value = self.level(7)
+        if self.at < len(tokens):
+            raise self.fail(f"got {shown(self.peek())}, want the end of a condition")
+        self.tokens, self.at = saved
+        return value
 
     def fresh(self, variable: str) -> str:
         self.counter += 1
@@ -464,19 +685,26 @@ class _Parser:
         return float(sum(terms))
 
     def trips(
-        self, start: Affine | None, bound: Affine | None, sign: str, step: int, offset: int
+        self, header: tuple[str, list[Affine], int, Step | None], start: Affine | None, step: Step | None, amount: int
     ) -> tuple[float, bool]:
-        first, last = self.middle(start), self.middle(bound)
-        if first is None or last is None or not step:
+        """Iterations of a loop, the mean where outer loops decide, and whether they are the same each time."""
+        sign, bounds, coefficient, inside = header
+        first, ends = self.middle(start), [self.middle(each) for each in bounds]
+        if first is None or not sign or None in ends or not amount or step is None:
             return 1.0, False
-        if sign == "--":
-            return max(first - 1, 1.0), True
-        span = (last - offset - first) / step + ((1 if sign in ("<=", ">=") else 0) / abs(step))
-        exact = set(start or {}) | set(bound or {}) <= {""}
+        exact = set(start or {}) | {name for each in bounds for name in each} <= {""} and len(bounds) == 1
+        if inside is not None and inside.is_before:
+            first += amount
+        lasts = [float(each or 0) / coefficient for each in ends]
+        if step.sign not in "+-":
+            last = min(lasts) if step.sign in ("*", "<<") else max(lasts)
+            return _powers(first, last, sign, step.sign, amount), exact
+        spans = [(last - first) / amount + ((1 if sign in ("<=", ">=") else 0) / abs(amount)) for last in lasts]
+        span = min(spans)
         return max(float(-(-span // 1)) if exact else span, 1.0), exact
 
     def loop(
-        self, name: str, counter: str, trips: float, exact: bool, start: Affine | None, bound: Affine | None, step: int,
+        self, name: str, counter: str, trips: float, exact: bool, value: Affine | None, iteration: Affine | None,
         pragmas: list[str],
     ) -> None:  # fmt: skip
         place, kinds, reduction = "", set(), ""
@@ -486,37 +714,34 @@ class _Parser:
                 place = match.group(2)
             if found := REDUCTION.search(pragma):
                 reduction = found.group(1) or "*"
-        first = self.middle(start)
-        self.scope.middles[counter] = (first or 0.0) + step * (trips - 1) / 2
         outer, self.sink = self.sink, []
-        begin = self.at
         written = self.written_names()
-        self.at = begin
+        self.moving |= written & self.dimensions.keys()
         before = dict(self.scope.values)
-        self.scope.values = {key: value for key, value in before.items() if key not in written}
-        self.scope.values[name] = _Value(affine={counter: 1})
+        self.scope.values = {key: each for key, each in before.items() if key not in written}
+        self.scope.values |= self.inductions(before, iteration)
+        self.scope.values[name] = _Value(affine=value)
         self.statement()
-        self.scope.values = {key: value for key, value in before.items() if key not in written and key != name}
+        self.scope.values = {key: each for key, each in before.items() if key not in written and key != name}
         body, self.sink = tuple(self.sink), outer
         self.sink.append(Loop(counter, trips, exact, place, frozenset(kinds), reduction, body))
 
+    def inductions(self, before: dict[str, _Value], iteration: Affine | None) -> dict[str, _Value]:
+        """Values of variables to which each iteration of the loop ahead adds the same number, once."""
+        body = self.tokens[self.at : self.statement_end()]
+        result = {}
+        for step in self.steps_in(body, {text for kind, text, _ in body if kind == "name"}):
+            start = before.get(name := self.scope.names.get(step.name, step.name), _Value()).affine
+            amount = self.amount(step)
+            if start is not None and iteration is not None and amount and step.sign in "+-":
+                value = _sum(start, {key: amount * each for key, each in iteration.items()})
+                result[name] = _Value(affine=value)
+        return result
+
     def written_names(self) -> set[str]:
         """Scalars that the statement ahead may write."""
-        depth, names, place = 0, set(), self.at
-        while place < len(self.tokens):
-            kind, token, _ = self.tokens[place]
-            depth += (token == "{") - (token == "}")
-            following = self.tokens[place + 1][1] if place + 1 < len(self.tokens) else ""
-            if kind == "name" and (
-                following in ("++", "--") or (following.endswith("=") and following not in ("==", "<=", ">=", "!="))
-            ):
-                names.add(self.scope.names.get(token, token))
-            if depth == 0 and token in (";", "}"):
-                header = sum({"(": 1, ")": -1}.get(each[1], 0) for each in self.tokens[self.at : place + 1])
-                if header == 0:
-                    break
-            place += 1
-        return names
+        changed = self.changed(self.tokens[self.at : self.statement_end()])
+        return {self.scope.names.get(name, name) for name in changed}
 
     # Expressions -----------------------------------------------------------------------------------------------------
 
@@ -552,6 +777,9 @@ class _Parser:
             if key not in longest or len(path) > len(longest[key][1]):
                 longest[key] = pair
         reads = tuple(longest.values())[:64]
+        if not target.subscripts and value.pointer is not None:
+            self.scope.values[target.name] = replace(value, access=None)
+            return
         if not target.subscripts and value.affine is not None:
             self.scope.values[target.name] = value  # an index, computed beside
             self.operations = Counter()
@@ -573,7 +801,8 @@ class _Parser:
             one = self.assignment()
             self.take(":")
             two = self.assignment()
-            return self.combine([value, one, two], "logic")
+            choices = () if one.affine is None or two.affine is None else (one.affine, two.affine)
+            return replace(self.combine([value, one, two], "logic"), choices=choices)
         return value
 
     def level(self, number: int) -> _Value:
@@ -586,6 +815,12 @@ class _Parser:
         return left
 
     def operate(self, sign: str, left: _Value, right: _Value) -> _Value:
+        if sign in ("+", "-") and (left.pointer or right.pointer):
+            base, other = (left, right) if left.pointer else (right, left)
+            pointer = base.pointer or _Pointer("")
+            return replace(
+                base, access=None, pointer=pointer._replace(offset=self.affine(sign, pointer.offset, other.affine))
+            )
         affine = self.affine(sign, left.affine, right.affine)
         if affine is not None and not left.is_float and not right.is_float:
             return _Value(affine=affine)
@@ -612,6 +847,8 @@ class _Parser:
             scale, other = (left, right) if set(left) <= {""} else (right, left)
             if set(scale) <= {""}:
                 return {name: coefficient * scale.get("", 0) for name, coefficient in other.items()}
+        if sign == "<<" and set(right) <= {""} and 0 <= right.get("", 0) < 32:
+            return {name: coefficient << right.get("", 0) for name, coefficient in left.items()}
         if sign == "/" and set(left) | set(right) <= {""} and right.get("", 0):
             return {"": left.get("", 0) // right[""]}
         return None
@@ -623,12 +860,18 @@ class _Parser:
         try:
             if sign := self.accept("-", "+", "!", "~", "*", "&", "++", "--"):
                 value = self.unary()
+                if sign == "*" and value.pointer is not None:
+                    return self.read(value.pointer.element(({"": 0},)), [])
+                if sign == "&" and value.access is not None and value.access.subscripts:
+                    *before, last = value.access.subscripts
+                    return replace(value, pointer=_Pointer(value.access.name, tuple(before), last))
                 if sign == "-":
                     if value.affine is not None and not value.is_float:
                         return _Value(affine={name: -each for name, each in value.affine.items()})
                     return replace(value, access=None)
                 if sign in ("++", "--") and value.access is not None:
-                    self.step(value)
+                    self.step(value, 1 if sign == "++" else -1)
+                    return replace(self.scope.values.get(value.access.name, value), access=value.access)
                 return value
             if self.peek() == "(" and self.peek(1) in TYPES:
                 words = []
@@ -644,9 +887,16 @@ class _Parser:
         finally:
             self.nesting -= 1
 
-    def step(self, value: _Value) -> None:
+    def step(self, value: _Value, amount: int) -> None:
         if value.access is not None and not value.access.subscripts:
-            self.scope.values.pop(value.access.name, None)
+            before = self.scope.values.pop(value.access.name, None)
+            if before is not None and before.affine is not None:
+                self.scope.values[value.access.name] = _Value(affine=_sum(before.affine, {"": amount}))
+
+    def read(self, access: Access, inside: list[_Value]) -> _Value:
+        """Value of an element, or of a variable; `inside` are its subscripts."""
+        reads = [(access, ())] + [(read, path) for each in inside for read, path in each.reads]
+        return _Value(tuple(reads), (), None, self.scope.is_float.get(access.name, False), access)
 
     def postfix(self) -> _Value:
         kind, token, _ = self.tokens[self.at] if self.at < len(self.tokens) else ("", "", 0)
@@ -654,6 +904,9 @@ class _Parser:
             self.take()
             value = self.expression()
             self.take(")")
+            subscripts, inside = self.subscripts()
+            if subscripts and value.pointer is not None:
+                return self.read(value.pointer.element(tuple(subscripts)), inside)
             return value
         if kind == "number":
             self.take()
@@ -667,29 +920,47 @@ class _Parser:
         if kind != "name":
             raise self.fail(f"got {shown(token) if token else 'the end of the source'}, want an expression")
         self.take()
+        if token == "sizeof":
+            return self.size_of()
         if self.peek() == "(":
             return self.call(token)
         name = self.scope.names.get(token, token)
-        subscripts: list[Affine | None] = []
-        inside: list[_Value] = []
-        while self.peek() in ("[", "->", "."):
-            if self.take() == "[":
-                index = self.expression()
-                self.take("]")
-                subscripts.append(index.affine)
-                inside.append(index)
-            else:
-                name = f"{name}.{self.take()}"
-        if not subscripts and name in self.scope.values:
-            value = replace(self.scope.values[name], access=Access(name))
+        subscripts, inside = self.subscripts()
+        while self.accept("->", "."):
+            name = f"{name}.{self.take()}"
+            more, others = self.subscripts()
+            subscripts, inside = subscripts + more, inside + others
+        known = self.scope.values.get(name)
+        if known is not None and known.pointer is not None and subscripts:
+            value = self.read(known.pointer.element(tuple(subscripts)), inside)
+        elif not subscripts and known is not None:
+            value = replace(known, access=Access(name))
         else:
-            is_float = self.scope.is_float.get(name, False)
-            access = Access(name, tuple(subscripts))
-            reads = [(access, ())] + [(read, path) for each in inside for read, path in each.reads]
-            value = _Value(tuple(reads), (), None, is_float, access)
-        if self.accept("++", "--"):
-            self.step(value)
+            value = self.read(Access(name, tuple(subscripts)), inside)
+        access = value.access or Access(name)
+        if value.pointer is None and len(access.subscripts) < self.dimensions.get(access.name, 0):
+            offset = None if access.name in self.moving else {"": 0}
+            value = replace(value, pointer=_Pointer(access.name, access.subscripts, offset))
+        if sign := self.accept("++", "--"):
+            self.step(value, 1 if sign == "++" else -1)
         return value
+
+    def subscripts(self) -> tuple[list[Affine | None], list[_Value]]:
+        """Those ahead, and their values."""
+        inside: list[_Value] = []
+        while self.accept("["):
+            inside.append(self.expression())
+            self.take("]")
+        return [each.affine for each in inside], inside
+
+    def size_of(self) -> _Value:
+        """Bytes of a type; of anything else they are unknown."""
+        begin = self.at
+        self.skip_group("(", ")")
+        words = [text for _, text, _ in self.tokens[begin + 1 : self.at - 1]]
+        if not words or any(word not in TYPES for word in words):
+            return _Value()
+        return _Value(affine={"": next((BYTES[word] for word in words if word in BYTES), 4)})
 
     def call(self, name: str) -> _Value:
         arguments = []
@@ -700,17 +971,21 @@ class _Parser:
                 break
         self.take(")")
         if name not in self.functions or name in self.calls:
-            kind = name if name in ("sqrt", "pow", "exp", "log") else "logic"
-            return self.combine([*arguments, _Value(is_float=kind != "logic")], kind)
-        parameters, begin = self.functions[name]
+            plain = name if name in FUNCTIONS else name.removesuffix("f")
+            kind = FUNCTIONS.get(plain, "logic")
+            return self.combine([*arguments, _Value(is_float=plain in FUNCTIONS)], kind)
+        parameters, begin = self.functions[name].parameters, self.functions[name].begin
         saved, place, counts = self.scope, self.at, self.operations
         inner = _Scope(dict(saved.values), {}, dict(saved.is_float), dict(saved.middles))
         self.counter += 1
         for (parameter, is_float), argument in zip(parameters, arguments, strict=False):
-            unique = argument.access.name if argument.access else f"{parameter}.{self.counter}"
+            pointer = argument.pointer
+            is_inside = pointer is not None and (bool(pointer.outer) or pointer.offset != {"": 0})
+            is_named = argument.access is not None and not is_inside
+            unique = argument.access.name if argument.access and is_named else f"{parameter}.{self.counter}"
             inner.names[parameter] = unique
             inner.is_float[unique] = is_float
-            if argument.access is None:
+            if not is_named:
                 inner.values[unique] = argument
         self.scope, self.at, self.operations = inner, begin, Counter()
         self.calls.append(name)
@@ -719,3 +994,38 @@ class _Parser:
         self.calls.pop()
         self.scope, self.at, self.operations = saved, place, counts + self.operations
         return replace(self.returned, access=None)
+
+
+def _sum(left: Affine | None, right: Affine | None, sign: int = 1) -> Affine | None:
+    if left is None or right is None:
+        return None
+    total = {name: left.get(name, 0) + sign * right.get(name, 0) for name in [*left, *right]}
+    return {name: each for name, each in total.items() if each or not name}
+
+
+def _powers(first: float, last: float, sign: str, step: str, factor: int) -> float:
+    """Iterations of a loop that multiplies its variable, or divides it."""
+    if step in ("/", ">>"):
+        first, last = last, first
+    if factor < 2 or first < 0 or last <= 0:
+        return 1.0
+    span = math.log(max(last, 1) / max(first, 1), factor)
+    is_inclusive = sign in ("<=", ">=") or (step in ("/", ">>") and first < 1)  # the last division leaves 0
+    return max(float(math.floor(span + 1e-9) + 1) if is_inclusive else float(math.ceil(span - 1e-9)), 1.0)
+
+
+def _leaves(body: list[Token]) -> bool:
+    """A `break` of the loop itself, or a `return` or `goto`, may leave a body early."""
+    inner: list[int] = []  # depths of loops and switches inside, whose own `break` leaves them alone
+    depth, is_opening = 0, False
+    for _, text, _ in body:
+        depth += (text == "{") - (text == "}")
+        is_opening |= text in ("for", "while", "do", "switch")
+        if text == "{" and is_opening:
+            inner.append(depth)
+            is_opening = False
+        if text == "}" and inner and depth < inner[-1]:
+            inner.pop()
+        if text in ("return", "goto") or (text == "break" and not inner):
+            return True
+    return False
