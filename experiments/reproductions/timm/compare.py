@@ -24,6 +24,7 @@ from experiments.reproductions.timm.programs import Rows
 from experiments.reproductions.trees import train_trees
 from gst.cost.step_time.kernels import CLASSES
 from gst.cost.step_time.machines import machine_of
+from gst.cost.step_time.model import NETWORK
 from gst.cost.step_time.rows import TERMS
 from gst.files.writing import write_json
 from gst.process.progress import bar
@@ -88,7 +89,8 @@ def ours(train_rows: Rows, rows: Rows, seed: int) -> Predicted:
     """The model with one network, and its two halves alone."""
     model = train(train_rows, Settings(networks=1), seed, calibrated=False)
     both, classes = (predict(each, rows)[0] for each in (model, model._replace(networks=[])))
-    return {"efficiencies of classes, trees": classes, "network on kernels, trees": 2 * both - classes, "ours": both}
+    network = (both - (1 - NETWORK) * classes) / NETWORK
+    return {"efficiencies of classes, trees": classes, "network on kernels, trees": network, "ours": both}
 
 
 METHODS: dict[str, Predictor] = {
