@@ -87,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", _compare, "the model against its controls (goes on from --json)", "infer")
     compare.set_defaults(cache=CACHE)
     compare.add_argument("--seeds", type=int, default=3, help="of splits and trainings; default: %(default)s")
-    compare.add_argument("--splits", default="families,models,random,machines", help="default: %(default)s")
+    compare.add_argument(
+        "--splits", default="families,models,random,machines", help="and training (--mode all); default: %(default)s"
+    )
     compare.add_argument("--json", type=Path, help="write the tables here")
     return parser
 

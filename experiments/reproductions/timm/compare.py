@@ -102,8 +102,9 @@ METHODS: dict[str, Predictor] = {
 def compare(rows: Rows, splits: list[str], seeds: int, path: Path | None) -> dict[str, Any]:
     """Scores of every method by split and seed; goes on from `path`, which is written after every method.
 
-    Splits: `families`, `models`, `random`: 5 folds; `machines`: each machine left out, with no measurement of it
-    (`none`) and with 10 measured models of each table, which set one scale for the table (`ten`).
+    Splits: `families`, `models`, `random`: 5 folds; `training`: as families, learned from rows of all modes and judged
+    on those of training; `machines`: each machine left out, with no measurement of it (`none`) and with 10 measured
+    models of each table, which set one scale for the table (`ten`).
     """
     result: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
     result["command"] = f"python -m experiments.reproductions.timm compare --splits {','.join(splits)} --seeds {seeds}"
@@ -129,6 +130,7 @@ def compare(rows: Rows, splits: list[str], seeds: int, path: Path | None) -> dic
 def _folds(rows: Rows, split: str, method: Predictor, seed: int, desc: str) -> dict[str, Any]:
     groups = {
         "families": [each.family for each in rows.measurements],
+        "training": [each.family for each in rows.measurements],
         "models": [each.model for each in rows.measurements],
         "random": [str(place) for place in range(len(rows))],
     }  # fmt: skip
@@ -138,6 +140,10 @@ def _folds(rows: Rows, split: str, method: Predictor, seed: int, desc: str) -> d
     predicted: Predicted = {}
     for fold in bar(range(FOLDS), desc=desc):
         _put(predicted, method(rows.where(folds != fold), rows.where(folds == fold), seed), folds == fold)
+    if split == "training":
+        chosen = rows.is_mode("train")
+        rows, folds = rows.where(chosen), folds[chosen]
+        predicted = {name: log_step[chosen] for name, log_step in predicted.items()}
     kinds = np.array([kind_of(each.setting) for each in rows.measurements])
     result = {}
     for name, log_step in predicted.items():
