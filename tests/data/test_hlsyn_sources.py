@@ -6,7 +6,7 @@ import pytest
 
 from gst.cost.hlsyn.cycles import facts
 from gst.data.hlsyn import parse_kernel
-from gst.data.hlsyn.loops import Kernel, Loop
+from gst.data.hlsyn.loop_tree import Kernel, Loop
 
 PRAGMA = "#pragma ACCEL PARALLEL FACTOR=auto{__PARA__L0}\n"
 

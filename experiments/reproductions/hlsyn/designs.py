@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from gst.cost.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate
 from gst.cost.hlsyn.dependences import LoopFacts, facts
 from gst.data.hlsyn import HlsKernel, canonical
-from gst.data.hlsyn.loops import Kernel
+from gst.data.hlsyn.loop_tree import Kernel
 from gst.data.hlsyn.pragmas import Point, Setting
 from gst.process.progress import bar
 

@@ -14,7 +14,7 @@ from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, tr
 from gst.cost.hlsyn.cycles import Estimate, estimate
 from gst.cost.hlsyn.dependences import LoopFacts
 from gst.data.hlsyn import HlsKernel
-from gst.data.hlsyn.loops import Kernel, Loop
+from gst.data.hlsyn.loop_tree import Kernel, Loop
 from gst.data.hlsyn.pragmas import Point, Setting
 from gst.files.writing import write_json
 

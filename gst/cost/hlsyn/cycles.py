@@ -20,7 +20,7 @@ from gst.cost.hlsyn.copies import copies_of
 from gst.cost.hlsyn.dependences import LoopFacts, facts
 from gst.cost.hlsyn.nest import LATENCY, Body, Interval, Nest, body_of, interval_of
 from gst.cost.hlsyn.transfers import PORT_BYTES
-from gst.data.hlsyn.loops import Kernel
+from gst.data.hlsyn.loop_tree import Kernel
 from gst.data.hlsyn.pragmas import Point, Setting, canonical
 
 ONE_FILL = 5  # cycles to enter and leave a pipeline

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gst.data.hlsyn.loops import Access, Affine, Assignment, Kernel, Loop
+from gst.data.hlsyn.affine import Affine
+from gst.data.hlsyn.loop_tree import Access, Assignment, Kernel, Loop
 
 
 class Recurrence(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gst.cost.hlsyn.dependences import LoopFacts
-from gst.data.hlsyn.loops import Kernel
+from gst.data.hlsyn.loop_tree import Kernel
 from gst.data.hlsyn.pragmas import Setting
 
 COMMON = {"fdiv": 31, "sqrt": 31, "pow": 60, "exp": 40, "log": 40, "add": 1, "mul": 3, "div": 20, "logic": 1}

@@ -17,7 +17,7 @@ from jaxtyping import Float32
 from gst.cost.hlsyn.copies import copies_of
 from gst.cost.hlsyn.dependences import LoopFacts, facts
 from gst.cost.hlsyn.nest import LATENCY, Nest, body_of, interval_of
-from gst.data.hlsyn.loops import Kernel
+from gst.data.hlsyn.loop_tree import Kernel
 from gst.data.hlsyn.pragmas import Point, canonical
 
 RESOURCES = ("BRAM", "DSP", "LUT", "FF")

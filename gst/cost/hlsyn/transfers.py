@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from gst.data.hlsyn.loops import Access, Assignment, Kernel
+from gst.data.hlsyn.loop_tree import Access, Assignment, Kernel
 
 PORT_BYTES = 64  # that one cycle moves between memory and chip, at best
 BURST = 16  # cycles before the first element of a run arrives
@@ -34,7 +34,7 @@ def footprint(kernel: Kernel, statements: Iterable[Assignment], iterations: Mapp
         iterations: of each loop variable that moves; the others stand still.
 
     Examples:
-        >>> from gst.data.hlsyn.loops import parse_kernel
+        >>> from gst.data.hlsyn.functions import parse_kernel
         >>> kernel = parse_kernel('''
         ... void kernel(double a[8][4], double s[8]) {
         ...   for (int i = 0; i < 8; i++) { s[i] = a[i][1]; }

@@ -1,7 +1,9 @@
-"""Headers of C loops, as tokens: what a step does to which variable, and where a condition is split."""
+"""Headers and bodies of C loops, as tokens: what a step does to which variable, where a condition is split, and whether
+a body may be left early."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -116,3 +118,40 @@ def without_step(tokens: Sequence[Token], name: str) -> tuple[list[Token], Step 
             kept = pair[1] if step.is_before else pair[0]
             return [*tokens[:place], kept, *tokens[place + 2 :]], step
     return list(tokens), None
+
+
+def steps_in(body: list[Token], names: set[str]) -> list[Step]:
+    """What the one statement of a body that changes a variable named does to it; none where several change it."""
+    body = body[1:-1] if body and body[0][1] == "{" else body
+    found = [step for part in split(body, ";", ",") if (step := step_of(part)) is not None and step.name in names]
+    changed = changes(body)
+    return [step for step in found if changed[step.name] == 1]
+
+
+def changes(tokens: list[Token]) -> Counter[str]:
+    """How often scalars are changed by tokens, by their names."""
+    result: Counter[str] = Counter()
+    for place, (kind, text, _) in enumerate(tokens):
+        before = tokens[place - 1][1] if place else ""
+        after = tokens[place + 1][1] if place + 1 < len(tokens) else ""
+        is_set = after.endswith("=") and after not in ("==", "<=", ">=", "!=")
+        if kind == "name" and (is_set or "++" in (before, after) or "--" in (before, after)):
+            result[text] += 1
+    return result
+
+
+def may_leave(body: list[Token]) -> bool:
+    """A `break` of the loop itself, or a `return` or `goto`, may leave a body early."""
+    inner: list[int] = []  # depths of loops and switches inside, whose own `break` leaves them alone
+    depth, is_opening = 0, False
+    for _, text, _ in body:
+        depth += (text == "{") - (text == "}")
+        is_opening |= text in ("for", "while", "do", "switch")
+        if text == "{" and is_opening:
+            inner.append(depth)
+            is_opening = False
+        if text == "}" and inner and depth < inner[-1]:
+            inner.pop()
+        if text in ("return", "goto") or (text == "break" and not inner):
+            return True
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gst.data.hlsyn.loops import Kernel, Loop
+from gst.data.hlsyn.loop_tree import Kernel, Loop
 from gst.files.untrusted import shown
 
 MODES = ("", "off", "flatten")
@@ -36,7 +36,7 @@ def canonical(kernel: Kernel, point: Point) -> dict[str, Setting]:
     fully, or stands in a flattened one, do nothing else.
 
     Examples:
-        >>> from gst.data.hlsyn.loops import parse_kernel
+        >>> from gst.data.hlsyn.functions import parse_kernel
         >>> kernel = parse_kernel('''
         ... void kernel(double a[8][4]) {
         ...   #pragma ACCEL PIPELINE auto{__PIPE__L0}

@@ -12,7 +12,8 @@ from xml.parsers import expat
 
 import numpy as np
 
-from gst.data.hlsyn.loops import Kernel, parse_kernel
+from gst.data.hlsyn.functions import parse_kernel
+from gst.data.hlsyn.loop_tree import Kernel
 from gst.data.hlsyn.pragmas import MODES
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.files.archives import dataset_files

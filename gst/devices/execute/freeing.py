@@ -1,4 +1,5 @@
-"""Where lowered values are freed: behind which task of which lane, so that no lane stands still for it."""
+"""Where lowered values are freed: behind which task of which lane, so that no lane stands still for it. Tasks and reads
+go in; places of frees come out, and what must wait for them."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
     """For each set of tasks the first task that is on a lane of one of them and behind which all are done for certain.
 
     Args:
-        lane, bounds, needs, lanes: of all tasks, as `_waits` has them.
+        lane, bounds, needs, lanes: of all tasks, as `_waits` in `waits.py` has them.
         set_bounds, last: the last task of a set on each of its lanes, set by set.
         frees: 1 if what is freed behind that task must be done too, as the next task of its lane tells.
     """
@@ -164,3 +165,19 @@ def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2
     np.maximum.at(last, buffer, of_holder)
     others = of_holder != last[buffer]
     return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
+
+
+def frees_before_late(behind: Ints, free: Ints, late: Ints, awaited: Ints, tasks: int) -> Int64[np.ndarray, "2 needs"]:
+    """Copies that wait for room: pairs (copy, free behind the task that it waits for).
+
+    Args:
+        behind: the task behind which each value is freed.
+        free: action that frees each value; -1 for results.
+        late, awaited: of each such copy its task, and the task that it waits for.
+        tasks: their number.
+    """
+    freed = np.flatnonzero(free >= 0)
+    freed_behind = rows(behind[freed], free[freed], tasks)
+    size = np.diff(freed_behind.bounds)[awaited]
+    start = freed_behind.bounds[awaited] - np.cumsum(size) + size
+    return np.stack([np.repeat(late, size), freed_behind.items[np.repeat(start, size) + np.arange(size.sum())]])

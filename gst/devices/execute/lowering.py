@@ -17,49 +17,24 @@ so no lanes ever wait for each other in a circle.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from gst.devices.describe.machine import Device, least_memory_limit
-from gst.devices.execute.freeing import behind_readers, frees_of_shared
+from gst.devices.execute.buffers import buffers_of, transient_bytes
+from gst.devices.execute.common_order import Actions, anchors, inverse, order_of, tasks_of
+from gst.devices.execute.freeing import behind_readers, frees_before_late, frees_of_shared
 from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import Storages, storages
-from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
+from gst.devices.execute.stream_program import FREE, Ints, StreamProgram, rows
+from gst.devices.execute.waits import steps_of
+from gst.devices.execute.work import Work, positions, values_of
 from gst.devices.fusion.legality import legalise
 from gst.devices.plan import Plan, positions_of_nodes, ranks
 from gst.programs import Program, Reference
-from partitioners.compiled import compiled
 
 AHEAD = (64, 16, 4, 2, 1)  # groups before its first reader at which a copy is made, where memory is short
-
-
-class Work(NamedTuple):
-    """What is to be lowered, as arrays.
-
-    Args:
-        edges: (2, edges); producer -> consumer, each pair once.
-        group: (nodes); group of each operation, -1 for inputs and constants.
-        lane: (groups); lane of each group.
-        rank: (groups); of the groups that can run, the one of least rank stands first in the order. Distinct.
-        home: (nodes); memory of each input that is copied to its other readers; -1 for what lies wherever it is read.
-        results: nodes whose values are returned, each once.
-        output_bytes: (nodes); of the value of each node.
-        transient_bytes: (groups); that a group takes while it runs, beside what it writes.
-        storages: who allocates what, and which values lie in it.
-    """
-
-    edges: np.ndarray
-    group: np.ndarray
-    lane: np.ndarray
-    rank: np.ndarray
-    home: np.ndarray
-    results: np.ndarray
-    output_bytes: np.ndarray
-    transient_bytes: np.ndarray
-    storages: Storages
 
 
 def stream_program(
@@ -164,28 +139,6 @@ def _excess(streams: StreamProgram, limit: Ints) -> Ints:
     return np.maximum(np.array(taken) - limit, 0)
 
 
-def transient_bytes(
-    edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints, allocated: Storages, own_bytes: Ints | None
-) -> Ints:
-    """What each group takes while it runs, beside the buffers of what it writes.
-
-    Args:
-        edges, group, results: as in `Work`.
-        allocated: who allocates what, and which values lie in it.
-        own_bytes: the most that each operation takes while it runs; its results alone if None.
-    """
-    made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, len(group)).astype(np.int64)
-    own = made_bytes if own_bytes is None else np.maximum(own_bytes, made_bytes)
-    computed = np.flatnonzero(group >= 0)
-    transient = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
-    np.add.at(transient, group[computed], (own - made_bytes)[computed])
-    storage, holder = allocated.held
-    stays = np.isin(holder, _crossing(edges, group, results))
-    inner = np.setdiff1d(np.arange(len(allocated.num_bytes)), storage[stays])  # within a group alone
-    np.add.at(transient, group[allocated.made_by[inner]], allocated.num_bytes[inner])
-    return transient
-
-
 def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
     """Group of each operation, numbered in the order of first nodes; each alone unless the plan fuses it."""
     computed = np.array([each.kind == "operation" for each in program.operations])
@@ -213,49 +166,6 @@ def _homes(program: Program, group: Ints, results: Ints, memory: Ints) -> Ints:
     return home
 
 
-def _crossing(edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints) -> Ints:
-    """Operations whose values others than their group read, or the program returns."""
-    crosses = (group[edges[0]] != group[edges[1]]) & (group[edges[0]] >= 0)
-    return np.unique(np.concatenate([edges[0, crosses], results[group[results] >= 0]]))
-
-
-class _Values(NamedTuple):
-    """Where values are, and who reads them. A value in a memory has the key `node * memories + memory`.
-
-    Args:
-        home: (nodes); memory where each value is made or lies from the start; -1 for one that lies wherever it is read.
-        written: nodes that groups write, increasing.
-        read: key of the value that a group reads, in the memory of the group.
-        reader: that group.
-        residents, copies: keys of what lies there from the start, and of what is copied there, increasing.
-    """
-
-    home: np.ndarray
-    written: np.ndarray
-    read: np.ndarray
-    reader: np.ndarray
-    residents: np.ndarray
-    copies: np.ndarray
-
-
-class _Actions(NamedTuple):
-    """Runs, copies and frees in the common order.
-
-    Args:
-        kind, argument, target: as in a stream program.
-        lane: of each action.
-    """
-
-    kind: np.ndarray
-    argument: np.ndarray
-    target: np.ndarray
-    lane: np.ndarray
-
-    def at(self, order: Ints) -> _Actions:
-        """The same in another order."""
-        return _Actions(*(column[order] for column in self))
-
-
 def lowered(
     work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memory: Ints, ahead: Ints | None = None
 ) -> StreamProgram:
@@ -270,51 +180,48 @@ def lowered(
             they can. As soon as they can everywhere if None.
     """
     count, num_groups = len(memories), len(work.lane)
-    values = _values(work, lane_memory[work.lane], count)
+    values = values_of(work, lane_memory[work.lane], count)
     home, written, copies = values.home, values.written, values.copies
     senders = np.unique(home[copies // count])
-    place = _order(work)
-    anchor = _anchors(work, values, place, np.zeros(count, np.int64) if ahead is None else ahead)
-    tasks, run_task, copy_task = _tasks(work, values, place, senders, len(lanes), count, anchor)
+    place = order_of(work)
+    anchor = anchors(work, values, place, np.zeros(count, np.int64) if ahead is None else ahead)
+    tasks, run_task, copy_task = tasks_of(work, values, place, senders, len(lanes), count, anchor)
     # Values that the run makes, with the task that writes each, and all reads of them.
     made = np.unique(np.concatenate([written * count + home[written], copies]))
     writer = np.empty(len(made), np.int64)
     writer[np.searchsorted(made, written * count + home[written])] = run_task[work.group[written]]
     writer[np.searchsorted(made, copies)] = copy_task
     sent = copies // count * count + home[copies // count]
-    value = _positions(made, np.concatenate([values.read, sent]))
+    value = positions(made, np.concatenate([values.read, sent]))
     reader = np.concatenate([run_task[values.reader], copy_task])[value >= 0]
     value = value[value >= 0]
     # Actions: tasks, and frees behind the task that knows all readers of each value to be done.
     results = work.results * count + home[work.results]
-    is_result = _positions(np.sort(results), made) >= 0
+    is_result = positions(np.sort(results), made) >= 0
     freed, stays = np.flatnonzero(~is_result), np.flatnonzero(is_result)
-    holds, buffer_bytes = _buffers(work, made, home, count)
+    holds, buffer_bytes = buffers_of(work, made, home, count)
     is_late = anchor >= 0
     late, awaited = copy_task[is_late], run_task[anchor[is_late]]
     task_needs = np.stack([np.append(reader, late), np.append(writer[value], awaited)])
     behind = behind_readers(tasks.lane, task_needs, value, reader, writer, holds, stays)
     num_tasks, num_frees, made_node = len(tasks.kind), len(freed), made // count
-    frees = _Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[behind[freed]])
+    frees = Actions(np.full(num_frees, FREE), made_node[freed], np.full(num_frees, -1), tasks.lane[behind[freed]])
     order = np.argsort(np.concatenate([2 * np.arange(num_tasks), 2 * behind[freed] + 1]), kind="stable")
-    number = _inverse(order)
+    number = inverse(order)
     free = np.full(len(made), -1)
     free[freed] = number[num_tasks:]
     is_freed = free[value] >= 0
-    freed_behind = rows(behind[freed], free[freed], num_tasks)
-    size = np.diff(freed_behind.bounds)[awaited]
-    start = freed_behind.bounds[awaited] - np.cumsum(size) + size
-    room = freed_behind.items[np.repeat(start, size) + np.arange(size.sum())]
+    waiter, room = frees_before_late(behind, free, late, awaited, num_tasks)
     needs = np.concatenate([
         number[task_needs],
-        np.stack([number[np.repeat(late, size)], room]),
+        np.stack([number[waiter], room]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
         frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip
     needs = needs[:, np.lexsort((-needs[1], needs[0]))]
-    actions = _Actions(*map(np.concatenate, zip(tasks, frees, strict=True))).at(order)
+    actions = Actions(*map(np.concatenate, zip(tasks, frees, strict=True))).at(order)
     names = (*lanes, *(f"copies of {memories[sender]}" for sender in senders.tolist()))
-    bounds, kind, argument, target = _steps(actions, rows(needs[0], needs[1], len(order)), len(names))
+    bounds, kind, argument, target = steps_of(actions, rows(needs[0], needs[1], len(order)), len(names))
     computed = np.flatnonzero(work.group >= 0)
     read = values.read // count
     return StreamProgram(
@@ -325,242 +232,3 @@ def lowered(
         buffer_bytes=buffer_bytes, transient_bytes=work.transient_bytes,
         resident_bytes=work.output_bytes[values.residents // count],
     )  # fmt: skip
-
-
-def _values(work: Work, group_memory: Ints, count: int) -> _Values:
-    """Values in `count` memories, of groups that are in these memories."""
-    nodes, num_groups = len(work.group), len(work.lane)
-    crosses = (work.group[work.edges[0]] != work.group[work.edges[1]]) & (work.group[work.edges[1]] >= 0)
-    pairs = np.unique(work.edges[0, crosses] * num_groups + work.group[work.edges[1, crosses]])
-    node, reader = np.divmod(pairs, num_groups) if num_groups else (pairs, pairs)
-    read = node * count + group_memory[reader]
-    computed = np.flatnonzero(work.group >= 0)
-    home = work.home.copy()
-    home[computed] = group_memory[work.group[computed]]
-    everywhere = (work.group[node] < 0) & (work.home[node] < 0)
-    # An input that is a result has a home: the first memory that reads it, or the first of all.
-    is_result, first = np.zeros(nodes, bool), np.full(nodes, count)
-    is_result[work.results] = True
-    np.minimum.at(first, node, group_memory[reader])
-    fixed = np.flatnonzero((work.group < 0) & is_result & (home < 0))
-    home[fixed] = np.where(first[fixed] < count, first[fixed], 0)
-    at_home = np.flatnonzero((work.group < 0) & (home >= 0) & (is_result | (first < count)))
-    return _Values(
-        home, _crossing(work.edges, work.group, work.results), read, reader,
-        residents=np.unique(np.concatenate([read[everywhere], at_home * count + home[at_home]])),
-        copies=np.unique(read[~everywhere & (home[node] != group_memory[reader])]),
-    )  # fmt: skip
-
-
-def _anchors(work: Work, values: _Values, place: Ints, ahead: Ints) -> Ints:
-    """For each copy the group that it waits for, so as not to lie in its memory too early; -1 if it need not.
-
-    Args:
-        place: of each group in the common order.
-        ahead: as in `lowered`.
-    """
-    node, destination = np.divmod(values.copies, len(ahead))
-    group = np.full(len(node), -1)
-    if not ahead.any() or not len(node):
-        return group
-    in_lanes = np.lexsort((place, work.lane))  # groups lane by lane, in their order
-    at = _inverse(in_lanes)
-    first = _first_readers(values, place)
-    reader = np.where(first < len(place), _inverse(place)[np.minimum(first, len(place) - 1)], -1)
-    before = at[reader] - ahead[destination]
-    candidate = in_lanes[np.maximum(before, 0)]
-    made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
-    waits = (ahead[destination] > 0) & (reader >= 0) & (before >= 0)
-    waits &= (work.lane[candidate] == work.lane[reader]) & (place[candidate] > made_at)
-    return np.where(waits, candidate, -1)
-
-
-def _first_readers(values: _Values, place: Ints) -> Ints:
-    """Place of the first group that reads each copy; their number if none does."""
-    first = np.full(len(values.copies), len(place))
-    copy = _positions(values.copies, values.read)
-    np.minimum.at(first, copy[copy >= 0], place[values.reader[copy >= 0]])
-    return first
-
-
-def _tasks(
-    work: Work, values: _Values, place: Ints, senders: Ints, num_lanes: int, count: int, anchor: Ints
-) -> tuple[_Actions, Ints, Ints]:
-    """Runs and copies in the common order, and the place in it of each group and of each copy. A copy stands behind the
-    group that makes its value, or that it waits for; of several, the one that is read first stands first."""
-    num_groups = len(work.lane)
-    node, destination = np.divmod(values.copies, count)
-    made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
-    first_reader = _first_readers(values, place)
-    moment = np.concatenate([2 * place, 2 * np.where(anchor >= 0, place[anchor], made_at) + 1])
-    order = np.lexsort((np.concatenate([np.zeros(num_groups, np.int64), first_reader]), moment))
-    tasks = _Actions(
-        np.repeat([RUN, COPY], [num_groups, len(node)]),
-        np.concatenate([np.arange(num_groups), node]),
-        np.concatenate([np.full(num_groups, -1), destination]),
-        np.concatenate([work.lane, num_lanes + np.searchsorted(senders, values.home[node])]),
-    )
-    task = _inverse(order)
-    return tasks.at(order), task[:num_groups], task[num_groups:]
-
-
-def _order(work: Work) -> Ints:
-    """Place of each group in an order in which every value is made before it is read; of the groups that can come next
-    the one of least rank does."""
-    num_groups = len(work.rank)
-    both = (work.group[work.edges[0]] >= 0) & (work.group[work.edges[1]] >= 0)
-    producer, consumer = work.group[work.edges[0, both]], work.group[work.edges[1, both]]
-    crosses = producer != consumer
-    producer, consumer = producer[crosses], consumer[crosses]
-    # By rank, groups often are in such an order already.
-    by_rank = np.argsort(work.rank)
-    place = _inverse(by_rank)
-    if (place[producer] < place[consumer]).all():
-        return place
-    consumers = rows(producer, consumer, num_groups).lists()
-    waiting = np.bincount(consumer, minlength=num_groups).tolist()
-    number, group_of = place.tolist(), by_rank.tolist()
-    ready = [number[group] for group in range(num_groups) if not waiting[group]]
-    heapify(ready)
-    order = []
-    while ready:
-        group = group_of[heappop(ready)]
-        order.append(group)
-        for each in consumers[group]:
-            waiting[each] -= 1
-            if not waiting[each]:
-                heappush(ready, number[each])
-    assert len(order) == num_groups, "groups depend on each other in a circle"
-    return _inverse(np.array(order, np.int64))
-
-
-def _positions(keys: Ints, wanted: Ints) -> Ints:
-    """Where each of `wanted` is among increasing `keys`; -1 where it is not."""
-    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-    return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
-
-
-def _inverse(order: Ints) -> Ints:
-    """Place of each number in an order of all numbers 0, 1, ..."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place
-
-
-def _buffers(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints]:
-    """Buffers of each value that a run makes, and their bytes: one for each storage, and one for each copy. A view lies
-    in the storage of its base, or, where that was computed elsewhere, in the copy of its base."""
-    nodes, allocated = len(work.group), len(work.storages.num_bytes)
-    made_by = np.concatenate([work.storages.made_by, np.arange(nodes)])
-    num_storages = len(made_by)  # those of inputs last
-    holds = np.sort(np.concatenate([
-        work.storages.held[1] * num_storages + work.storages.held[0], _held_of_inputs(work, allocated, num_storages)
-    ]))  # fmt: skip
-    holder, storage = np.divmod(holds, num_storages)
-    # The first value that a node reads and that lies in the same storage is the one that it is a view of.
-    edges = work.edges[:, np.lexsort((work.edges[0], work.edges[1]))]
-    held = rows(holder, np.arange(len(holds)), nodes)
-    size = np.diff(held.bounds)[edges[1]]
-    edge = np.repeat(np.arange(edges.shape[1]), size)
-    offset = np.arange(len(edge)) - np.repeat(np.cumsum(size) - size, size)
-    child = held.items[held.bounds[edges[1, edge]] + offset]
-    parent_hold = _positions(holds, edges[0, edge] * num_storages + storage[child])
-    is_view = (parent_hold >= 0) & (made_by[storage[child]] != holder[child])
-    child, parent_hold = child[is_view][::-1], parent_hold[is_view][::-1]
-    # Roots: a storage by its first hold in a memory, or minus one more than the number of a copy.
-    root = np.arange(len(holds))
-    parent = root.copy()
-    parent[child] = parent_hold
-    moved = home[holder[parent]] != home[holder]
-    at = _positions(made, holder[parent] * count + home[holder])
-    local = np.where(moved, root, parent)
-    while (local[local] != local).any():
-        local = local[local]
-    of_copy = np.where(moved[local], at[local], -1)
-    # Numbers of buffers: first those of copies.
-    node, memory = np.divmod(made, count)
-    is_copy = home[node] != memory
-    copy_number = np.cumsum(is_copy) - 1
-    num_copies = int(is_copy.sum())
-    value = _positions(made, holder * count + home[holder])
-    exists = (value >= 0) & ((storage < allocated) | (of_copy >= 0))  # inputs themselves are never freed
-    roots = np.unique(local[exists & (of_copy < 0)])
-    number = np.where(of_copy >= 0, copy_number[of_copy], num_copies + np.searchsorted(roots, local))
-    owners = np.concatenate([np.flatnonzero(is_copy), value[exists]])
-    buffers = np.concatenate([np.arange(num_copies), number[exists]])
-    size = np.concatenate([work.output_bytes[node[is_copy]], work.storages.num_bytes[storage[roots]]])
-    return rows(owners, buffers, len(made)), size.astype(np.int64)
-
-
-def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
-    """Holds of inputs, constants and their views, whose storages no operation allocates, as keys of `_buffers`; storage
-    `first + node` is that of an input."""
-    nodes = len(work.group)
-    in_input = np.bincount(work.storages.held[1], minlength=nodes) == 0
-    in_input &= (work.group < 0) | (work.output_bytes > 0)
-    edges = work.edges[:, in_input[work.edges[0]] & in_input[work.edges[1]]]
-    base = np.arange(nodes)
-    edges = edges[:, np.argsort(-edges[0], kind="stable")]
-    base[edges[1]] = edges[0]  # the first of several
-    while (base[base] != base).any():
-        base = base[base]
-    held = np.flatnonzero(in_input & (work.group[base] < 0))
-    return held * num_storages + first + base[held]
-
-
-def _steps(actions: _Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Actions with waits for the earlier ones that each needs, lane by lane: bounds, kinds, arguments and targets.
-
-    Args:
-        actions: in the common order.
-        needs: of each action those that must be done before it, the latest first.
-        lanes: their number.
-    """
-    count = len(actions.kind)
-    waiter, awaited = _waits(actions.lane, needs.bounds, needs.items, lanes)
-    recorded = np.unique(awaited)
-    event = np.searchsorted(recorded, awaited)
-    is_recorded: Bool[np.ndarray, " actions"] = np.zeros(count, bool)
-    is_recorded[recorded] = True
-    # Sorted by lane, action, and waits (0) before the action (1) before its record (2).
-    of = np.concatenate([waiter, np.arange(count), recorded])
-    part = np.repeat([0, 1, 2], [len(waiter), count, len(recorded)])
-    kind = np.concatenate([np.full(len(waiter), WAIT), actions.kind, np.full(len(recorded), RECORD)])
-    argument = np.concatenate([event, actions.argument, np.arange(len(recorded))])
-    target = np.concatenate([np.full(len(waiter), -1), actions.target, np.full(len(recorded), -1)])
-    order = np.lexsort((part, of, actions.lane[of]))
-    bounds = np.zeros(lanes + 1, np.int64)
-    np.cumsum(np.bincount(actions.lane[of], minlength=lanes), out=bounds[1:])
-    return bounds, kind[order].astype(np.int64), argument[order].astype(np.int64), target[order].astype(np.int64)
-
-
-@compiled
-@no_type_check
-def _waits(lane, bounds, needs, lanes):
-    """Pairs (action that waits, action that it waits for) that are not implied by others: the transitive reduction.
-
-    Args:
-        lane: of each action, in the common order.
-        bounds, needs: actions that must be done before each one, the latest first.
-        lanes: their number.
-    """
-    count = len(lane)
-    clocks = np.zeros((lanes, lanes), np.int32)  # actions of each lane that are done when a lane goes on
-    done = np.zeros((count, lanes), np.int32)  # the same when an action is done
-    position = np.zeros(count, np.int64)
-    waiter, awaited = np.empty(len(needs), np.int64), np.empty(len(needs), np.int64)
-    waits = 0
-    for action in range(count):
-        mine = lane[action]
-        for at in range(bounds[action], bounds[action + 1]):
-            need = needs[at]
-            if clocks[mine, lane[need]] > position[need]:
-                continue
-            for each in range(lanes):
-                clocks[mine, each] = max(clocks[mine, each], done[need, each])
-            waiter[waits], awaited[waits] = action, need
-            waits += 1
-        position[action] = clocks[mine, mine]
-        clocks[mine, mine] += 1
-        done[action] = clocks[mine]
-    return waiter[:waits], awaited[:waits]

@@ -12,9 +12,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gst.devices.execute.buffers import transient_bytes
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.lowering import Work, lowered, transient_bytes
+from gst.devices.execute.lowering import lowered
 from gst.devices.execute.stream_program import StreamProgram
+from gst.devices.execute.work import Work
 from gst.devices.plan import Timeline
 from partitioners.compiled import compiled
 

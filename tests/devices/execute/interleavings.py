@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gst.devices.execute.costs import Storages
-from gst.devices.execute.lowering import Work, lowered
+from gst.devices.execute.lowering import lowered
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
+from gst.devices.execute.work import Work
 
 Value = tuple[int, int]  # node, memory
 

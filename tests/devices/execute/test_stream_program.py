@@ -11,10 +11,11 @@ import torch
 
 from gst.devices import Device, Plan
 from gst.devices.execute.hostile import verify
-from gst.devices.execute.lowering import Work, lowered, stream_program
+from gst.devices.execute.lowering import lowered, stream_program
 from gst.devices.execute.race_check import RaceError, check
 from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, example
+from gst.devices.execute.work import Work
 from gst.programs import Program, Step, capture
 from tests.programs.small import small_program
 
