@@ -13,6 +13,7 @@ GST = "experiments/reproductions/gst/README.md"
 BENCHMARKS = "experiments/bench/README.md"
 VARIANT_TASKS = {
     "alexnet": "AlexNet", "tile": "tiles", "hlsyn": "HLSyn", "circuits": "circuits", "elf-language": "binaries",
+    "timm": "image models",
 }  # fmt: skip
 HISTORY_TASKS = {"circuits": "circuits"}
 MATRIX = {
