@@ -27,7 +27,9 @@ from experiments.figures.published import COLUMNS, FOLDER, NAMES, milliseconds
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#666666"
 COLOURS, SHAPES = (GREY, ORANGE, GREEN, PURPLE, SKY, RED), "sv^P*X"
-SCORES = {"runtime": "Kendall's tau", "time": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy"}
+SCORES = {
+    "runtime": "Kendall's tau", "time": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy",
+}  # fmt: skip
 SHOWN = 0.008  # of a difference of tau; what is worse is written out
 
 
