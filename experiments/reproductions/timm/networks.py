@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 from torch import Tensor, nn
 
 from experiments.reproductions.timm.programs import Rows
@@ -30,7 +29,6 @@ class NetworkSettings(NamedTuple):
         rate: learning rate, of Adam, falling to 0 along a cosine.
         decay: of its matrices; `scale_decay`: of the factors of each table.
         beta: error of the logarithm below which the loss is a square.
-        balance: a row of a family of n rows weighs n ** -balance.
     """
 
     epochs: int = 12
@@ -41,7 +39,6 @@ class NetworkSettings(NamedTuple):
     decay: float = 0.02
     scale_decay: float = 0.3
     beta: float = 0.01
-    balance: float = 0.0
 
 
 class _Module(nn.Module):
@@ -117,7 +114,6 @@ def train_network(
     place_of = {each: place for place, each in enumerate(tables)}
     table = torch.tensor([place_of[each.setting] for each in rows.measurements])
     target = torch.from_numpy(rows.log_step).float()
-    weight = torch.from_numpy(_weights(rows, settings.balance)).float()
     matrices = [each.weight for each in (module.first, module.second, module.last)]
     alike = {id(each) for each in (*matrices, module.scale)}
     groups = [
@@ -135,22 +131,13 @@ def train_network(
             places, row = _kernels_of(examples, part.numpy())
             times = module(examples.times[places], examples.kind[places], examples.described[places], table[part][row])
             predicted = torch.zeros(len(part)).index_add(0, row, times).log()
-            each = nn.functional.smooth_l1_loss(predicted, target[part], beta=settings.beta, reduction="none")
-            loss = (each * weight[part]).mean()
+            loss = nn.functional.smooth_l1_loss(predicted, target[part], beta=settings.beta)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             schedule.step()
     return module.plain(_bounds(module, examples, table))
-
-
-def _weights(rows: Rows, balance: float) -> Float64[np.ndarray, " rows"]:
-    """Weight of each row, 1 on average."""
-    families, counts = np.unique([each.family for each in rows.measurements], return_counts=True)
-    size = dict(zip(families.tolist(), counts.tolist(), strict=True))
-    weight = np.array([size[each.family] for each in rows.measurements], np.float64) ** -balance
-    return np.asarray(weight / weight.mean())
 
 
 @torch.no_grad()

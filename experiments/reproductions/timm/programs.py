@@ -24,6 +24,7 @@ from gst.process.progress import bar
 VERSION = 3  # of what a row holds
 MOST_SCALE = 4.0  # of the area of an image, where a source cannot be read at the size of the table
 LARGER, ROUNDED = 1e-3, 0.006  # share and millions of parameters that a source may have more than a table states
+MERGED = "branches merged before it was timed"
 AREAS = [*PER_SAMPLE, COLUMNS.index("positions")]
 """Columns that grow with the area of an image."""
 Mode = tuple[str, bool, bool, bool, bool]
@@ -137,7 +138,7 @@ def read_rows(measurements: Sequence[Measurement], sources: Sequence[FxSource]) 
     rows, chosen, places = [], [], []
     for each, key in matched:
         if (each.table, each.family) in merged:
-            missing["branches merged before it was timed"] = missing.get("branches merged before it was timed", 0) + 1
+            missing[MERGED] = missing.get(MERGED, 0) + 1
             continue
         rows.append(row_of(kernels[key][0], each.batch, each.image_size, each.setting))
         places.append(place_of.setdefault(key, len(place_of)))

@@ -27,7 +27,7 @@ from gst.data.graphnet import FxSource, Operation, is_image_input, operator_grap
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph
 
-VERSION = 1  # of what is read
+VERSION = 2  # of what is read
 AREAS = [COLUMNS.index(name) for name in ("flops", "bytes read", "bytes written", "rows", "positions")]
 """Columns of kernels that grow with the area of an image."""
 LEAST = 1e-3  # us, added before the logarithm
