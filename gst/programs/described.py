@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -59,7 +60,9 @@ def run_described(function: Callable[[], None]) -> None:
     context = multiprocessing.get_context("fork")
     answers, sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(function, str(_library()), sender))
-    child.start()
+    with warnings.catch_warnings():  # of threads of others, which a fork that only traces never meets
+        warnings.filterwarnings("ignore", r".*fork\(\)")
+        child.start()
     sender.close()
     try:
         failure = answers.recv()

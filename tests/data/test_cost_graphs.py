@@ -12,7 +12,8 @@ from published_latency import latency
 
 from gst.data.cost_graphs import NO_OVERHEAD, CostGraph, read_cost_graph, read_split, refusal
 from gst.devices.plan import Plan
-from gst.devices.simulate.simulator import Simulator, peak_bytes
+from gst.devices.simulate.peaks import peak_bytes
+from gst.devices.simulate.simulator import Simulator
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "placement"
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "cost_graphs" / "bert24_inference.json"
