@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device, overlap, select, supports
-from gst.devices.execute.calls import Values, bind, laid_out
+from gst.devices.execute.calls import Values, bind
 from gst.devices.execute.interpreter import compiler
-from gst.devices.execute.lanes import Lane, is_here
+from gst.devices.execute.lanes import Lane, Placed, is_here, outputs_of, residents_of, synchronise
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.native import NativeExecutor
 from gst.devices.execute.race_check import check
@@ -26,7 +26,7 @@ from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, St
 from gst.devices.execute.worker import LaneSteps, Run, Worker, run_lane
 from gst.devices.fusion.legality import fusion_groups
 from gst.devices.plan import ExecutionError, Plan, positions_of_nodes
-from gst.programs import Program, Reference
+from gst.programs import Program
 
 MAX_COMPILED = 64
 Result = TypeVar("Result")
@@ -83,7 +83,7 @@ class Executor:
         self._accelerators: tuple[torch.device, ...] = ()
         self._storages: Storages | None = None
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
-        self._placed: dict[tuple[int, torch.device], Tensor] = {}
+        self._placed: Placed = {}
 
     def __enter__(self) -> Self:
         threads = torch.get_num_threads()  # also fixes this thread's own number before a worker sets another
@@ -156,42 +156,24 @@ class Executor:
         self._check_entered()
         compiled = self.compile(plan)
         run = Run(self._residents(compiled.streams, inputs), compiled.num_locks, compiled.num_events)
-        self._synchronise()
+        synchronise(self._accelerators)
         lanes = compiled.lanes
         futures = [
             self._workers[each.worker].submit(partial(run_lane, each, self._lanes[each.worker], run)) for each in lanes
         ]
         _wait(futures, run)
-        self._synchronise()
+        synchronise(self._accelerators)
         self.last_transfers, self.last_order = compiled.transfers, compiled.order
-        where = dict(compiled.streams.results.T.tolist())
-        return [
-            run.memories[where[each.node]][each.node] if isinstance(each, Reference) else each
-            for each in self.program.outputs
-        ]
+        return outputs_of(self.program, compiled.streams, run.memories)
 
     def _residents(self, streams: StreamProgram, inputs: Sequence[Tensor] | None) -> list[Values]:
         """What lies in each memory when a run begins. Examples and constants are brought there once."""
-        given = self.program.check_inputs(inputs)
-        if inputs is not None:
-            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
         memories: list[Values] = [[None] * self.program.num_nodes for _ in streams.memories]
         device_of = {lane.memory: lane.device for lane in self._lanes}
-        for node, memory in streams.residents.T.tolist():
-            device = device_of[memory]
-            if inputs is not None and node < len(given):
-                memories[memory][node] = given[node].detach().to(device)
-                continue
-            if (node, device) not in self._placed:
-                value = given[node] if node < len(given) else self.program.operations[node].constant
-                assert value is not None, f"node {node} is no constant"
-                self._placed[node, device] = value.detach().to(device)
-            memories[memory][node] = self._placed[node, device]
+        places = [device_of[memory] for memory in range(len(memories))]
+        for node, memory, value in residents_of(self.program, streams, places, inputs, self._placed):
+            memories[memory][node] = value
         return memories
-
-    def _synchronise(self) -> None:
-        for accelerator in self._accelerators:
-            torch.accelerator.synchronize(accelerator)
 
     def _check_entered(self) -> None:
         if not self._workers:

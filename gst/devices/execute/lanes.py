@@ -7,7 +7,7 @@ does a lane of an accelerator that is not here, whose values can only be fake te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
@@ -23,6 +23,7 @@ from gst.devices.plan import ExecutionError
 from gst.programs import Program, Reference
 
 Values = dict[int, Any]  # of nodes, in one memory
+Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
 
 
 def is_here(device: torch.device) -> bool:
@@ -34,6 +35,48 @@ def is_here(device: torch.device) -> bool:
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type == device.type
+
+
+def residents_of(
+    program: Program, streams: StreamProgram, places: Sequence[torch.device], inputs: Sequence[Tensor] | None,
+    placed: Placed,
+) -> Iterator[tuple[int, int, Tensor]]:  # fmt: skip
+    """What lies in each memory when a run begins: node, memory and value.
+
+    Args:
+        places: device of each memory.
+        inputs: flat inputs; the examples if None.
+        placed: examples and constants that were brought to devices before; those brought now are added.
+
+    Raises:
+        ValueError: the inputs do not fit the program.
+    """
+    given = program.check_inputs(inputs)
+    if inputs is not None:
+        given = [laid_out(value, like) for value, like in zip(given, program.inputs, strict=True)]
+    for node, memory in streams.residents.T.tolist():
+        key = node, places[memory]
+        if inputs is not None and node < len(given):
+            yield node, memory, given[node].detach().to(places[memory])
+            continue
+        if key not in placed:
+            value = given[node] if node < len(given) else program.operations[node].constant
+            assert value is not None, f"node {node} is no constant"
+            placed[key] = value.detach().to(places[memory])
+        yield node, memory, placed[key]
+
+
+def outputs_of(program: Program, streams: StreamProgram, memories: Sequence[Any]) -> list[Any]:
+    """Flat outputs of the program, from the values of nodes in each memory at the end."""
+    where = dict(streams.results.T.tolist())
+    return [memories[where[each.node]][each.node] if isinstance(each, Reference) else each for each in program.outputs]
+
+
+def synchronise(devices: Iterable[torch.device]) -> None:
+    """Wait for all work on those of the devices that are accelerators of this process."""
+    for device in dict.fromkeys(devices):
+        if is_here(device):
+            torch.accelerator.synchronize(device)
 
 
 def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) -> Ints:
@@ -118,7 +161,7 @@ class LaneExecutor:
         self._turns = [(lane, list(steps)) for lane, steps in groupby(order.tolist(), lanes.__getitem__)]
         memories = streams.lane_memory.tolist()
         self._lanes = [Lane(self.devices[memory], memory) for memory in memories]
-        self._placed: dict[tuple[int, int], Any] = {}  # inputs and constants by node and memory
+        self._placed: Placed = {}
 
     def run(self, inputs: Sequence[Tensor] | None = None) -> list[Any]:
         """Run the program once, and wait until every lane is done.
@@ -141,18 +184,9 @@ class LaneExecutor:
 
     def residents(self, inputs: Sequence[Tensor] | None = None) -> list[Values]:
         """What lies in each memory when a run begins."""
-        given = self.program.check_inputs(inputs)
-        if inputs is not None:
-            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
-        fixed = [*given, *(each.constant for each in self.program.operations[len(given) :])]
         memories: list[Values] = [{} for _ in self.devices]
-        for node, memory in self.streams.residents.T.tolist():
-            if inputs is not None and node < len(given):
-                memories[memory][node] = fixed[node].detach().to(self.devices[memory])
-                continue
-            if (node, memory) not in self._placed:
-                self._placed[node, memory] = fixed[node].detach().to(self.devices[memory])
-            memories[memory][node] = self._placed[node, memory]
+        for node, memory, value in residents_of(self.program, self.streams, self.devices, inputs, self._placed):
+            memories[memory][node] = value
         return memories
 
     def issue(self, memories: list[Values]) -> None:
@@ -197,17 +231,11 @@ class LaneExecutor:
 
     def outputs(self, memories: Sequence[Values]) -> list[Any]:
         """Flat outputs of the program, from what lies in each memory at the end."""
-        where = dict(self.streams.results.T.tolist())
-        return [
-            memories[where[each.node]][each.node] if isinstance(each, Reference) else each
-            for each in self.program.outputs
-        ]
+        return outputs_of(self.program, self.streams, memories)
 
     def synchronise(self) -> None:
         """Wait for all work on the accelerators of the lanes."""
-        for device in dict.fromkeys(self.devices):
-            if is_here(device):
-                torch.accelerator.synchronize(device)
+        synchronise(self.devices)
 
     @property
     def lane_streams(self) -> list[torch.Stream]:
