@@ -4,7 +4,8 @@
 
 Simulated, one core, `--seconds` of annealing for each problem from its best baseline on, by which the search is as long
 for a small problem as for a large one; those of at most 120 operations that do not meet the bound have `--proof`
-seconds of CP-SAT for a better bound, whose plan counts as `cp-sat`, not as ours. The machine is that of `MACHINES`.
+seconds for a better bound. Plans that the solvers of proofs come upon (`highs`, `cp-sat`) do not count as ours. The
+machine is that of `MACHINES`.
 A problem whose row is in the file already is left as it is. `--summary` prints the table of families alone.
 """
 
@@ -27,6 +28,7 @@ from gst.devices import machine_record
 from gst.files.untrusted import shown
 from gst.placement.public.placing import place_public
 from gst.placement.public.problem import public_problem
+from gst.placement.public.proofs import SOLVERS
 from gst.process.progress import bar
 
 DATA = Path("../shared/data")
@@ -65,8 +67,8 @@ def row(family: str, path: Path, seconds: float, proof_s: float) -> dict[str, An
     problem = public_problem(read_public_graph(path), machine_of(family, path.stem))
     result, _ = place_public(problem, seconds, proof_s=proof_s)
     plans = {name: plan["makespan"] for name, plan in result["plans"].items()}
-    baseline = {n: t for n, t in plans.items() if n not in ("annealing", "cp-sat") and t is not None}
-    ours = min(value for name, value in plans.items() if value is not None and name != "cp-sat")
+    baseline = {n: t for n, t in plans.items() if n not in ("annealing", *SOLVERS.values()) and t is not None}
+    ours = min(value for name, value in plans.items() if value is not None and name not in SOLVERS.values())
     return {
         "family": family, "format": result["format"], "machine": result["machine"], "nodes": result["num_nodes"],
         "edges": result["num_edges"], "unit": result["unit"], "plans": plans, "ours": ours,

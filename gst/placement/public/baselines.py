@@ -41,23 +41,23 @@ def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
     """
     nodes, devices = problem.num_nodes, len(problem.devices)
     rank = upward_rank(problem)
-    by_rank = _topological(problem, rank)
+    by_rank = topological(problem, rank)
     plans: dict[str, Schedule | None] = {}
     for device in sorted(np.unique(problem.kind, return_index=True)[1].tolist()):
         plans[f"single:{problem.devices[device]}"] = Schedule(problem, np.full(nodes, device))
     if devices > 1:
         plans["round_robin"] = _ordered(problem, _of_groups(problem, np.arange(nodes) % devices), by_rank)
         plans["chunks"] = _ordered(problem, _of_groups(problem, _chunks(problem)), by_rank)
-        plans["min_eft"] = _listed(problem, np.arange(nodes))
-        plans["heft"] = _listed(problem, by_rank)
+        plans["min_eft"] = list_schedule(problem, np.arange(nodes))
+        plans["heft"] = list_schedule(problem, by_rank)
         plans["cpop"] = _cpop(problem, rank)
         plans["peft"] = _peft(problem)
         if devices > 2 and nodes <= MANY:
-            plans["heft:few"] = _best(_listed(problem, by_rank, _first(problem, k)) for k in _counts(devices - 1))
+            plans["heft:few"] = _best(list_schedule(problem, by_rank, _first(problem, k)) for k in _counts(devices - 1))
         if problem.graph.first_come:
             plans["critical_path"] = _best(_critical_path(problem, seed))
         else:
-            plans["critical_path"] = _listed(problem, by_rank, fill=False, rule=1)
+            plans["critical_path"] = list_schedule(problem, by_rank, fill=False, rule=1)
         plans["metis"] = _best(_ordered(problem, home, by_rank) for home in _metis(problem, seed))
     if problem.graph.split is not None:
         plans["expert"] = _expert(problem, by_rank)
@@ -87,7 +87,7 @@ def _downward_rank(problem: Problem) -> Float64[np.ndarray, " nodes"]:
     return rank
 
 
-def _topological(problem: Problem, priority: Float64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+def topological(problem: Problem, priority: Float64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
     """Of the operations whose producers are all there, the one of greatest priority is next."""
     arrays = problem.arrays
     waiting = np.diff(arrays.producer_indptr)
@@ -104,7 +104,7 @@ def _topological(problem: Problem, priority: Float64[np.ndarray, " nodes"]) -> I
     return np.array(order, np.int64)
 
 
-def _listed(
+def list_schedule(
     problem: Problem,
     order: Int64[np.ndarray, " nodes"],
     allowed: Bool[np.ndarray, " devices"] | None = None,
@@ -128,7 +128,7 @@ def _ordered(
     problem: Problem, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"]
 ) -> Schedule | None:
     """The plan of a placement, with the order that a list schedule gives it; or one that says why it is none."""
-    return _listed(problem, order, home=home) or Schedule(problem, home)
+    return list_schedule(problem, order, home=home) or Schedule(problem, home)
 
 
 def _best(plans: Iterator[Schedule | None]) -> Schedule | None:
@@ -175,9 +175,9 @@ def _cpop(problem: Problem, rank: Float64[np.ndarray, " nodes"]) -> Schedule | N
     members = np.isin(arrays.groups, arrays.groups[path])
     device = int(arrays.times[:, members].sum(1).argmin())
     if not np.isfinite(arrays.times[device, members]).all():
-        return _listed(problem, _topological(problem, priority))
+        return list_schedule(problem, topological(problem, priority))
     home = np.where(members, device, -1)
-    return _listed(problem, _topological(problem, priority), home=home)
+    return list_schedule(problem, topological(problem, priority), home=home)
 
 
 def _peft(problem: Problem) -> Schedule | None:
@@ -192,7 +192,7 @@ def _peft(problem: Problem) -> Schedule | None:
             ahead = table[:, consumer] + times[:, consumer]
             least = (ahead[None, :] + problem.mean_transfers[edge] * apart).min(1)
             np.maximum(table[:, node], least, out=table[:, node])
-    return _listed(problem, _topological(problem, table.mean(0)), bias=table)
+    return list_schedule(problem, topological(problem, table.mean(0)), bias=table)
 
 
 def _critical_path(problem: Problem, seed: int) -> Iterator[Schedule]:

@@ -91,9 +91,8 @@ def place_public(
         progress("proving", 0, 1000)
         proof = prove(problem, plans[best], bound, proof_s, seed)
         bound, by = proof.bound, proof.bound_by or by
-        if proof.plan is not None and not proof.plan.reason:
-            plans["cp-sat"] = proof.plan
-            best = min((best, "cp-sat"), key=lambda name: plans[name].makespan)
+        plans |= proof.plans
+        best = min((best, *proof.plans), key=lambda name: plans[name].makespan)
     took = time.perf_counter() - begun
     objective = plans[best].makespan
     rows = {

@@ -1,4 +1,4 @@
-"""Proofs that no plan of a published problem takes less: bounds in turn, and CP-SAT for small problems."""
+"""Proofs that no plan of a published problem takes less: bounds in turn, and the plans that their solvers come upon."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import numpy as np
 from gst.placement.baselines.chains import moved
 from gst.placement.certificate import BRANCHES, EXACT, MOST_BRANCHED, SHARE, is_exact
 from gst.placement.exact.solver import solver_library
-from gst.placement.public.bounds import alike, lower_bound, relaxed_bound, searched_bound
+from gst.placement.public.bounds import alike, lower_bound, searched_bound
+from gst.placement.public.integer_program import solve
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
 
 NEAR = 1e-9  # share by which times that are equal may differ
+INTEGER = "mixed-integer program"
+SOLVERS = {INTEGER: "highs", EXACT: "cp-sat"}  # name of a plan that comes of a proof
 
 
 class Proof(NamedTuple):
@@ -24,17 +27,17 @@ class Proof(NamedTuple):
     Args:
         bound: what no plan is below, in `problem.graph.unit`.
         bound_by: the method that proved it; empty if none proved more than was known.
-        plan: that CP-SAT came upon.
+        plans: that solvers came upon, by the name of the solver.
     """
 
     bound: float
     bound_by: str
-    plan: Schedule | None
+    plans: dict[str, Schedule]
 
 
 def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: int = 0) -> Proof:
-    """A better bound than the one that is known: of a linear program, by branch and bound over placements, and by
-    CP-SAT where the problem is small, one after the other until one meets the plan or the time is over.
+    """A better bound than the one that is known: of a mixed-integer program, by branch and bound over placements, and
+    by CP-SAT where the problem is small, one after the other until one meets the best plan or the time is over.
 
     Args:
         plan: the best that is known.
@@ -43,15 +46,16 @@ def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: 
         seed: of CP-SAT.
     """
     started, by = time.perf_counter(), ""
-    better: Schedule | None = None
+    plans: dict[str, Schedule] = {}
     exact = is_exact(problem.num_nodes, len(problem.devices))
 
     def left() -> float:
         return seconds - (time.perf_counter() - started)
 
-    for method in ("linear program", BRANCHES, EXACT):
+    for method in (INTEGER, BRANCHES, EXACT):
         if plan.makespan <= bound * (1 + NEAR) or left() <= 0:
             break
+        better: Schedule | None = None
         if method == EXACT:
             found, better = proved_bound(problem, left(), plan, seed, bound)
         elif method == BRANCHES:
@@ -60,10 +64,13 @@ def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: 
             share = SHARE if exact else 1.0
             found = searched_bound(problem, bound, plan.makespan, share * left()).bound
         else:
-            found = relaxed_bound(problem, left() / 2)
+            found, better = solve(problem, left() / 2)
         if found > bound * (1 + NEAR):
             bound, by = found, method
-    return Proof(bound, by, better)
+        if better is not None and not better.reason:
+            plans[SOLVERS[method]] = better
+            plan = min(plan, better, key=lambda each: each.makespan)
+    return Proof(bound, by, plans)
 
 
 def proved_bound(
