@@ -10,7 +10,7 @@ import pytest
 from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, random_edges, random_task
 
 from gst.placement.baselines import list_schedules
-from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, sct, upward_rank
+from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
 from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 
@@ -22,7 +22,7 @@ def test_heft_agrees_with_its_slow_twin(seed: int) -> None:
     task = random_task(seed)
     slow = Slow(task)
     assert heft(task).placement.tolist() == slow.heft()
-    np.testing.assert_allclose(upward_rank(task), [slow.rank[node] for node in range(task.num_nodes)], rtol=1e-9)
+    np.testing.assert_allclose(rank_us(task), [slow.rank[node] for node in range(task.num_nodes)], rtol=1e-9)
     np.testing.assert_array_equal(np.argsort(-heft(task).priority), slow.order)
 
 
