@@ -122,7 +122,14 @@ def _machine(costs: Costs) -> Cores:
     covers = neighbour_lists(np.array(covered, np.int64).reshape(-1, 2).T, len(numbers))
     threads = np.array([device.threads for device in costs.devices])
     leader = np.array(leaders, np.int64)
-    return Cores(cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us)
+    memories = list(dict.fromkeys(device.memory for device in costs.devices))
+    memory, num_lanes = np.full(len(numbers), -1), 0
+    if costs.copies_queue and len(memories) > 1:
+        memory = np.array([memories.index(device.memory) for device in costs.devices])
+        num_lanes = len(memories)
+    return Cores(
+        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes
+    )
 
 
 def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:

@@ -7,7 +7,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.devices.simulate.event_kernel import pop, push
+from gst.devices.simulate.heap import pop, push
 from gst.placement.bounds.chains import heads, tails
 from gst.placement.scheduling.arrays import Arrays
 from partitioners.compiled import compiled
