@@ -27,6 +27,30 @@ def test_heft_agrees_with_its_slow_twin(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_heft_agrees_with_its_slow_twin_where_copies_queue(seed: int) -> None:
+    task = with_queues(random_task(seed))
+    assert heft(task).placement.tolist() == Slow(task).heft()
+
+
+def test_list_schedules_that_know_of_queues_are_faster_where_copies_queue() -> None:
+    """By the geometric mean over random tasks whose copies take ten times as long as operations."""
+    tasks = [random_task(seed, grouped=False) for seed in SEEDS]
+    tasks = [replace(each, costs=replace(each.costs, output_bytes=10 * each.costs.output_bytes)) for each in tasks]
+    tasks = [with_queues(each) for each in tasks]
+    for method in (heft, etf):
+        ratios = [
+            task.simulator.run(method(task)).makespan_us
+            / task.simulator.run(method(replace(task, costs=replace(task.costs, copies_queue=False)))).makespan_us
+            for task in tasks
+        ]
+        assert np.exp(np.mean(np.log(ratios))) < 0.9
+
+
+def with_queues(task: Task) -> Task:
+    return replace(task, costs=replace(task.costs, copies_queue=True))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_etf_agrees_with_its_slow_twin(seed: int) -> None:
     assert etf(random_task(seed)).placement.tolist() == Slow(random_task(seed)).etf()
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
+from gst.devices.simulate.copy_lanes import enqueue, is_next, next_reader
 from gst.devices.simulate.heap import pop, push
 from partitioners.compiled import compiled
 
@@ -189,9 +190,9 @@ def simulate(home, rank, work, machine, contention):
         for lane in range(num_lanes if soonest > 0 else 0):  # when all operations of this moment have begun and ended
             if copied[lane] < 0 and first_queued[lane] < num_queued[lane]:
                 node = queue[lane, first_queued[lane]]
-                if _is_next(node, lane, begin, home, memory, active[:num_active], running, indptr, consumers, away):
+                if is_next(node, lane, begin, home, memory, active[:num_active], running, indptr, consumers, away):
                     if reader[lane] < 0:
-                        reader[lane] = _next_reader(node, -1, home, memory, indptr, consumers, away)
+                        reader[lane] = next_reader(node, -1, home, memory, indptr, consumers, away)
                     here, there = home[node], home[reader[lane]]
                     copied[lane] = node
                     copied_until[lane] = now + latency[here, there] + num_bytes[node] / bandwidth[here, there]
@@ -221,7 +222,7 @@ def simulate(home, rank, work, machine, contention):
                             push(ready[home[consumer]], num_ready[home[consumer]], rank[consumer])
                             num_ready[home[consumer]] += 1
                 copied[lane], copied_until[lane] = -1, np.inf
-                reader[lane] = _next_reader(node, reader[lane], home, memory, indptr, consumers, away)
+                reader[lane] = next_reader(node, reader[lane], home, memory, indptr, consumers, away)
                 if reader[lane] < 0:
                     first_queued[lane] += 1
             continue
@@ -274,54 +275,7 @@ def simulate(home, rank, work, machine, contention):
                     num_ready[there] += 1
         if crosses:
             lane = memory[first]
-            position = num_queued[lane]
-            lowest = first_queued[lane] + (copied[lane] >= 0 or reader[lane] >= 0)
-            while position > lowest and _precedes(node, queue[lane, position - 1], begin, end):
-                queue[lane, position] = queue[lane, position - 1]
-                position -= 1
-            queue[lane, position] = node
+            is_first_begun = copied[lane] >= 0 or reader[lane] >= 0
+            enqueue(node, queue[lane], first_queued[lane] + is_first_begun, num_queued[lane], begin, end)
             num_queued[lane] += 1
     return begin, end
-
-
-@compiled
-@no_type_check
-def _precedes(node, other, begin, end):
-    """Whether a node comes before another in a lane of copies: by begin, of equals by end, then by number."""
-    if begin[node] != begin[other]:
-        return begin[node] < begin[other]
-    return end[node] < end[other] or (end[node] == end[other] and node < other)
-
-
-@compiled
-@no_type_check
-def _is_next(node, lane, begin, home, memory, active, running, indptr, consumers, away):
-    """Whether no operation that still runs in the memory of a lane makes a value that its copies wait for."""
-    for device in active:
-        other = running[device]
-        is_before = memory[device] == lane and begin[other] < begin[node]
-        if is_before and _next_reader(other, -1, home, memory, indptr, consumers, away) >= 0:
-            return False
-    return True
-
-
-@compiled
-@no_type_check
-def _next_reader(node, last, home, memory, indptr, consumers, away):
-    """The first reader of a value in the next memory that gets a copy of it, in program order; -1 if there is none.
-
-    Args:
-        last: first reader in the memory that got a copy last; -1 at the beginning.
-        away: int64 (memories), overwritten.
-    """
-    away[:] = len(home)
-    for position in range(indptr[node], indptr[node + 1]):
-        consumer = consumers[position]
-        there = memory[home[consumer]]
-        if there != memory[home[node]]:
-            away[there] = min(away[there], consumer)
-    result = len(home)
-    for there in range(len(away)):
-        if away[there] > last:
-            result = min(result, away[there])
-    return result if result < len(home) else -1

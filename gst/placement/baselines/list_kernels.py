@@ -146,6 +146,8 @@ def earliest_first(order, task, places, favourite):
             return placement, turn
         take(best, groups[best_node], arrays, places)
         placement[best_node], turn[best_node] = best, count
+        if len(places.lane_free):  # busier than when the operation became ready
+            best_start = max(best_start, arrives(best_node, best, arrays, places, placement, finish, True))
         finish[best_node] = best_start + times[best, best_node]
         last[best] = best_node
         for position in range(task.core_indptr[best], task.core_indptr[best + 1]):
@@ -157,7 +159,7 @@ def earliest_first(order, task, places, favourite):
             waiting[node] -= 1
             if waiting[node] == 0:
                 for device in range(devices):
-                    arrival[node, device] = arrives(node, device, arrays, placement, finish)
+                    arrival[node, device] = arrives(node, device, arrays, places, placement, finish, False)
                     coming[device, num_coming[device]] = node
                     num_coming[device] += 1
     place_the_rest(placement, arrays, places)
@@ -233,7 +235,7 @@ def with_widths(order, task, places, threads, worthwhile, crowd):
                     delay = threads.wake_us
                 else:
                     delay = threads.hand_over_us
-                come = arrives(node, device, arrays, placement, finish)
+                come = arrives(node, device, arrays, places, placement, finish, False)
                 end = max(start, come) + delay + times[device, node]
                 if end + idle < least:
                     best, least, best_end = device, end + idle, end
@@ -246,6 +248,7 @@ def with_widths(order, task, places, threads, worthwhile, crowd):
                 num_aside += 1
                 continue
             take(best, mine, arrays, places)
+            arrives(node, best, arrays, places, placement, finish, True)
             placement[node], turn[node], finish[node] = best, count, best_end
             running[best], ends[best] = node, best_end
             count += 1

@@ -29,7 +29,7 @@ from gst.placement.baselines.units import (
     smallest_units,
 )
 from gst.placement.scheduling.arrays import Arrays, edge_lists
-from gst.placement.scheduling.list_schedule import Places, Rule, Scheduled, place_in_order, scheduled
+from gst.placement.scheduling.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
 from gst.placement.scheduling.ranks import upward_rank
 from gst.placement.task import Task
 
@@ -113,13 +113,13 @@ def heft(task: Task, narrow: bool = False) -> Plan | None:
 def _heft(
     task: Task, each: Scheduled, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
 ) -> Plan | None:
-    each, places = _undecided(each, parts, room)
-    places = places._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
+    each, undecided = _undecided(task, each, parts, room)
+    undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
     home = np.full(task.num_nodes, -1)
     rule = Rule(fill=False, by_group=True, is_view_free=True)
-    if not place_in_order(order, each, places, rule, np.zeros((0, 0)), home, np.zeros(task.num_nodes)):
+    if not place_in_order(order, each, undecided, rule, np.zeros((0, 0)), home, np.zeros(task.num_nodes)):
         return None
-    place_the_rest(home, each.arrays, places)
+    place_the_rest(home, each.arrays, undecided)
     return task.plan(home, priority_of(order)) if (home >= 0).all() else None
 
 
@@ -146,14 +146,15 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
 
 
 def _etf(task: Task, each: Scheduled, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
-    placement, turn = earliest_first(order, *_undecided(each, parts, room), favourite)
+    placement, turn = earliest_first(order, *_undecided(task, each, parts, room), favourite)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
-def _undecided(each: Scheduled, parts: Units, room: Rooms) -> tuple[Scheduled, Places]:
+def _undecided(task: Task, each: Scheduled, parts: Units, room: Rooms) -> tuple[Scheduled, Places]:
     """Units as groups of which none is placed yet."""
     grouped = each._replace(arrays=in_groups(each.arrays, parts.of, parts.load_bytes))
-    return grouped, Places(parts.times_us, room.copy(), np.full(parts.count, -1))
+    queued = task.num_nodes if task.costs.copies_queue else 0
+    return grouped, places(parts.times_us, room.copy(), queued=queued)
 
 
 def moldable(task: Task) -> Plan | None:
@@ -208,7 +209,7 @@ def _with_widths(
     waits = delays.switch_us, delays.hand_over_us, delays.wake_us, delays.spin_us
     threads = Threads(simulator.worker, simulator.leader, *waits)
     each = each._replace(arrays=each.arrays._replace(times=costs.times_us + helped, fixed=costs.latency_us))
-    placement, turn = with_widths(order, *_undecided(each, parts, room), threads, worthwhile, crowd)
+    placement, turn = with_widths(order, *_undecided(task, each, parts, room), threads, worthwhile, crowd)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
-from gst.placement.scheduling.list_schedule import Places, Rule, place_in_order, scheduled
+from gst.placement.scheduling.list_schedule import Rule, place_in_order, places, scheduled
 from gst.placement.scheduling.ranks import downward_rank, optimistic_costs, upward_rank
 from partitioners import partition
 
@@ -105,10 +105,9 @@ def _listed(
         room -= np.bincount(device[device >= 0], arrays.sizes[device >= 0], len(room))
     if allowed is not None:
         times = np.where(allowed[:, None], times, np.inf)
-    places = Places(times, room, device)
     none = np.zeros((0, 0)) if bias is None else bias
     each = scheduled(arrays, np.eye(len(room), dtype=bool))
-    if not place_in_order(order, each, places, rule, none, placed, begin):
+    if not place_in_order(order, each, places(times, room, device), rule, none, placed, begin):
         return None
     return Schedule(problem, placed, np.argsort(begin, kind="stable"))
 

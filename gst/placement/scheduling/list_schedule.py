@@ -30,17 +30,40 @@ class Scheduled(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where groups are so far; schedulers write `room` and `device`.
+    """Where groups are so far, and which values have crossed to other memories; schedulers write all but `times`.
 
     Args:
         times: of each group on each device; infinite where it may not go.
         room: bytes that are left in each memory.
         device: of each group; -1 where it is not decided yet.
+        arrived: when the copy of each value is in each memory; infinite where there is none yet.
+        lane_free: when the lane of copies of each memory is free; no entries where links never queue.
+        lane_next: for intermediate results, as long.
     """
 
     times: Float64[np.ndarray, "devices groups"]
     room: Float64[np.ndarray, " memories"]
     device: Int64[np.ndarray, " groups"]
+    arrived: Float64[np.ndarray, "values memories"]
+    lane_free: Float64[np.ndarray, " lanes"]
+    lane_next: Float64[np.ndarray, " lanes"]
+
+
+def places(
+    times: Float64[np.ndarray, "devices groups"],
+    room: Float64[np.ndarray, " memories"],
+    device: Int64[np.ndarray, " groups"] | None = None,
+    queued: int = 0,
+) -> Places:
+    """Places of groups before anything has run.
+
+    Args:
+        times, room, device: see `Places`; all groups are undecided if `device` is None.
+        queued: number of values whose copies queue; 0 where links never queue.
+    """
+    lanes = len(room) if queued else 0
+    decided = np.full(times.shape[1], -1) if device is None else device
+    return Places(times, room, decided, np.full((queued, lanes), np.inf), np.zeros(lanes), np.zeros(lanes))
 
 
 class Rule(NamedTuple):
@@ -74,13 +97,32 @@ def scheduled(
 
 @compiled
 @no_type_check
-def arrives(node, device, arrays, home, end):
-    """When all values that a node reads are at a device."""
-    latest = 0.0
+def arrives(node, device, arrays, places, home, end, is_placed):
+    """When all values that a node reads are at a device. Where copies queue, a value crosses to another memory once,
+    when the lane of copies of the memory that it leaves is free.
+
+    Args:
+        is_placed: whether the node is placed there, so that the lanes carry the copies that it needs.
+    """
+    latest, there, queues = 0.0, arrays.memory[device], len(places.lane_free) > 0
+    places.lane_next[:] = places.lane_free
     for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
         producer = arrays.producers[position]
-        arrival = end[producer] + moved(arrays.in_edges[position], home[producer], device, arrays)
+        lane = arrays.memory[home[producer]]
+        arrival = end[producer]
+        if not queues or lane == there:
+            arrival += moved(arrays.in_edges[position], home[producer], device, arrays)
+        elif places.arrived[producer, there] < np.inf:
+            arrival = places.arrived[producer, there]
+        else:
+            arrival = max(arrival, places.lane_next[lane])
+            arrival += moved(arrays.in_edges[position], home[producer], device, arrays)
+            places.lane_next[lane] = arrival
+            if is_placed:
+                places.arrived[producer, there] = arrival
         latest = max(latest, arrival)
+    if is_placed:
+        places.lane_free[:] = places.lane_next
     return latest
 
 
@@ -145,7 +187,7 @@ def place_in_order(order, what, places, rule, bias, home, begin):
             if not may_take(device, group, arrays, places):
                 continue
             took = times[device, node]
-            start = arrives(node, device, arrays, home, end)
+            start = arrives(node, device, arrays, places, home, end, False)
             if rule.fill:
                 start = _gap(starts[device], ends[device], count[device], start, took)
             elif took > 0 or not rule.is_view_free:
@@ -160,6 +202,7 @@ def place_in_order(order, what, places, rule, bias, home, begin):
         if best < 0:
             return False
         take(best, group, arrays, places)
+        arrives(node, best, arrays, places, home, end, True)
         took = times[best, node]
         home[node], begin[node], end[node] = best, best_start, best_start + took
         if rule.fill:
