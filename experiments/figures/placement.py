@@ -208,13 +208,19 @@ def public_policy(name: str) -> str:
     return summary(rows) + "\n\n" + controls(rows)
 
 
+def doppler() -> str:
+    from experiments.reproductions.doppler import summary
+
+    return summary(result("doppler")["rows"])
+
+
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
     "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "public graphs": public_graphs,
     "public problems": public_problems, "certificates": certificates,
     "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
-    "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
+    "doppler": doppler, "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip
 NUMBERS: list[Number] = [
     ("README.md", "{:.2f} times as fast as plain PyTorch and {:.2f} times as `torch.compile`", _over_pytorch),

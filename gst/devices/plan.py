@@ -158,6 +158,11 @@ class Timeline:
         """When the last operation ends."""
         return float(self.end_us.max(initial=0.0))
 
+    @property
+    def order(self) -> Int64[np.ndarray, " nodes"]:
+        """Nodes in the order in which they began; of several that began at once those that ended first."""
+        return np.lexsort((self.end_us, self.begin_us))
+
 
 def _numbers(record: dict[str, Any], key: str) -> Int64[np.ndarray, " nodes"]:
     values = record.get(key)
@@ -220,7 +225,7 @@ def in_order_of(plan: Plan, run: Timeline) -> Plan:
         >>> ranks(in_order_of(plan, run)).tolist()
         [0, 2, 1]
     """
-    return replace(plan, priority=priority_of(np.argsort(run.begin_us, kind="stable")))
+    return replace(plan, priority=priority_of(run.order))
 
 
 def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:

@@ -103,13 +103,19 @@ class Machine:
         found = profiled_costs(program, self.devices, np.stack(rows))
         apart = found.latency_us > 0
         return replace(
-            found, latency_us=self.link_us * apart, bytes_per_us=np.where(apart, self.link_gb_per_s * 1e3, np.inf)
-        )
+            found, latency_us=self.link_us * apart, bytes_per_us=np.where(apart, self.link_gb_per_s * 1e3, np.inf),
+            copies_queue=self.has_accelerators,
+        )  # fmt: skip
 
     @property
     def contention(self) -> Contention:
         """Delays between operations: those of threads on CPUs; none as soon as one of the chips is a GPU."""
-        return Contention() if all(chip.kind == "cpu" for chip in self.chips) else STREAMS
+        return STREAMS if self.has_accelerators else Contention()
+
+    @property
+    def has_accelerators(self) -> bool:
+        """Whether one of the chips is no CPU; copies then queue as the lanes of a stream program do."""
+        return any(chip.kind != "cpu" for chip in self.chips)
 
     def task(self, program: Program) -> Task:
         """The task of placing a program on these chips."""

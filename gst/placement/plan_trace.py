@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
 from gst.devices.execute.trace import kind_of
+from gst.devices.simulate.copies import copies_of
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule, moved
 from gst.placement.task import Task
@@ -45,10 +46,8 @@ def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
     """
     costs, run = task.costs, task.simulator.run(plan)
     computed = np.flatnonzero(costs.computed)
-    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
-    here, there = run.device[producers], run.device[consumers]
-    took = costs.latency_us[here, there] + costs.output_bytes[producers] / costs.bytes_per_us[here, there]
-    moves = _moves(producers, there, run.end_us[producers], took)
+    copies = copies_of(costs, run)
+    moves = Moves(copies.node, copies.device, copies.begin_us, copies.end_us)
     operations = None if task.program is None else task.program.operations
     names = [f"node {n}" if operations is None else operations[n].name for n in range(task.num_nodes)]
     kinds = ["operation" if operations is None else kind_of(operations[n]) for n in range(task.num_nodes)]

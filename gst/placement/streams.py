@@ -47,7 +47,7 @@ def plan_streams(task: Task, plan: Plan) -> StreamProgram:
     """
     assert task.program is not None, "costs alone have no stream program"
     rank = np.empty(task.num_nodes, np.int64)
-    rank[np.argsort(task.simulator.run(plan).begin_us, kind="stable")] = np.arange(task.num_nodes)
+    rank[task.simulator.run(plan).order] = np.arange(task.num_nodes)
     costs = task.costs
     return stream_program(task.program, plan, task.devices, costs.storages, costs.own_bytes, rank)
 

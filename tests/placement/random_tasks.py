@@ -89,6 +89,9 @@ class Slow:
         self.end: dict[int, float] = {}
         self.decided: dict[int, int] = {}
         self.free = dict.fromkeys(self.devices, 0.0)
+        self.memory = [device.memory for device in task.devices]
+        self.copied: dict[tuple[int, str], float] = {}  # value, memory -> when it is there
+        self.lanes: dict[str, float] = {}  # memory -> when its lane of copies is free
         self.rank: dict[int, float] = {}
         for node in reversed(self.nodes):
             able = [float(costs.times_us[d, node]) for d in self.devices if costs.times_us[d, node] < math.inf]
@@ -115,8 +118,20 @@ class Slow:
         load = sum(int(self.task.resident_bytes[each]) for each in self.members[group])
         return self.group_time(node, device) < math.inf and load <= self.room[self.task.devices[device].memory]
 
-    def arrives(self, node: int, device: int) -> float:
-        return max((self.end[p] + self.transfer(p, self.place[p], device) for p in self.producers[node]), default=0.0)
+    def arrives(self, node: int, device: int, is_placed: bool = False) -> float:
+        """When all values are there; the lanes of copies carry them if it is placed."""
+        memory, there, copied, lanes = self.memory[device], [0.0], dict(self.copied), dict(self.lanes)
+        for p in self.producers[node]:
+            source, moved = self.memory[self.place[p]], self.transfer(p, self.place[p], device)
+            if not self.task.costs.copies_queue or source == memory:
+                there.append(self.end[p] + moved)
+                continue
+            if (p, memory) not in copied:
+                copied[p, memory] = lanes[source] = max(self.end[p], lanes.get(source, 0.0)) + moved
+            there.append(copied[p, memory])
+        if is_placed:
+            self.copied, self.lanes = copied, lanes
+        return max(there)
 
     def put(self, node: int, device: int, start: float) -> None:
         group = self.task.colocation[node]
@@ -134,6 +149,7 @@ class Slow:
                 return None
             start = {device: max(self.free[device], self.arrives(node, device)) for device in able}
             best = min(able, key=lambda device: start[device] + self.group_time(node, device))
+            self.arrives(node, best, is_placed=True)
             self.put(node, best, start[best])
         return [self.place[node] for node in self.nodes]
 

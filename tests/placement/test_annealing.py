@@ -11,6 +11,7 @@ from placement_graphs import made_task
 from random_tasks import random_task
 
 from gst.devices import Device, Plan
+from gst.devices.simulate.copies import copies_of
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
@@ -110,6 +111,23 @@ def test_every_step_keeps_groups_and_devices_that_can_run_them() -> None:
             assert np.isfinite(times[plan.placement, np.arange(20)]).all(), kind
             assert (plan.placement[::2] == plan.placement[1::2]).all(), kind
         around.look(plan)
+
+
+def test_the_chain_of_waits_knows_of_copies_that_queue() -> None:
+    """An operation that waited for a copy is followed in the chain by the one that made the value."""
+    task = made_task(30, 4)
+    task = replace(task, costs=replace(task.costs, copies_queue=True, output_bytes=20 * task.costs.output_bytes))
+    timelines, generator, queued = Timelines(task.costs), np.random.default_rng(0), 0
+    for _ in range(20):
+        run = task.simulator.run(task.plan(generator.integers(2, size=30), generator.permutation(30)))
+        arrival = {(node, there): end for node, there, _, end in zip(*copies_of(task.costs, run), strict=True)}
+        waits = timelines.waits(run)
+        assert run.begin_us[waits.nodes[-1]] == 0
+        for late, early, cause in zip(waits.nodes, waits.nodes[1:], waits.cause, strict=False):
+            since = arrival[early, run.device[late]] if cause == CROSSING else run.end_us[early]
+            assert run.begin_us[late] == pytest.approx(since)
+            queued += cause == CROSSING and since > run.end_us[early] + 22.0 + 1e-9  # 2 us and 2,000 bytes
+    assert queued
 
 
 def test_the_chain_of_waits_explains_the_makespan() -> None:

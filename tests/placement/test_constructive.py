@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.placement.baselines.chains import moved
 from gst.placement.constructive import training
 from gst.placement.constructive.generated import SHAPES, generated_problem
 from gst.placement.constructive.network import (
@@ -30,10 +29,11 @@ from gst.placement.constructive.proposing import propose
 from gst.placement.constructive.rollout import roll_out, window_of
 from gst.placement.constructive.tables import MOST_CONSUMERS, tables_of
 from gst.placement.constructive.training import State, train
-from gst.placement.public.baselines import upward_rank
 from gst.placement.public.placing import SHARE, place_public
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
+from gst.placement.scheduling.arrays import moved
+from gst.placement.scheduling.ranks import upward_rank
 
 
 def random_weights(seed: int) -> np.ndarray:
@@ -105,7 +105,7 @@ class Twin:
     def features(self, pairs: list[tuple[int, int]], num_ready: int) -> dict[tuple[int, int], np.ndarray]:
         tables, times, mean = self.tables, self.arrays.times, self.problem.mean_transfers
         scale, horizon = tables.scale, tables.horizon
-        rank = upward_rank(self.problem)
+        rank = upward_rank(self.problem.mean_times, mean, self.arrays)
         start = {(n, d): max(self.free[d], self.arrival(n, d)) for n, d in pairs}
         end = {(n, d): start[n, d] + float(times[d, n]) for n, d in pairs}
         everyone, result = {n for n, _ in pairs}, {}
@@ -210,7 +210,7 @@ def test_a_rollout_takes_as_long_as_the_simulator_says(shape: str) -> None:
 def test_the_rule_is_a_list_schedule_by_upward_rank() -> None:
     problem = generated_problem(4, nodes=80, devices=3, shape="layers")
     schedule = built(problem, rule_weights(), 1)[1]
-    twin, rank = Twin(problem), upward_rank(problem)
+    twin, rank = Twin(problem), upward_rank(problem.mean_times, problem.mean_transfers, problem.arrays)
     while ready := twin.ready():
         node = max(ready, key=lambda each: rank[each])
         twin.put(node, min(

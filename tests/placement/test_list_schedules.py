@@ -10,7 +10,7 @@ import pytest
 from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, random_edges, random_task
 
 from gst.placement.baselines import list_schedules
-from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, sct, upward_rank
+from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
 from gst.placement.objective import SimulatedObjective
 from gst.placement.task import Task
 
@@ -22,8 +22,32 @@ def test_heft_agrees_with_its_slow_twin(seed: int) -> None:
     task = random_task(seed)
     slow = Slow(task)
     assert heft(task).placement.tolist() == slow.heft()
-    np.testing.assert_allclose(upward_rank(task), [slow.rank[node] for node in range(task.num_nodes)], rtol=1e-9)
+    np.testing.assert_allclose(rank_us(task), [slow.rank[node] for node in range(task.num_nodes)], rtol=1e-9)
     np.testing.assert_array_equal(np.argsort(-heft(task).priority), slow.order)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_heft_agrees_with_its_slow_twin_where_copies_queue(seed: int) -> None:
+    task = with_queues(random_task(seed))
+    assert heft(task).placement.tolist() == Slow(task).heft()
+
+
+def test_list_schedules_that_know_of_queues_are_faster_where_copies_queue() -> None:
+    """By the geometric mean over random tasks whose copies take ten times as long as operations."""
+    tasks = [random_task(seed, grouped=False) for seed in SEEDS]
+    tasks = [replace(each, costs=replace(each.costs, output_bytes=10 * each.costs.output_bytes)) for each in tasks]
+    tasks = [with_queues(each) for each in tasks]
+    for method in (heft, etf):
+        ratios = [
+            task.simulator.run(method(task)).makespan_us
+            / task.simulator.run(method(replace(task, costs=replace(task.costs, copies_queue=False)))).makespan_us
+            for task in tasks
+        ]
+        assert np.exp(np.mean(np.log(ratios))) < 0.9
+
+
+def with_queues(task: Task) -> Task:
+    return replace(task, costs=replace(task.costs, copies_queue=True))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gst.devices import Device, Plan
-from gst.placement.baselines.list_schedules import heft, upward_rank
+from gst.placement.baselines.list_schedules import heft, rank_us
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.local_search.population import random_plans
 from gst.placement.task import Task
@@ -42,7 +42,7 @@ def test_every_kind_and_every_priority_occurs(moldable: Task) -> None:
     found = drawn(moldable, 200)
     kinds = [kind for kind, _ in found]
     assert all(kinds.count(kind) >= 50 for kind in ("groups", "chunks", "mutation"))
-    longest_first = np.argsort(np.argsort(upward_rank(moldable), kind="stable"))
+    longest_first = np.argsort(np.argsort(rank_us(moldable), kind="stable"))
     orders = [
         "program" if plan.priority is None else "longest" if np.array_equal(plan.priority, longest_first) else "random"
         for _, plan in found
@@ -74,7 +74,7 @@ def test_one_device_has_plans_that_differ_in_priorities_alone(task: Task) -> Non
 def makespan(task: Task, plan: Plan) -> float:
     """Slow twin of a run, microseconds: the longest way first, each core does one thing at a time."""
     finish, free = np.zeros(task.program.num_nodes), np.zeros(2)
-    for node in np.argsort(-upward_rank(task), kind="stable"):
+    for node in np.argsort(-rank_us(task), kind="stable"):
         device = plan.placement[node]
         if time := task.times_us[device, node]:
             cores = list(task.devices[device].cores)

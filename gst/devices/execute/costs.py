@@ -39,6 +39,8 @@ class Costs:
         storages: who allocates what, and who keeps it.
         latency_us: fixed part of a transfer's time, from device (row) to device (column); 0 within a memory.
         bytes_per_us: of a copy from a device to another; infinite within a memory.
+        copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
+            memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
     """
 
     devices: tuple[Device, ...]
@@ -51,6 +53,7 @@ class Costs:
     storages: Storages
     latency_us: Float64[np.ndarray, "devices devices"]
     bytes_per_us: Float64[np.ndarray, "devices devices"]
+    copies_queue: bool = False
 
     @property
     def num_nodes(self) -> int:

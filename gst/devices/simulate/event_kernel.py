@@ -1,4 +1,8 @@
-"""Discrete-event loop of a simulated run, compiled by numba, with the binary heap it keeps ready operations in."""
+"""Discrete-event loop of a simulated run, compiled by numba.
+
+Where copies queue, each memory has one lane of copies, as in a stream program (`gst.devices.execute.lowering`): a value
+goes once to each other memory where it is read, in the order in which the operations that made the values began.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
+from gst.devices.simulate.copy_lanes import enqueue, is_next, next_reader
+from gst.devices.simulate.heap import pop, push
 from partitioners.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
@@ -47,6 +53,8 @@ class Cores(NamedTuple):
         threads: int64 (devices); of one operation.
         latency: float64 (devices, devices); microseconds until a value is there.
         bandwidth: float64 (devices, devices); bytes per microsecond of a copy.
+        memory: int64 (devices); number of the memory of each device where copies queue, otherwise -1.
+        num_lanes: memories where copies queue, otherwise 0.
     """
 
     cores: np.ndarray
@@ -58,40 +66,8 @@ class Cores(NamedTuple):
     threads: np.ndarray
     latency: np.ndarray
     bandwidth: np.ndarray
-
-
-@compiled
-@no_type_check
-def push(heap, size, key):
-    """Add `key` to a binary heap of `size` keys, the least on top."""
-    child = size
-    while child > 0:
-        parent = (child - 1) >> 1
-        if heap[parent] <= key:
-            break
-        heap[child] = heap[parent]
-        child = parent
-    heap[child] = key
-
-
-@compiled
-@no_type_check
-def pop(heap, size):
-    """Take the least key from a binary heap of `size` keys."""
-    least, last = heap[0], heap[size - 1]
-    parent = 0
-    while True:
-        child = 2 * parent + 1
-        if child >= size - 1:
-            break
-        if child + 1 < size - 1 and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= last:
-            break
-        heap[parent] = heap[child]
-        parent = child
-    heap[parent] = last
-    return least
+    memory: np.ndarray
+    num_lanes: int
 
 
 @compiled
@@ -108,7 +84,7 @@ def simulate(home, rank, work, machine, contention):
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
     indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
-    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth = machine
+    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes = machine
     remote_us_per_byte = contention.remote_ns_per_byte / 1e3
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
@@ -120,6 +96,11 @@ def simulate(home, rank, work, machine, contention):
     coming = np.empty(nodes)
     coming_nodes = np.empty(nodes, np.int64)
     num_coming = 0
+    # Lanes of copies: what is made and waits in each, in order; how far its first is; what is under way whither, until.
+    queue, num_queued = np.empty((num_lanes, nodes), np.int64), np.zeros(num_lanes, np.int64)
+    first_queued, reader = np.zeros(num_lanes, np.int64), np.full(num_lanes, -1)
+    copied, copied_until = np.full(num_lanes, -1), np.full(num_lanes, np.inf)
+    away = np.empty(num_lanes, np.int64)
     active, num_active = np.empty(devices, np.int64), 0  # devices that run an operation, in increasing order
     candidates = np.empty(devices, np.int64)
     running = np.full(devices, -1)
@@ -206,7 +187,19 @@ def simulate(home, rank, work, machine, contention):
             if until < soonest:
                 first, soonest = device, until
         waker = -1
-        next_arrival = -1
+        for lane in range(num_lanes if soonest > 0 else 0):  # when all operations of this moment have begun and ended
+            if copied[lane] < 0 and first_queued[lane] < num_queued[lane]:
+                node = queue[lane, first_queued[lane]]
+                if is_next(node, lane, begin, home, memory, active[:num_active], running, indptr, consumers, away):
+                    if reader[lane] < 0:
+                        reader[lane] = next_reader(node, -1, home, memory, indptr, consumers, away)
+                    here, there = home[node], home[reader[lane]]
+                    copied[lane] = node
+                    copied_until[lane] = now + latency[here, there] + num_bytes[node] / bandwidth[here, there]
+        next_copy, next_arrival = -1, -1
+        for lane in range(num_lanes):
+            if copied_until[lane] - now < soonest:
+                next_copy, soonest = lane, copied_until[lane] - now
         for position in range(num_coming):
             if coming[position] - now < soonest:
                 next_arrival, soonest = position, coming[position] - now
@@ -215,6 +208,24 @@ def simulate(home, rank, work, machine, contention):
         now += soonest
         for position in range(num_active):
             left[active[position]] -= soonest * rate[active[position]]
+        if next_copy >= 0 and next_arrival < 0:
+            now = copied_until[next_copy]
+            for lane in range(num_lanes):
+                if copied_until[lane] > now:  # all that arrive at this moment
+                    continue
+                node, there = copied[lane], memory[home[reader[lane]]]
+                for position in range(indptr[node], indptr[node + 1]):
+                    consumer = consumers[position]
+                    if memory[home[consumer]] == there:
+                        waiting[consumer] -= 1
+                        if waiting[consumer] == 0:
+                            push(ready[home[consumer]], num_ready[home[consumer]], rank[consumer])
+                            num_ready[home[consumer]] += 1
+                copied[lane], copied_until[lane] = -1, np.inf
+                reader[lane] = next_reader(node, reader[lane], home, memory, indptr, consumers, away)
+                if reader[lane] < 0:
+                    first_queued[lane] += 1
+            continue
         if next_arrival >= 0:
             now = coming[next_arrival]
             position = 0
@@ -245,9 +256,13 @@ def simulate(home, rank, work, machine, contention):
         if threads[first] > 1:
             helped_until[waker] = now
         num_left -= 1
+        crosses = False
         for position in range(indptr[node], indptr[node + 1]):
             consumer = consumers[position]
             there = home[consumer]
+            if memory[there] != memory[first]:
+                crosses = True
+                continue
             moved = latency[first, there] + num_bytes[node] / bandwidth[first, there]
             arrival[consumer] = max(arrival[consumer], now + moved)
             waiting[consumer] -= 1
@@ -258,4 +273,9 @@ def simulate(home, rank, work, machine, contention):
                 else:
                     push(ready[there], num_ready[there], rank[consumer])
                     num_ready[there] += 1
+        if crosses:
+            lane = memory[first]
+            is_first_begun = copied[lane] >= 0 or reader[lane] >= 0
+            enqueue(node, queue[lane], first_queued[lane] + is_first_begun, num_queued[lane], begin, end)
+            num_queued[lane] += 1
     return begin, end

@@ -18,6 +18,7 @@ from gst.devices.execute.lowering import lowered
 from gst.devices.execute.stream_program import StreamProgram
 from gst.devices.execute.work import Work
 from gst.devices.plan import Timeline
+from gst.devices.simulate.copies import copies_of
 from partitioners.compiled import compiled
 
 
@@ -43,7 +44,7 @@ def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
     group = np.full(costs.num_nodes, -1)
     group[computed] = np.arange(len(computed))
     rank = np.empty(len(computed), np.int64)
-    rank[np.argsort(simulation.begin_us[computed], kind="stable")] = np.arange(len(computed))
+    rank[group[simulation.order[costs.computed[simulation.order]]]] = np.arange(len(computed))
     results, nowhere = np.flatnonzero(costs.kept), np.full(costs.num_nodes, -1)
     own = costs.own_bytes[simulation.device, np.arange(costs.num_nodes)]
     transient = transient_bytes(costs.edges, group, results, costs.storages, own)
@@ -106,26 +107,28 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
 
     An operation takes its `own_bytes` while it runs, and at least what it makes, and leaves the storages it made. A
     storage is freed when the last reader of the last value in it has ended. A value read in another memory is copied
-    there when it is made: the value itself lies where it is until the copy has arrived, and the copy until the last
-    reader there of it, or of a view of it that was made there, has ended.
+    there (`gst.devices.simulate.copies.copies_of`): the value itself lies where it is until the copy has arrived, and
+    the copy from when it begins until the last reader there of it, or of a view of it that was made there, has ended.
     """
     begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
     names = list(dict.fromkeys(each.memory for each in costs.devices))
-    memory = np.array([names.index(each.memory) for each in costs.devices])[device]
+    place_of = np.array([names.index(each.memory) for each in costs.devices])
+    memory = place_of[device]
     made_by, size = costs.storages.made_by, costs.storages.num_bytes
+    copies = copies_of(costs, simulation)
+    until = end.copy()
+    np.maximum.at(until, copies.node, copies.end_us)
     freed, copy_freed = _last_uses(
-        costs.edges, costs.computed, costs.kept, costs.output_bytes, end, device, memory, len(names), len(size),
-        _holds(costs), costs.latency_us, costs.bytes_per_us,
-    )  # fmt: skip
+        costs.edges, costs.computed, costs.kept, end, until, memory, len(names), len(size), _holds(costs)
+    )
     running = np.flatnonzero(costs.computed)
     made_bytes = np.bincount(made_by, size, costs.num_nodes).astype(np.int64)
     own = np.maximum(costs.own_bytes[device[running], running], made_bytes[running])
-    copied, place = np.nonzero(copy_freed)
-    copies = costs.output_bytes[copied]
+    copied, place = costs.output_bytes[copies.node], place_of[copies.device]
     when = np.concatenate(
-        [end[made_by], freed, begin[running], end[running], end[copied], copy_freed[copied, place]]
+        [end[made_by], freed, begin[running], end[running], copies.begin_us, copy_freed[copies.node, place]]
     )  # fmt: skip
-    change = np.concatenate([size, -size, own, -own, copies, -copies])
+    change = np.concatenate([size, -size, own, -own, copied, -copied])
     places = np.concatenate([memory[made_by], memory[made_by], memory[running], memory[running], place, place])
     order = np.lexsort((change, when))  # what is freed at a moment is free for what begins then
     peaks = {}
@@ -137,13 +140,14 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
 
 @compiled
 @no_type_check
-def _last_uses(
-    edges, computed, kept, num_bytes, end, device, memory, memories, storages, holds, latency, bandwidth
-):  # fmt: skip
-    """When each storage is freed, and each copy in each memory (0 where there is none)."""
+def _last_uses(edges, computed, kept, end, until, memory, memories, storages, holds):
+    """When each storage is freed, and each copy in each memory (0 where there is none).
+
+    Args:
+        until: when each value has been made and has arrived in all other memories; overwritten.
+    """
     nodes = len(end)
     hold_node, hold_storage, hold_parent = holds
-    until = end.copy()
     copy_until = np.zeros((nodes, memories))
     for edge in range(edges.shape[1]):
         producer, consumer = edges[0, edge], edges[1, edge]
@@ -152,9 +156,6 @@ def _last_uses(
         if memory[producer] == memory[consumer]:
             until[producer] = max(until[producer], end[consumer])
         else:
-            here, there = device[producer], device[consumer]
-            arrival = end[producer] + latency[here, there] + num_bytes[producer] / bandwidth[here, there]
-            until[producer] = max(until[producer], arrival)
             copy_until[producer, memory[consumer]] = max(copy_until[producer, memory[consumer]], end[consumer])
     for node in range(nodes):
         if kept[node]:

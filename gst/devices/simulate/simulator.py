@@ -8,7 +8,7 @@ which operations begin is that of a stream program (`gst.devices.simulate.peaks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
@@ -17,7 +17,6 @@ from gst.devices.describe.machine import MOST_CORES, core_numbers
 from gst.devices.execute.costs import Costs
 from gst.devices.plan import Plan, Timeline, ranks
 from gst.devices.simulate.event_kernel import Cores, Work, simulate
-from partitioners.compiled import compiled
 
 
 class Contention(NamedTuple):
@@ -123,7 +122,14 @@ def _machine(costs: Costs) -> Cores:
     covers = neighbour_lists(np.array(covered, np.int64).reshape(-1, 2).T, len(numbers))
     threads = np.array([device.threads for device in costs.devices])
     leader = np.array(leaders, np.int64)
-    return Cores(cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us)
+    memories = list(dict.fromkeys(device.memory for device in costs.devices))
+    memory, num_lanes = np.full(len(numbers), -1), 0
+    if costs.copies_queue and len(memories) > 1:
+        memory = np.array([memories.index(device.memory) for device in costs.devices])
+        num_lanes = len(memories)
+    return Cores(
+        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes
+    )
 
 
 def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
@@ -138,9 +144,6 @@ def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices 
         for core in mine:
             words[device, core // 64] |= np.uint64(1) << np.uint64(core % 64)
     return words
-
-
-# Neighbour lists and longest paths ------------------------------------------------------------------------------------
 
 
 def neighbour_lists(
@@ -161,23 +164,3 @@ def neighbour_lists(
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(edges[0], minlength=num_nodes), out=indptr[1:])
     return indptr, np.ascontiguousarray(edges[1][order])
-
-
-@compiled
-@no_type_check
-def longest_ways(times, transfer, indptr, consumers):
-    """The upward rank of each node, in the unit of the times (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002,
-    equation 8): its time, and the longest way on, by way of a transfer.
-
-    Args:
-        times: of each node, float64; every edge leads to a greater number.
-        transfer: to hand the value of each node to any of its readers, float64; zeros count operations alone.
-        indptr, consumers: who reads the value of each node, as `neighbour_lists` gives them.
-    """
-    way = np.zeros(len(times))
-    for node in range(len(times) - 1, -1, -1):
-        longest = 0.0
-        for position in range(indptr[node], indptr[node + 1]):
-            longest = max(longest, transfer[node] + way[consumers[position]])
-        way[node] = times[node] + longest
-    return way

@@ -14,19 +14,23 @@ from scipy.sparse.csgraph import connected_components
 
 from gst.devices import Plan
 from gst.devices.plan import priority_of
-from gst.devices.simulate.simulator import longest_ways, neighbour_lists
-from gst.placement.baselines.list_kernels import TaskArrays, Threads, UnitArrays, earliest_first, in_order, with_widths
+from gst.devices.simulate.simulator import neighbour_lists
+from gst.placement.baselines.list_kernels import Threads, earliest_first, place_the_rest, with_widths
 from gst.placement.baselines.units import (
     Rooms,
     Units,
     both_units,
     fitted,
     kept,
+    limits_bytes,
     memory_of,
     quickest,
     quickest_devices,
     smallest_units,
 )
+from gst.placement.scheduling.arrays import Arrays, edge_lists
+from gst.placement.scheduling.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
+from gst.placement.scheduling.ranks import upward_rank
 from gst.placement.task import Task
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
@@ -34,45 +38,55 @@ SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take 
 Order = Int64[np.ndarray, " nodes"]
 
 
-def task_arrays(task: Task) -> TaskArrays:
-    """A task as the kernels read it."""
+def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
+    """A task as the kernels read it, with edges between computed nodes only: values of inputs and constants are there
+    from the start. Times are microseconds, amounts bytes of the value of each node.
+
+    Args:
+        handed_over: whether the links count what it takes until another thread has seen and read a value.
+    """
     costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
-    edges = costs.edges[:, costs.computed[costs.edges[0]]]
-    elsewhere = simulator.worker[:, None] != simulator.worker
+    elsewhere = simulator.worker[:, None] != simulator.worker if handed_over else np.zeros(())
     pairs = np.array([(device, core) for device, mine in enumerate(simulator.cores) for core in mine], np.int64).T
     use = np.zeros((len(simulator.cores), int(pairs[1].max()) + 1), bool)
     use[tuple(pairs)] = True
-    return TaskArrays(
-        *neighbour_lists(edges, nodes),
-        *neighbour_lists(edges[::-1], nodes),
-        computed=costs.computed,
-        times_us=costs.times_us,
-        num_bytes=costs.output_bytes.astype(np.float64),
-        fixed_us=costs.latency_us + task.contention.hand_over_us * elsewhere,
-        us_per_byte=1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
-        use=use,
-        core_indptr=np.append(0, np.cumsum(use.sum(1))),
-        cores=np.nonzero(use)[1].astype(np.int64),
-    )
+    arrays = Arrays(
+        *edge_lists(costs.edges[:, costs.computed[costs.edges[0]]], nodes, by_node=True), costs.times_us,
+        costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
+        1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere, np.zeros((0, 0, 0)),
+        np.zeros(len(use), np.int64), *_grouped(task.colocation, task.num_groups), np.zeros(task.num_groups),
+        memory_of(task), limits_bytes(task), np.arange(nodes),
+    )  # fmt: skip
+    return scheduled(arrays, use, costs.computed)
 
 
-def mean_transfers_us(arrays: TaskArrays) -> Float64[np.ndarray, " nodes"]:
+def in_groups(arrays: Arrays, groups: Order, sizes: Float64[np.ndarray, " groups"]) -> Arrays:
+    """The same with other groups, of these sizes in bytes."""
+    groups, indptr, members = _grouped(groups, len(sizes))
+    return arrays._replace(groups=groups, member_indptr=indptr, members=members, sizes=sizes)
+
+
+def _grouped(groups: Order, count: int) -> tuple[Order, Order, Order]:
+    return groups, *neighbour_lists(np.stack([groups, np.arange(len(groups))]), count)
+
+
+def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
     """Microseconds to hand over the value of each node, averaged over all pairs of devices, equal ones included."""
-    return arrays.fixed_us.mean() + arrays.us_per_byte.mean() * arrays.num_bytes
+    arrays = task_scheduled(task).arrays
+    return arrays.fixed.mean() + arrays.per_amount.mean() * arrays.amounts
 
 
-def upward_rank(task: Task) -> Float64[np.ndarray, " nodes"]:
+def rank_us(task: Task) -> Float64[np.ndarray, " nodes"]:
     """Microseconds from the start of each operation to the end of the program along its longest way, with mean times
-    over the devices that can run it, and mean transfers (Topcuoglu et al. 2002, equation 8)."""
+    over the devices that can run it, and mean transfers."""
     able = np.isfinite(task.times_us)
     mean = np.where(able, task.times_us, 0.0).sum(0) / np.maximum(able.sum(0), 1)
-    arrays = task_arrays(task)
-    return longest_ways(mean, mean_transfers_us(arrays), arrays.indptr, arrays.consumers)
+    return upward_rank(mean, mean_transfers_us(task), task_scheduled(task).arrays)
 
 
 def longest_first(task: Task) -> Order:
     """Nodes by upward rank, the greatest first; program order among equals."""
-    return np.argsort(-upward_rank(task), kind="stable")
+    return np.argsort(-rank_us(task), kind="stable")
 
 
 def heft(task: Task, narrow: bool = False) -> Plan | None:
@@ -91,18 +105,22 @@ def heft(task: Task, narrow: bool = False) -> Plan | None:
     """
     threads = np.array([device.threads for device in task.devices])
     allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
-    each, order = task_arrays(task), longest_first(task)
+    each, order = task_scheduled(task), longest_first(task)
     makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in both_units(task)]
     return quickest(task, [fitted(task, *maker) for maker in makers])
 
 
 def _heft(
-    task: Task, each: TaskArrays, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
+    task: Task, each: Scheduled, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
 ) -> Plan | None:
-    units = _unit_arrays(task, parts, room)
-    units = units._replace(times_us=np.where(allowed[:, None], parts.times_us, np.inf))
-    placement = in_order(order, each, units)
-    return task.plan(placement, priority_of(order)) if (placement >= 0).all() else None
+    each, undecided = _undecided(task, each, parts, room)
+    undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
+    home = np.full(task.num_nodes, -1)
+    rule = Rule(fill=False, by_group=True, is_view_free=True)
+    if not place_in_order(order, each, undecided, rule, np.zeros((0, 0)), home, np.zeros(task.num_nodes)):
+        return None
+    place_the_rest(home, each.arrays, undecided)
+    return task.plan(home, priority_of(order)) if (home >= 0).all() else None
 
 
 def etf(task: Task, favourite: Order | None = None) -> Plan | None:
@@ -122,20 +140,21 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
         None if no plan was found that keeps the limits of the memories.
     """
     children = np.full(task.num_nodes, -1) if favourite is None else favourite
-    each, order = task_arrays(task), longest_first(task)
+    each, order = task_scheduled(task), longest_first(task)
     makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in both_units(task)]
     return quickest(task, [fitted(task, *maker) for maker in makers])
 
 
-def _etf(task: Task, each: TaskArrays, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
-    placement, turn = earliest_first(order, each, _unit_arrays(task, parts, room), favourite)
+def _etf(task: Task, each: Scheduled, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
+    placement, turn = earliest_first(order, *_undecided(task, each, parts, room), favourite)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
-def _unit_arrays(task: Task, parts: Units, room: Rooms) -> UnitArrays:
-    """Units of which none is placed yet."""
-    undecided = np.full(parts.count, -1)
-    return UnitArrays(parts.of, parts.times_us, parts.load_bytes, memory_of(task), room.copy(), undecided)
+def _undecided(task: Task, each: Scheduled, parts: Units, room: Rooms) -> tuple[Scheduled, Places]:
+    """Units as groups of which none is placed yet."""
+    grouped = each._replace(arrays=in_groups(each.arrays, parts.of, parts.load_bytes))
+    queued = task.num_nodes if task.costs.copies_queue else 0
+    return grouped, places(parts.times_us, room.copy(), queued=queued)
 
 
 def moldable(task: Task) -> Plan | None:
@@ -149,7 +168,7 @@ def moldable(task: Task) -> Plan | None:
     Returns:
         None if no plan was found that keeps the limits of the memories.
     """
-    each, parts = task_arrays(task), smallest_units(task)
+    each, parts = task_scheduled(task), smallest_units(task)
     plans = [heft(task), heft(task, narrow=True)]
     for device in quickest_devices(task):
         if np.isfinite(task.times_us[device]).all():
@@ -166,7 +185,7 @@ def moldable(task: Task) -> Plan | None:
     return quickest(task, plans)
 
 
-def _worthwhile(each: TaskArrays, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
+def _worthwhile(each: Scheduled, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
     """The narrowest devices that can run a unit, and those where its core time is at most 1 + `slack` times as much."""
     width = each.use.sum(1)[:, None]
     core_time = parts.times_us * width
@@ -178,7 +197,7 @@ def _worthwhile(each: TaskArrays, parts: Units, slack: float) -> Bool[np.ndarray
 
 def _with_widths(
     task: Task,
-    each: TaskArrays,
+    each: Scheduled,
     parts: Units,
     order: Order,
     worthwhile: Bool[np.ndarray, "devices units"],
@@ -189,8 +208,8 @@ def _with_widths(
     helped = (simulator.threads > 1)[:, None] * delays.helper_us * costs.computed
     waits = delays.switch_us, delays.hand_over_us, delays.wake_us, delays.spin_us
     threads = Threads(simulator.worker, simulator.leader, *waits)
-    each = each._replace(times_us=costs.times_us + helped, fixed_us=costs.latency_us)
-    placement, turn = with_widths(order, each, _unit_arrays(task, parts, room), threads, worthwhile, crowd)
+    each = each._replace(arrays=each.arrays._replace(times=costs.times_us + helped, fixed=costs.latency_us))
+    placement, turn = with_widths(order, *_undecided(task, each, parts, room), threads, worthwhile, crowd)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
@@ -207,7 +226,7 @@ def sct(task: Task) -> Plan | None:
         None if even then there are too many edges, or if no plan was found that keeps the limits of the memories.
     """
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
-    ends, times, transfer = pairs, task.times_us.min(0), mean_transfers_us(task_arrays(task))[pairs[0]]
+    ends, times, transfer = pairs, task.times_us.min(0), mean_transfers_us(task)[pairs[0]]
     if pairs.shape[1] > MOST_EDGES:
         group = _acyclic_groups(task.colocation, pairs)
         ends, heaviest = _between(group[pairs], transfer)

@@ -17,7 +17,6 @@ from gst.placement.baselines.list_schedules import (
     mean_transfers_us,
     moldable,
     sct,
-    task_arrays,
 )
 from gst.placement.baselines.units import (
     Assignment,
@@ -193,7 +192,7 @@ def numbers_of_parts(most: int) -> list[int]:
 def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assignment:
     """Part of each unit: equal profiled time, little time of handing values over."""
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
-    ends, transfer = parts.of[pairs], mean_transfers_us(task_arrays(task))[pairs[0]]
+    ends, transfer = parts.of[pairs], mean_transfers_us(task)[pairs[0]]
     crossing = ends[0] != ends[1]
     shares = (each / max(each.sum(), 1e-9) for each in (_times_us(task, parts), transfer[crossing]))
     node_weights, edge_weights = (np.maximum(1, np.rint(WHOLE * each)).astype(np.int64) for each in shares)

@@ -11,11 +11,11 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.placement.baselines.chains import moved
 from gst.placement.constructive.network import HIDDEN, LAYER, NUM_FEATURES, NUM_PRIORITIES, OUTPUT
 from gst.placement.constructive.tables import MOST_CONSUMERS
 from gst.placement.public.schedules import run_first_come
 from gst.placement.published import uniform
+from gst.placement.scheduling.arrays import moved
 from partitioners.compiled import compiled
 
 PAIRS, MOST_WINDOW = 32, 8

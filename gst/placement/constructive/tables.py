@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.placement.public.problem import Problem
+from gst.placement.scheduling.ranks import downward_rank, optimistic_costs, upward_rank
 from partitioners.compiled import compiled
 
 MOST_CONSUMERS = 4  # of an operation that its features look at: those with the longest way to go
@@ -59,9 +60,10 @@ def tables_of(problem: Problem) -> Tables:
     """
     arrays = problem.arrays
     mean_times, transfers = problem.mean_times, problem.mean_transfers
-    rank, depth, optimistic, outgoing, incoming, heads = _ways(mean_times, transfers, arrays)
-    groups = len(arrays.sizes)
-    able = np.stack([np.bincount(arrays.groups, np.isinf(row), groups) == 0 for row in arrays.times])
+    rank, depth = upward_rank(mean_times, transfers, arrays), downward_rank(mean_times, transfers, arrays)
+    optimistic = optimistic_costs(transfers, arrays)
+    outgoing, incoming, heads = _around(rank, transfers, arrays)
+    able = np.isfinite(problem.group_times)
     devices = len(problem.devices)
     least = np.where(np.isfinite(arrays.times), arrays.times, np.inf).min(0)
     scale = float(mean_times.mean()) or float(transfers.mean() if len(transfers) else 0.0) or 1.0
@@ -75,7 +77,7 @@ def tables_of(problem: Problem) -> Tables:
     ratio = float(transfers.sum()) / max(float(mean_times.sum()), 1e-300)
     return Tables(
         mean_times, transfers, rank, optimistic, priorities, outgoing, incoming, heads,
-        np.bincount(arrays.groups, mean_times, groups), able, scale, horizon, min(ratio, 1e6),
+        np.bincount(arrays.groups, mean_times, len(arrays.sizes)), able, scale, horizon, min(ratio, 1e6),
     )  # fmt: skip
 
 
@@ -85,10 +87,9 @@ def _squashed(values: Float64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " no
 
 @compiled
 @no_type_check
-def _ways(mean_times, transfers, arrays):
-    """Upward rank, downward rank, optimistic costs, longest transfer out, sum of transfers in, and chief consumers."""
-    nodes, devices = len(mean_times), arrays.times.shape[0]
-    rank, depth, optimistic = mean_times.copy(), np.zeros(nodes), np.zeros((devices, nodes))
+def _around(rank, transfers, arrays):
+    """Longest transfer out of each node, sum of transfers into it, and its chief consumers."""
+    nodes = len(rank)
     outgoing, incoming = np.zeros(nodes), np.zeros(nodes)
     heads, ways = np.full((nodes, MOST_CONSUMERS), -1), np.empty(MOST_CONSUMERS)
     for node in range(nodes - 1, -1, -1):
@@ -96,7 +97,6 @@ def _ways(mean_times, transfers, arrays):
         for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
             consumer, transfer = arrays.consumers[position], transfers[arrays.out_edges[position]]
             way = transfer + rank[consumer]
-            rank[node] = max(rank[node], mean_times[node] + way)
             outgoing[node] = max(outgoing[node], transfer)
             incoming[consumer] += transfer
             place = count  # insertion by the length of the way, the first of equals first
@@ -107,18 +107,4 @@ def _ways(mean_times, transfers, arrays):
                     ways[later], heads[node, later] = ways[later - 1], heads[node, later - 1]
                 ways[place], heads[node, place] = way, position
                 count = min(count + 1, MOST_CONSUMERS)
-            away = np.inf
-            for there in range(devices):
-                if arrays.times[there, consumer] < np.inf:
-                    away = min(away, optimistic[there, consumer] + arrays.times[there, consumer])
-            for here in range(devices):
-                least = away + transfer
-                if arrays.times[here, consumer] < np.inf:
-                    least = min(least, optimistic[here, consumer] + arrays.times[here, consumer])
-                optimistic[here, node] = max(optimistic[here, node], least)
-    for node in range(nodes):
-        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
-            way = depth[node] + mean_times[node] + transfers[arrays.out_edges[position]]
-            consumer = arrays.consumers[position]
-            depth[consumer] = max(depth[consumer], way)
-    return rank, depth, optimistic, outgoing, incoming, heads
+    return outgoing, incoming, heads

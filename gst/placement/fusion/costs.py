@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int64
 from gst.devices import Plan
 from gst.devices.execute.costs import Storages
 from gst.devices.plan import contracted_plan
-from gst.devices.simulate.event_kernel import pop, push
+from gst.devices.simulate.heap import pop, push
 from gst.graphs.graph import Graph
 from gst.placement.machines import Machine
 from gst.placement.objective import SimulatedObjective

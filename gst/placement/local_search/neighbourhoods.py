@@ -13,6 +13,7 @@ from gst.data.measured_plans import core_use
 from gst.devices import Plan, overlap
 from gst.devices.execute.costs import Costs
 from gst.devices.plan import Timeline, ranks
+from gst.devices.simulate.copies import copies_of
 from gst.devices.simulate.simulator import neighbour_lists
 from gst.placement.task import Task
 from partitioners import partition
@@ -41,6 +42,7 @@ class _CostArrays(NamedTuple):
     Args:
         indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` whose values it reads.
         use: which device takes which core.
+        memory: number of the memory of each device.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
@@ -53,6 +55,7 @@ class _CostArrays(NamedTuple):
     latency_us: Float64[np.ndarray, "devices devices"]
     bytes_per_us: Float64[np.ndarray, "devices devices"]
     use: Bool[np.ndarray, "devices cores"]
+    memory: Int64[np.ndarray, " devices"]
 
 
 class Timelines:
@@ -64,6 +67,7 @@ class Timelines:
 
     def __init__(self, costs: Costs) -> None:
         edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
+        self._all_costs = costs
         self._costs = _CostArrays(
             *neighbour_lists(edges, costs.num_nodes),
             *neighbour_lists(edges[::-1], costs.num_nodes),
@@ -73,6 +77,7 @@ class Timelines:
             latency_us=costs.latency_us,
             bytes_per_us=costs.bytes_per_us,
             use=core_use(costs.devices),
+            memory=np.unique([device.memory for device in costs.devices], return_inverse=True)[1],
         )
 
     def tails_us(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
@@ -82,8 +87,12 @@ class Timelines:
 
     def waits(self, run: Timeline) -> Waits:
         """The chain that ends with the operation that ends last."""
-        order = np.argsort(run.begin_us, kind="stable")
-        nodes, cause = _waits(run.device, run.begin_us, run.end_us, order, self._costs)
+        arrived = np.zeros((0, 0))
+        if self._all_costs.copies_queue:
+            copies = copies_of(self._all_costs, run)
+            arrived = np.zeros((len(run.device), int(self._costs.memory.max()) + 1))
+            arrived[copies.node, self._costs.memory[copies.device]] = copies.end_us
+        nodes, cause = _waits(run.device, run.begin_us, run.end_us, run.order, arrived, self._costs)
         return Waits(nodes, cause)
 
 
@@ -104,7 +113,7 @@ def _tails(home, costs):
 
 @compiled
 @no_type_check
-def _waits(home, begin, end, order, costs):
+def _waits(home, begin, end, order, copied, costs):
     use = costs.use
     nodes, cores = len(home), use.shape[1]
     before = np.full(nodes, -1)  # the operation that left the cores of each one last
@@ -128,6 +137,8 @@ def _waits(home, begin, end, order, costs):
             producer = costs.producers[position]
             there = end[producer] + costs.latency_us[home[producer], home[node]]
             there += costs.num_bytes[producer] / costs.bytes_per_us[home[producer], home[node]]
+            if len(copied) and home[producer] != home[node]:  # copies queue
+                there = max(there, copied[producer, costs.memory[home[node]]])
             if there > arrived:
                 maker, arrived = producer, there
         chain[size] = node

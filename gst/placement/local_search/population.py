@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.devices import Plan
-from gst.placement.baselines.list_schedules import upward_rank
+from gst.placement.baselines.list_schedules import rank_us
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objective import Budgeted
 from gst.placement.task import Task
@@ -83,7 +83,7 @@ def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     """
     generator = np.random.default_rng(seed)
     baselines = list(portfolio(task).values())
-    longest_way = np.argsort(np.argsort(upward_rank(task), kind="stable")).astype(np.int64)
+    longest_way = np.argsort(np.argsort(rank_us(task), kind="stable")).astype(np.int64)
     known = set()
     for plan in baselines:
         if plan.key not in known:

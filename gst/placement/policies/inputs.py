@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import no_type_check
 
 import numpy as np
 import torch
@@ -11,11 +10,11 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from gst.data.measured_plans import core_use
-from gst.devices.simulate.simulator import longest_ways, neighbour_lists
 from gst.nn.sparse import CsrMatrix
+from gst.placement.scheduling.arrays import edge_lists
+from gst.placement.scheduling.ranks import downward_rank, upward_rank
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
-from partitioners.compiled import compiled
 
 UNKNOWN_OPCODE = NUM_OPCODES  # of graphs that are no captured programs
 COST_FEATURES, PATH_FEATURES, GROUP_FEATURES, DEVICE_FEATURES, GRAPH_FEATURES = 11, 4, 5, 8, 6
@@ -131,20 +130,8 @@ def ways(
 ) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
     """Upward and downward rank of each node (Topcuoglu et al. 2002): the longest way from its start to the end of the
     program, and from the beginning of the program to its start, in microseconds."""
-    edges, nodes = task.costs.edges, task.num_nodes
-    upward = longest_ways(mean_us, transfer_us, *neighbour_lists(edges, nodes))
-    return upward, _downward(mean_us, transfer_us, *neighbour_lists(edges[::-1], nodes))
-
-
-@compiled
-@no_type_check
-def _downward(time, transfer, indptr, producers):
-    way = np.zeros(len(time))
-    for node in range(len(time)):
-        for position in range(indptr[node], indptr[node + 1]):
-            producer = producers[position]
-            way[node] = max(way[node], way[producer] + time[producer] + transfer[producer])
-    return way
+    lists = edge_lists(task.costs.edges, task.num_nodes, by_node=True)
+    return upward_rank(mean_us, transfer_us, lists), downward_rank(mean_us, transfer_us, lists)
 
 
 def _groups(task: Task) -> tuple[Int64[np.ndarray, " nodes"], Int64[np.ndarray, " groups"]]:

@@ -7,11 +7,11 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.devices.simulate.simulator import longest_ways
-from gst.placement.baselines.chains import moved
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule, run_by_ready, run_first_come, run_in_order
 from gst.placement.published import uniform
+from gst.placement.scheduling.arrays import moved
+from gst.placement.scheduling.ranks import upward_rank
 from gst.process.progress import Progress, no_progress
 from partitioners.compiled import compiled
 
@@ -52,7 +52,7 @@ def anneal(
     home, order = start.home.copy(), start.order.copy()
     scale, nodes = problem.graph.scale, problem.num_nodes
     quickest = problem.arrays.times.min(0)
-    ahead = longest_ways(quickest, np.zeros(nodes), problem.arrays.indptr, problem.arrays.consumers) - quickest
+    ahead = upward_rank(quickest, np.zeros(len(problem.arrays.amounts)), problem.arrays) - quickest
     ahead *= 1 - 1e-9  # of rounding
     state = np.array([2 * seed + 1], np.uint64)
     best_home, best_order, best = home.copy(), order.copy(), start.makespan * scale

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.devices.simulate.simulator import longest_ways
 from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule, place_in_order
+from gst.placement.public.schedules import Schedule
+from gst.placement.scheduling.list_schedule import Rule, place_in_order, places, scheduled
+from gst.placement.scheduling.ranks import downward_rank, optimistic_costs, upward_rank
 from partitioners import partition
 
 WHOLE = 10**8  # sum of the integer weights that METIS is given
 DRAWS = 50  # of ties of DOPPLER's critical-path heuristic: its num_episode
+INSERTION = Rule()
 MANY = 20_000  # operations, above which subsets of devices and further draws are not tried
 
 
@@ -40,7 +42,7 @@ def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
         (5.0, 3.0)
     """
     nodes, devices = problem.num_nodes, len(problem.devices)
-    rank = upward_rank(problem)
+    rank = upward_rank(problem.mean_times, problem.mean_transfers, problem.arrays)
     by_rank = topological(problem, rank)
     plans: dict[str, Schedule | None] = {}
     for device in sorted(np.unique(problem.kind, return_index=True)[1].tolist()):
@@ -57,34 +59,11 @@ def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
         if problem.graph.first_come:
             plans["critical_path"] = _best(_critical_path(problem, seed))
         else:
-            plans["critical_path"] = list_schedule(problem, by_rank, fill=False, rule=1)
+            plans["critical_path"] = list_schedule(problem, by_rank, rule=Rule(fill=False, by_start=True))
         plans["metis"] = _best(_ordered(problem, home, by_rank) for home in _metis(problem, seed))
     if problem.graph.split is not None:
         plans["expert"] = _expert(problem, by_rank)
     return {name: plan for name, plan in plans.items() if plan is not None}
-
-
-def upward_rank(problem: Problem) -> Float64[np.ndarray, " nodes"]:
-    """Time from the start of each operation to the end along its longest way, with mean times and mean transfers."""
-    arrays, nodes = problem.arrays, problem.num_nodes
-    rank = problem.mean_times.copy()
-    for node in range(nodes - 1, -1, -1):
-        some = slice(arrays.indptr[node], arrays.indptr[node + 1])
-        if some.stop > some.start:
-            way = problem.mean_transfers[arrays.out_edges[some]] + rank[arrays.consumers[some]]
-            rank[node] += way.max()
-    return rank
-
-
-def _downward_rank(problem: Problem) -> Float64[np.ndarray, " nodes"]:
-    arrays, rank = problem.arrays, np.zeros(problem.num_nodes)
-    for node in range(problem.num_nodes):
-        some = slice(arrays.producer_indptr[node], arrays.producer_indptr[node + 1])
-        if some.stop > some.start:
-            producers = arrays.producers[some]
-            way = rank[producers] + problem.mean_times[producers] + problem.mean_transfers[arrays.in_edges[some]]
-            rank[node] = way.max()
-    return rank
 
 
 def topological(problem: Problem, priority: Float64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
@@ -108,18 +87,27 @@ def list_schedule(
     problem: Problem,
     order: Int64[np.ndarray, " nodes"],
     allowed: Bool[np.ndarray, " devices"] | None = None,
-    fill: bool = True,
-    rule: int = 0,
+    rule: Rule = INSERTION,
     bias: Float64[np.ndarray, "devices nodes"] | None = None,
     home: Int64[np.ndarray, " nodes"] | None = None,
 ) -> Schedule | None:
-    """The list schedule of an order (see `place_in_order`); None if it finds no room for an operation."""
-    nodes, devices = problem.num_nodes, len(problem.devices)
-    placed = np.full(nodes, -1) if home is None else home.copy()
-    begin = np.zeros(nodes)
-    everywhere = np.ones(devices, bool) if allowed is None else allowed
-    none = np.zeros((devices, nodes)) if bias is None else bias
-    if not place_in_order(order, problem.arrays, everywhere, fill, none, rule, placed, begin):
+    """The list schedule of an order (see `place_in_order`); None if it finds no room for an operation.
+
+    Args:
+        allowed: devices that may be used; all if None.
+        home: device of each node, -1 = undecided; decided ones stay.
+    """
+    arrays, nodes, groups = problem.arrays, problem.num_nodes, len(problem.arrays.sizes)
+    placed, begin, device = np.full(nodes, -1), np.zeros(nodes), np.full(groups, -1)
+    room, times = arrays.limits.copy(), problem.group_times
+    if home is not None:
+        device[arrays.groups[home >= 0]] = home[home >= 0]
+        room -= np.bincount(device[device >= 0], arrays.sizes[device >= 0], len(room))
+    if allowed is not None:
+        times = np.where(allowed[:, None], times, np.inf)
+    none = np.zeros((0, 0)) if bias is None else bias
+    each = scheduled(arrays, np.eye(len(room), dtype=bool))
+    if not place_in_order(order, each, places(times, room, device), rule, none, placed, begin):
         return None
     return Schedule(problem, placed, np.argsort(begin, kind="stable"))
 
@@ -152,7 +140,7 @@ def _of_groups(problem: Problem, home: Int64[np.ndarray, " nodes"]) -> Int64[np.
     """Each group where its first node is; a device that cannot run one of its nodes leaves it to one that can."""
     arrays = problem.arrays
     chosen = home[np.unique(arrays.groups, return_index=True)[1]]
-    able = np.stack([np.bincount(arrays.groups, np.isinf(row), len(chosen)) == 0 for row in arrays.times])
+    able = np.isfinite(problem.group_times)
     chosen = np.where(able[chosen, np.arange(len(chosen))], chosen, able.argmax(0))
     return chosen[arrays.groups].astype(np.int64)
 
@@ -164,7 +152,8 @@ def _chunks(problem: Problem) -> Int64[np.ndarray, " nodes"]:
 
 def _cpop(problem: Problem, rank: Float64[np.ndarray, " nodes"]) -> Schedule | None:
     """Critical path on a processor: the operations of the longest way go to the device that runs them quickest."""
-    arrays, priority = problem.arrays, rank + _downward_rank(problem)
+    arrays = problem.arrays
+    priority = rank + downward_rank(problem.mean_times, problem.mean_transfers, arrays)
     sources = np.flatnonzero(np.diff(arrays.producer_indptr) == 0)
     node = int(sources[priority[sources].argmax()])
     path = [node]
@@ -182,16 +171,7 @@ def _cpop(problem: Problem, rank: Float64[np.ndarray, " nodes"]) -> Schedule | N
 
 def _peft(problem: Problem) -> Schedule | None:
     """Predict earliest finish time: optimistic costs of what is still to come count beside the finish."""
-    arrays, devices = problem.arrays, len(problem.devices)
-    times = np.where(np.isfinite(arrays.times), arrays.times, 1e300)
-    table = np.zeros((devices, problem.num_nodes))
-    apart = 1.0 - np.eye(devices)
-    for node in range(problem.num_nodes - 1, -1, -1):
-        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
-            consumer, edge = arrays.consumers[position], arrays.out_edges[position]
-            ahead = table[:, consumer] + times[:, consumer]
-            least = (ahead[None, :] + problem.mean_transfers[edge] * apart).min(1)
-            np.maximum(table[:, node], least, out=table[:, node])
+    table = optimistic_costs(problem.mean_transfers, problem.arrays)
     return list_schedule(problem, topological(problem, table.mean(0)), bias=table)
 
 
@@ -201,9 +181,9 @@ def _critical_path(problem: Problem, seed: int) -> Iterator[Schedule]:
     to be busy for the sum of what it was given, without waiting, as there."""
     arrays, nodes, devices = problem.arrays, problem.num_nodes, len(problem.devices)
     times = arrays.times[0]
-    leaves = np.zeros(nodes)
-    np.maximum.at(leaves, np.repeat(np.arange(nodes), np.diff(arrays.indptr)), arrays.amounts[arrays.out_edges])
-    level = longest_ways(times, leaves, arrays.indptr, arrays.consumers)
+    leaves, producers = np.zeros(nodes), problem.graph.edges[0]
+    np.maximum.at(leaves, producers, arrays.amounts)
+    level = upward_rank(times, leaves[producers], arrays)
     for draw in range(DRAWS if nodes <= MANY else 1):
         generator = np.random.default_rng([seed, draw])
         waiting = np.diff(arrays.producer_indptr)

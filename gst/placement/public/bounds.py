@@ -8,19 +8,17 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.placement.baselines.bounds import priced_work, window_bound
-from gst.placement.baselines.branching import Branched, branched_bound
-from gst.placement.baselines.branching_kernels import Placing
-from gst.placement.baselines.chains import heads
-from gst.placement.baselines.prices import prices
+from gst.placement.bounds.branching import Branched, branched_bound
+from gst.placement.bounds.branching_kernels import Placing
+from gst.placement.bounds.prices import prices
+from gst.placement.bounds.work import chains_and_work
 from gst.placement.public.problem import Problem
 
 
 def lower_bound(problem: Problem) -> float:
     """What every plan takes at least, in `problem.graph.unit`, whatever its order.
 
-    The greater of two bounds. The first is of chains with transfers (`gst.placement.baselines.chains.heads`). The
-    second adds the work that devices share between such heads and tails, see `gst.placement.baselines.bounds`.
+    It is the bound of chains and of work, see `gst.placement.bounds.work.chains_and_work`.
 
     Examples:
         >>> from pathlib import Path
@@ -30,22 +28,9 @@ def lower_bound(problem: Problem) -> float:
         >>> lower_bound(public_problem(read_public_graph(Path("two.txt")), "gpus:2"))
         5.0
     """
-    arrays, classes, chosen = problem.arrays, alike(problem), []
-    for number in range(int(classes.max()) + 1):  # two of those alike stand for all: here, and elsewhere
-        chosen += np.flatnonzero(classes == number)[:2].tolist()
-    some = np.array(chosen, np.int64)
-    head = heads(
-        arrays.producer_indptr, arrays.producers, arrays.in_edges, np.arange(problem.num_nodes), some, False, arrays
-    )
-    tail = heads(
-        arrays.indptr, arrays.consumers, arrays.out_edges, np.arange(problem.num_nodes)[::-1].copy(), some, True, arrays
-    )
-    times = arrays.times[some]
-    chains = np.where(np.isfinite(times), head + times + tail, np.inf).min(0)
-    kinds, first = np.unique(classes, return_index=True)
-    capacity = np.array([(classes == kind).sum() for kind in kinds], np.float64)
-    work = priced_work(arrays.times[first], capacity)
-    return max(float(chains.max()), window_bound(head.min(0), tail.min(0), work)) / problem.graph.scale
+    arrays, classes = problem.arrays, alike(problem)
+    _, first, count = np.unique(classes, return_index=True, return_counts=True)
+    return chains_and_work(arrays, classes, arrays.times[first], count.astype(np.float64)) / problem.graph.scale
 
 
 def alike(problem: Problem) -> Int64[np.ndarray, " devices"]:
@@ -57,7 +42,7 @@ def searched_bound(
     problem: Problem, least: float, most: float, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Branched:
     """What a search over placements finds that no plan is below, in `problem.graph.unit`, with transfers and memory
-    limits; see `gst.placement.baselines.branching.branched_bound`.
+    limits; see `gst.placement.bounds.branching.branched_bound`.
 
     Args:
         least: what is known that no plan is below.
@@ -67,13 +52,9 @@ def searched_bound(
     """
     arrays, devices, scale = problem.arrays, len(problem.devices), problem.graph.scale
     kinds_of = alike(problem)
-    times = np.stack([np.bincount(arrays.groups, row, len(arrays.sizes)) for row in arrays.times])
     placing = Placing(
-        arrays.indptr, arrays.consumers, arrays.out_edges, arrays.producer_indptr, arrays.producers, arrays.in_edges,
-        arrays.times, arrays.groups, arrays.amounts, arrays.fixed, arrays.per_amount, arrays.table, arrays.kind,
-        arrays.member_indptr, arrays.members, np.eye(devices, dtype=bool), arrays.sizes, np.arange(devices),
-        arrays.limits, *prices(times, arrays.sizes, arrays.limits, kinds_of), np.zeros(devices),
-        kinds_of,
+        arrays, np.eye(devices, dtype=bool),
+        *prices(problem.group_times, arrays.sizes, arrays.limits, kinds_of), np.zeros(devices), kinds_of,
     )  # fmt: skip
     found = branched_bound(placing, least * scale, most * scale, seconds, clock)
     return found._replace(bound=found.bound / scale)

@@ -15,10 +15,11 @@ from jaxtyping import Int64
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, csr_array
 
-from gst.placement.public.baselines import list_schedule, topological, upward_rank
+from gst.placement.public.baselines import list_schedule, topological
 from gst.placement.public.bounds import alike, transfers
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
+from gst.placement.scheduling.ranks import upward_rank
 
 MOST_ENTRIES = 100_000  # shares of the program
 TOLERANCE = 1e-6  # of its solution
@@ -77,7 +78,8 @@ def _plan(
 ) -> Schedule | None:
     """The list schedule with every operation on a device of the place that was chosen for its colocation group."""
     elsewhere = np.where(place[:, None] == chosen, 0.0, np.inf)[:, problem.arrays.groups]
-    return list_schedule(problem, topological(problem, upward_rank(problem)), bias=elsewhere)
+    rank = upward_rank(problem.mean_times, problem.mean_transfers, problem.arrays)
+    return list_schedule(problem, topological(problem, rank), bias=elsewhere)
 
 
 def _program(problem: Problem, place: Int64[np.ndarray, " devices"]) -> tuple[dict[str, Any], float]:
@@ -91,7 +93,7 @@ def _program(problem: Problem, place: Int64[np.ndarray, " devices"]) -> tuple[di
     nodes, edges, groups = problem.num_nodes, len(arrays.amounts), len(arrays.sizes)
     times = arrays.times[first]
     unit = max(float(np.where(np.isfinite(times), times, 0.0).min(0).sum()) / nodes, 1e-300)
-    able = np.stack([np.bincount(arrays.groups, np.isinf(row), groups) == 0 for row in times])
+    able = np.isfinite(problem.group_times[first])
     took = np.where(np.isfinite(times), times, 0.0) / unit
     share = np.arange(width * groups).reshape(width, groups)
     flow = share.size + np.arange(width**2 * edges).reshape(width, width, edges)

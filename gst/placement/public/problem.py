@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -13,46 +12,9 @@ from jaxtyping import Float64, Int64
 from gst.data.public_graphs import PublicGraph
 from gst.devices.simulate.simulator import neighbour_lists
 from gst.placement.machines import machine
+from gst.placement.scheduling.arrays import Arrays, edge_lists
 
 MOST_DEVICES = 1024
-
-
-class Arrays(NamedTuple):
-    """A problem as the kernels read it.
-
-    Args:
-        indptr, consumers, out_edges: who reads the value of each node, and by which edge.
-        producer_indptr, producers, in_edges: whose values each node reads, likewise.
-        times: of each node on each device; infinite where it cannot run.
-        amounts: of each edge.
-        fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
-        table: time of each edge between two kinds of devices, in place of those two; no entries where there is none.
-        kind: of each device.
-        groups: of each node; nodes of one are on one device.
-        member_indptr, members: nodes of each group.
-        sizes: bytes of each group.
-        limits: bytes of each device.
-        file_rank: position of each node in the file.
-    """
-
-    indptr: Int64[np.ndarray, " nodes_plus_one"]
-    consumers: Int64[np.ndarray, " edges"]
-    out_edges: Int64[np.ndarray, " edges"]
-    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
-    producers: Int64[np.ndarray, " edges"]
-    in_edges: Int64[np.ndarray, " edges"]
-    times: Float64[np.ndarray, "devices nodes"]
-    amounts: Float64[np.ndarray, " edges"]
-    fixed: Float64[np.ndarray, "devices devices"]
-    per_amount: Float64[np.ndarray, "devices devices"]
-    table: Float64[np.ndarray, "pairs kinds kinds"]
-    kind: Int64[np.ndarray, " devices"]
-    groups: Int64[np.ndarray, " nodes"]
-    member_indptr: Int64[np.ndarray, " groups_plus_one"]
-    members: Int64[np.ndarray, " nodes"]
-    sizes: Float64[np.ndarray, " groups"]
-    limits: Float64[np.ndarray, " devices"]
-    file_rank: Int64[np.ndarray, " nodes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +46,11 @@ class Problem:
         """Of each node, over the devices that can run it."""
         able = np.isfinite(self.arrays.times)
         return np.where(able, self.arrays.times, 0.0).sum(0) / np.maximum(able.sum(0), 1)
+
+    @cached_property
+    def group_times(self) -> Float64[np.ndarray, "devices groups"]:
+        """Sum of the times of each group on each device; infinite where it cannot run."""
+        return np.stack([np.bincount(self.arrays.groups, row, len(self.arrays.sizes)) for row in self.arrays.times])
 
     @cached_property
     def mean_transfers(self) -> Float64[np.ndarray, " edges"]:
@@ -134,10 +101,10 @@ def public_problem(graph: PublicGraph, name: str, memory_limit: int | None = Non
         notes.append("operations of a device may take, all together: " + _memories(names, limits))
     groups = int(graph.groups.max()) + 1
     arrays = Arrays(
-        *_lists(graph.edges, graph.num_nodes), *_lists(graph.edges[::-1], graph.num_nodes), np.ascontiguousarray(times),
+        *edge_lists(graph.edges, graph.num_nodes), np.ascontiguousarray(times),
         graph.amounts, fixed, per_amount, table, kind, graph.groups,
         *neighbour_lists(np.stack([graph.groups, np.arange(graph.num_nodes)]), groups),
-        np.bincount(graph.groups, graph.sizes, groups), limits, graph.file_rank,
+        np.bincount(graph.groups, graph.sizes, groups), np.arange(len(names)), limits, graph.file_rank,
     )  # fmt: skip
     return Problem(graph, name, tuple(names), kind, arrays, tuple(notes))
 
@@ -175,11 +142,3 @@ def _memories(names: list[str], limits: Float64[np.ndarray, " devices"]) -> str:
         if np.isfinite(limit)
     }
     return ", ".join(f"{name} {limit / 2**20:,.0f} MiB" for name, limit in words.items())
-
-
-def _lists(
-    edges: Int64[np.ndarray, "2 edges"], num_nodes: int
-) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " edges"], Int64[np.ndarray, " edges"]]:
-    """Where the list of each node begins and ends, the heads of its edges, and the numbers of these edges."""
-    numbers = neighbour_lists(np.stack([edges[0], np.arange(edges.shape[1])]), num_nodes)[1]
-    return *neighbour_lists(edges, num_nodes), numbers

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gst.placement.baselines.chains import moved
 from gst.placement.certificate import BRANCHES, EXACT, MOST_BRANCHED, SHARE, is_exact
 from gst.placement.exact.solver import solver_library
 from gst.placement.public.bounds import alike, lower_bound, searched_bound
 from gst.placement.public.integer_program import solve
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
+from gst.placement.scheduling.arrays import moved
 
 NEAR = 1e-9  # share by which times that are equal may differ
 INTEGER = "mixed-integer program"

@@ -1,5 +1,4 @@
-"""Schedules of published problems, compiled: devices in the order of the plan, devices first come first served, and
-list schedules.
+"""Schedules of published problems, compiled: devices in the order of the plan, and devices first come first served.
 
 Links never queue: a value is at another device a transfer after it was made, whatever else moves.
 """
@@ -11,8 +10,8 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.placement.baselines.chains import moved
-from gst.placement.public.problem import Arrays, Problem
+from gst.placement.public.problem import Problem
+from gst.placement.scheduling.arrays import Arrays, moved
 from partitioners.compiled import compiled
 
 
@@ -249,82 +248,6 @@ def run_by_ready(home, arrays, ahead, limit):
                     child = parent
                 when[child], what[child] = ready[consumer], consumer
     return latest
-
-
-@compiled
-@no_type_check
-def place_in_order(order, arrays, allowed, fill, bias, rule, home, begin):
-    """List schedule: nodes in the order given, each on the device where it would finish first.
-
-    Args:
-        order: of all nodes; every producer comes before its consumers.
-        allowed: devices that may be used.
-        fill: whether gaps between operations placed before are filled (insertion).
-        bias: (devices, nodes), added to the finish of each node on each device before the least is taken.
-        rule: 0 = least finish, 1 = least start.
-        home: device of each node, -1 = undecided; decided ones stay. Written.
-        begin: of each node, written.
-
-    Returns:
-        Whether every node found a device that can run it, within the limits of the memories.
-    """
-    times, devices, nodes = arrays.times, arrays.times.shape[0], len(order)
-    end = np.zeros(nodes)
-    starts, ends = np.empty((devices, nodes)), np.empty((devices, nodes))
-    count = np.zeros(devices, np.int64)
-    used = np.zeros(devices)
-    place = np.full(len(arrays.sizes), -1)
-    for node in range(nodes):
-        if home[node] >= 0 and place[arrays.groups[node]] < 0:
-            place[arrays.groups[node]] = home[node]
-            used[home[node]] += arrays.sizes[arrays.groups[node]]
-    for node in order:
-        group = arrays.groups[node]
-        best, least, best_start = -1, np.inf, 0.0
-        for device in range(devices):
-            if place[group] >= 0:
-                if place[group] != device:
-                    continue
-            elif not allowed[device] or used[device] + arrays.sizes[group] > arrays.limits[device]:
-                continue
-            able = True
-            for position in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
-                able = able and times[device, arrays.members[position]] < np.inf
-            if not able:
-                continue
-            ready = 0.0
-            for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
-                producer = arrays.producers[position]
-                arrival = end[producer] + moved(arrays.in_edges[position], home[producer], device, arrays)
-                ready = max(ready, arrival)
-            took = times[device, node]
-            start = max(ready, ends[device, count[device] - 1] if count[device] else 0.0)
-            if fill:
-                low = np.searchsorted(ends[device, : count[device]], ready, side="right")
-                gap = ready
-                for slot in range(low, count[device]):
-                    if gap + took <= starts[device, slot]:
-                        start = gap
-                        break
-                    gap = ends[device, slot]
-            score = (start if rule == 1 else start + took) + bias[device, node]
-            if score < least:
-                best, least, best_start = device, score, start
-        if best < 0:
-            return False
-        if place[group] < 0:
-            place[group] = best
-            used[best] += arrays.sizes[group]
-        home[node], begin[node], end[node] = best, best_start, best_start + times[best, node]
-        slot = count[best]
-        while slot > 0 and starts[best, slot - 1] >= best_start:
-            if starts[best, slot - 1] == best_start and ends[best, slot - 1] <= end[node]:
-                break
-            starts[best, slot], ends[best, slot] = starts[best, slot - 1], ends[best, slot - 1]
-            slot -= 1
-        starts[best, slot], ends[best, slot] = best_start, end[node]
-        count[best] += 1
-    return True
 
 
 class Schedule:

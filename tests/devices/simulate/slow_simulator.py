@@ -31,6 +31,23 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
     covered = dict.fromkeys(thread, False)
     helped_until = dict.fromkeys(thread, -math.inf)
     now, waker = 0.0, None
+    memory = [costs.devices[device].memory for device in home]
+    there: dict[tuple[int, str], float] = {}  # value, memory -> when its copy is there
+
+    def copy() -> None:
+        """Begin what each lane of copies can begin now: it takes the value of the operation that began first, as soon
+        as that has ended, first for its first reader in program order, and waits for nothing but for that."""
+        for lane in dict.fromkeys(memory) if costs.copies_queue else ():
+            if any(memory[p] == lane and until > now for (p, _), until in there.items()):
+                continue
+            begun = [p for p in [*done, *(int(node) for node, _ in running.values())] if memory[p] == lane]
+            for p in sorted(begun, key=lambda p: (begin[p], end[p] if p in done else math.inf, p)):
+                readers = sorted(c for q, c in edges if q == p and memory[c] != lane and (p, memory[c]) not in there)
+                if readers:
+                    if p in done:
+                        took = costs.output_bytes[p] / costs.bytes_per_us[home[p], home[readers[0]]]
+                        there[p, memory[readers[0]]] = now + costs.latency_us[home[p], home[readers[0]]] + took
+                    break
 
     def arrives(node: int) -> float:
         """When the last of its inputs is there; never, if one is not made."""
@@ -39,6 +56,9 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
             if p not in done:
                 return math.inf
             a, b = home[p], home[node]
+            if costs.copies_queue and memory[p] != memory[node]:
+                times.append(there.get((p, memory[node]), math.inf))
+                continue
             times.append(end[p] + costs.latency_us[a, b] + costs.output_bytes[p] / costs.bytes_per_us[a, b])
         return max(times)
 
@@ -78,7 +98,10 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
             claimed |= cores[device]
         rates = {device: loses(device) for device in running}
         ends = {device: now + left / rates[device] for device, (_, left) in running.items()}
+        if min(ends.values(), default=math.inf) > now:  # all that begins and ends at this moment has done so
+            copy()
         arrivals = [arrives(node) for node in todo if now < arrives(node) < math.inf]
+        arrivals += [until for until in there.values() if until > now]
         then = min([*ends.values(), *arrivals])
         for device in running:
             running[device][1] -= (then - now) * rates[device]

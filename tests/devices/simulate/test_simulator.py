@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import Storages, storages
 from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
+from gst.devices.simulate.copies import copies_of
 from gst.devices.simulate.peaks import costs_streams, peak_bytes
 from gst.devices.simulate.simulator import Contention, Simulator
 from gst.programs import Program
@@ -29,7 +32,9 @@ ROUGH = Contention(
 )  # fmt: skip
 
 
-def made(devices: list[Device], edges: list[tuple[int, int]], times: np.ndarray, size: int = 1000) -> Costs:
+def made(
+    devices: list[Device], edges: list[tuple[int, int]], times: np.ndarray, size: int = 1000, queue: bool = False
+) -> Costs:
     """Operations that each make one storage of `size` bytes; the last is the output."""
     nodes = times.shape[1]
     every = np.arange(nodes)
@@ -39,21 +44,24 @@ def made(devices: list[Device], edges: list[tuple[int, int]], times: np.ndarray,
         tuple(devices), np.array(edges, np.int64).reshape(-1, 2).T, np.ones(nodes, bool), kept,
         times, np.full(nodes, size), np.full(times.shape, size),
         Storages(np.full(nodes, size), every, np.stack([every, every])),
-        5.0 * apart, np.where(apart, 100.0, np.inf),
+        5.0 * apart, np.where(apart, 100.0, np.inf), queue,
     )  # fmt: skip
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Costs, Plan]:
-    """A random program on devices that share cores, or have memories of their own."""
+    """A random program on devices that share cores, or have memories of their own, whose copies may queue."""
     nodes = draw(st.integers(1, 25))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     apart = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(3)]
-    devices = draw(st.sampled_from([MOLDABLE, CHAINED, apart]))
+    paired = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n // 2}", "test") for n in range(4)]
+    devices = draw(st.sampled_from([MOLDABLE, CHAINED, apart, paired]))
     edges = [(a, b) for b in range(nodes) for a in range(b) if rng.random() < 3 / nodes]
     times = rng.lognormal(2, 1, (len(devices), nodes))
     plan = Plan(names(devices), rng.integers(0, len(devices), nodes), rng.integers(0, 4, nodes))
-    return made(devices, edges, times, int(rng.integers(1, 100_000))), plan
+    # Lanes of a memory that several devices share order the copies of all of them, which links that never queue ignore.
+    queue = devices is paired or draw(st.booleans())
+    return made(devices, edges, times, int(rng.choice([1, 300, 3_000, 100_000])), queue), plan
 
 
 @given(cases(), st.sampled_from([NOTHING, ROUGH]))
@@ -85,6 +93,23 @@ def test_by_hand_a_value_travels_between_memories() -> None:
     got = Simulator(costs, NOTHING).run(Plan(names(devices), np.array([0, 1])))
     assert got.end_us.tolist() == [10, 32]
     assert peak_bytes(costs, got) == {"memory 0": 1000, "memory 1": 2000}
+
+
+def test_by_hand_a_value_crosses_once_and_copies_of_a_memory_go_one_after_the_other() -> None:
+    """Device 0 ends 0 at 10 and 1 at 12. A copy takes 15 us: the value of 0 is in memory 1, for both of its readers, at
+    25, then in memory 2 at 40; that of 1, made in between, is in memory 1 at 55."""
+    devices = [Device(f"gpu:{n}", "gpu", (), 1, f"memory {n}", "test") for n in range(3)]
+    edges = [(0, 2), (0, 3), (0, 4), (1, 5)]
+    times = np.tile([10.0, 2, 1, 1, 1, 1], (3, 1))
+    plan = Plan(names(devices), np.array([0, 0, 1, 1, 2, 1]), np.arange(6)[::-1].copy())
+    got = Simulator(made(devices, edges, times, queue=True), NOTHING).run(plan)
+    assert got.begin_us.tolist() == [0, 10, 25, 26, 40, 55]
+    copies = copies_of(made(devices, edges, times, queue=True), got)
+    assert list(zip(*(each.tolist() for each in copies), strict=True)) == [
+        (0, 1, 10, 25), (0, 2, 25, 40), (1, 1, 40, 55),
+    ]  # fmt: skip
+    free = Simulator(made(devices, edges, times), NOTHING).run(plan)
+    assert free.begin_us.tolist() == [0, 10, 25, 26, 25, 27]
 
 
 def test_by_hand_two_at_once_slow_each_other() -> None:
@@ -153,12 +178,13 @@ def test_a_simulated_run_takes_no_more_than_is_proven_of_its_stream_program(case
 
 
 def test_peaks_of_workloads_are_at_most_proven_and_equal_on_one_device(bundled_program: Program) -> None:
-    """On lanes that share a memory, and on memories of their own, where views lie in copies of their bases."""
+    """On lanes that share a memory, and on memories of their own, where views lie in copies of their bases, with links
+    that queue and with links that do not."""
     rng, total = np.random.default_rng(2), 0
-    for memories in ("abc", "aab"):
+    for memories, queue in (("abc", True), ("aab", True), ("abc", False)):
         devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
         times = rng.lognormal(2, 1, (3, bundled_program.num_nodes))
-        costs = profiled_costs(bundled_program, devices, times)
+        costs = replace(profiled_costs(bundled_program, devices, times), copies_queue=queue)
         for _ in range(2):
             ran, proven = simulated(costs, random_plan(bundled_program, rng, names(devices)))
             assert all(ran[memory] <= proven[memory] for memory in ran)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.placement.baselines.branching_kernels import Placing, partial_bound
+from gst.placement.bounds.branching_kernels import Placing, partial_bound
 
 PRICING, THIRDS = 0.2, 12  # share of the seconds for prices of bytes, and steps of the search for one
 MOST_OPEN = 200_000  # parts of plans that are kept
@@ -38,7 +38,7 @@ def branched_bound(
     """What no plan takes less than, in the unit of the times.
 
     A part of a plan says where some groups are. Its bound is the greatest of those of chains with transfers and of the
-    work of cores (`gst.placement.baselines.branching_kernels.partial_bound`). The part of least bound is extended by
+    work of cores (`gst.placement.bounds.branching_kernels.partial_bound`). The part of least bound is extended by
     its most urgent group on each device, as in Land and Doig (Econometrica 28(3), 1960). When all groups are placed the
     order is left: the bound of such a plan is not always what it takes.
 
@@ -58,8 +58,8 @@ def branched_bound(
     """
     started = clock()
     placing = _with_chain_prices(placing, lambda: clock() - started < PRICING * seconds)
-    computing = np.unique(placing.groups[(placing.times != 0).any(0)])
-    nothing = np.full(len(placing.sizes), -1, np.int64)
+    computing = np.unique(placing.arrays.groups[(placing.arrays.times != 0).any(0)])
+    nothing = np.full(len(placing.arrays.sizes), -1, np.int64)
     root, urgent = partial_bound(nothing, placing, most)
     heap: list[tuple[float, int, int, bytes]] = []  # bound, minus the number of groups placed, serial number, placement
     serial, bound = 1, max(least, root)
@@ -110,10 +110,11 @@ def _children(
 def _with_chain_prices(placing: Placing, has_time: Callable[[], bool]) -> Placing:
     """The prices of bytes at which the bound of chains is greatest: one price for the memories of each limit, searched
     by thirds, as the bound is concave in it, while there is time."""
-    limited = np.unique(placing.limits[np.isfinite(placing.limits) & (placing.limits > 0)])
-    nothing = np.full(len(placing.sizes), -1, np.int64)
-    longest = float(np.where(np.isfinite(placing.times), placing.times, 0.0).max(0).sum())
-    for limit in limited.tolist() if placing.sizes.any() and has_time() else ():
+    arrays = placing.arrays
+    limited = np.unique(arrays.limits[np.isfinite(arrays.limits) & (arrays.limits > 0)])
+    nothing = np.full(len(arrays.sizes), -1, np.int64)
+    longest = float(np.where(np.isfinite(arrays.times), arrays.times, 0.0).max(0).sum())
+    for limit in limited.tolist() if arrays.sizes.any() and has_time() else ():
         low, high = 0.0, longest / limit
         for _ in range(THIRDS):
             if not has_time():
@@ -128,7 +129,7 @@ def _with_chain_prices(placing: Placing, has_time: Callable[[], bool]) -> Placin
 
 
 def _priced(placing: Placing, limit: float, price: float) -> Placing:
-    return placing._replace(chain_prices=np.where(placing.limits == limit, price, placing.chain_prices))
+    return placing._replace(chain_prices=np.where(placing.arrays.limits == limit, price, placing.chain_prices))
 
 
 def classes(

@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from gst.placement.scheduling.arrays import moved
 from partitioners.compiled import compiled
 
 
-class Chains(NamedTuple):
-    """What chains are made of.
+@compiled
+@no_type_check
+def heads(times, devices, arrays):
+    """Of each node on each of some devices, what passes at least before it starts (see `_least`).
 
     Args:
-        times: of each node on each device; infinite where it cannot run.
-        groups: of each node; nodes of one are on one device.
-        amounts: of each edge.
-        fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount.
-        table: time of each edge between two kinds of devices, in place of those two; no entries where there is none.
-        kind: of each device.
+        times: of each node on each device; infinite where it may not be.
+        devices: numbers of the devices.
+        arrays: `gst.placement.scheduling.arrays.Arrays`.
     """
-
-    times: Float64[np.ndarray, "devices nodes"]
-    groups: Int64[np.ndarray, " nodes"]
-    amounts: Float64[np.ndarray, " edges"]
-    fixed: Float64[np.ndarray, "devices devices"]
-    per_amount: Float64[np.ndarray, "devices devices"]
-    table: Float64[np.ndarray, "pairs kinds kinds"]
-    kind: Int64[np.ndarray, " devices"]
+    order = np.arange(times.shape[1])
+    return _least(arrays.producer_indptr, arrays.producers, arrays.in_edges, order, False, times, devices, arrays)
 
 
 @compiled
 @no_type_check
-def moved(edge, here, there, arrays):
-    """Time that the value of an edge takes from a device to another."""
-    if here == there:
-        return 0.0
-    if len(arrays.table):
-        return arrays.table[edge, arrays.kind[here], arrays.kind[there]]
-    return arrays.fixed[here, there] + arrays.amounts[edge] * arrays.per_amount[here, there]
+def tails(times, devices, arrays):
+    """Of each node on each of some devices, what passes at least after it ends; arguments as of `heads`."""
+    order = np.arange(times.shape[1])[::-1].copy()
+    return _least(arrays.indptr, arrays.consumers, arrays.out_edges, order, True, times, devices, arrays)
 
 
 @compiled
 @no_type_check
-def heads(indptr, others, edges, order, devices, backwards, arrays):
-    """Of each node on each of some devices, what passes at least before it starts (or, backwards, after it ends).
-
-    An operation on a device starts when the values of its producers are there; some of these are on the same device,
+def _least(indptr, others, edges, order, backwards, times, devices, arrays):
+    """An operation on a device starts when the values of its producers are there; some of these are on the same device,
     one after the other, and the others pay a transfer, whichever choice is best (as Papadimitriou and Yannakakis, SIAM
-    J. Computing 19(2), 1990, for producers alone).
+    J. Computing 19(2), 1990, for producers alone). Backwards it is the same for what comes after its end.
 
     Args:
         indptr, others, edges: whose values each node waits for (or, backwards, who waits for its value).
         order: of nodes, those first that others wait for.
-        devices: numbers of the devices.
-        arrays: `Chains`, or `gst.placement.public.problem.Arrays`.
     """
-    nodes, count, times = len(order), len(devices), arrays.times
+    nodes, count = len(order), len(devices)
     head = np.zeros((count, nodes))
     for node in order:
         first, degree = indptr[node], indptr[node + 1] - indptr[node]

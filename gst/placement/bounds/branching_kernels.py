@@ -7,8 +7,9 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.devices.simulate.event_kernel import pop, push
-from gst.placement.baselines.chains import Chains, heads
+from gst.devices.simulate.heap import pop, push
+from gst.placement.bounds.chains import heads, tails
+from gst.placement.scheduling.arrays import Arrays
 from partitioners.compiled import compiled
 
 ROUNDS = 4  # in which devices are struck out
@@ -18,40 +19,16 @@ class Placing(NamedTuple):
     """A placement problem as the kernels read it.
 
     Args:
-        indptr, consumers, out_edges: who reads the value of each node, and by which edge.
-        producer_indptr, producers, in_edges: whose values each node reads, likewise.
-        times: of each node on each device; infinite where it cannot run.
-        groups, amounts, fixed, per_amount, table, kind: see `gst.placement.baselines.chains.Chains`.
-        member_indptr, members: nodes of each group.
+        arrays: operations, devices, links, groups and memories.
         use: which device takes which core.
-        sizes: bytes of each group.
-        memory: of each device.
-        limits: bytes of each memory.
         prices: for each sort of work the price of a core's time; those of one sort add up to 1.
         size_prices: for each sort of work and each memory the price of its bytes.
         chain_prices: of the bytes of each memory, for the chain that is longest when they are paid for.
         alike: class of each device; those of one may be exchanged for each other.
     """
 
-    indptr: Int64[np.ndarray, " nodes_plus_one"]
-    consumers: Int64[np.ndarray, " edges"]
-    out_edges: Int64[np.ndarray, " edges"]
-    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
-    producers: Int64[np.ndarray, " edges"]
-    in_edges: Int64[np.ndarray, " edges"]
-    times: Float64[np.ndarray, "devices nodes"]
-    groups: Int64[np.ndarray, " nodes"]
-    amounts: Float64[np.ndarray, " edges"]
-    fixed: Float64[np.ndarray, "devices devices"]
-    per_amount: Float64[np.ndarray, "devices devices"]
-    table: Float64[np.ndarray, "pairs kinds kinds"]
-    kind: Int64[np.ndarray, " devices"]
-    member_indptr: Int64[np.ndarray, " groups_plus_one"]
-    members: Int64[np.ndarray, " nodes"]
+    arrays: Arrays
     use: Bool[np.ndarray, "devices cores"]
-    sizes: Float64[np.ndarray, " groups"]
-    memory: Int64[np.ndarray, " devices"]
-    limits: Float64[np.ndarray, " memories"]
     prices: Float64[np.ndarray, "sorts cores"]
     size_prices: Float64[np.ndarray, "sorts memories"]
     chain_prices: Float64[np.ndarray, " memories"]
@@ -118,19 +95,20 @@ def partial_bound(part, placing, most):
     Returns:
         The bound, infinite if there is no such plan below `most`; and how urgent each group is.
     """
-    nodes = len(placing.groups)
-    urgent = np.zeros(len(placing.sizes))
+    arrays = placing.arrays
+    nodes = len(arrays.groups)
+    urgent = np.zeros(len(arrays.sizes))
     times, every, fits = _left(part, placing)
     if not fits:
         return np.inf, urgent
     head, tail = np.zeros((len(every), nodes)), np.zeros((len(every), nodes))
     bound = 0.0
     for _ in range(ROUNDS):
-        head, tail = _chains(times, every, placing)
+        head, tail = heads(times, every, arrays), tails(times, every, arrays)
         changed = False
         for group in range(len(part)):
             able, urgent[group] = 0, 0.0
-            members = placing.members[placing.member_indptr[group] : placing.member_indptr[group + 1]]
+            members = arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]
             for number, device in enumerate(every):
                 longest = 0.0
                 for node in members:
@@ -158,12 +136,13 @@ def partial_bound(part, placing, most):
 def _left(part, placing):
     """Times where groups may still be, infinite elsewhere; the devices that are looked at, those in use and two others
     of each class: here, and elsewhere; and whether what is placed fits."""
-    devices = placing.times.shape[0]
-    times, room = placing.times.copy(), placing.limits.copy()
+    arrays = placing.arrays
+    devices = arrays.times.shape[0]
+    times, room = arrays.times.copy(), arrays.limits.copy()
     looked, others = np.zeros(devices, np.bool_), np.zeros(devices, np.int64)
     for group in range(len(part)):
         if part[group] >= 0:
-            room[placing.memory[part[group]]] -= placing.sizes[group]
+            room[arrays.memory[part[group]]] -= arrays.sizes[group]
             looked[part[group]] = True
     for device in range(devices):
         if not looked[device] and others[placing.alike[device]] < 2:
@@ -171,30 +150,18 @@ def _left(part, placing):
             looked[device] = True
     for group in range(len(part)):
         for device in range(devices):
-            if device == part[group] or (part[group] < 0 and placing.sizes[group] <= room[placing.memory[device]]):
+            if device == part[group] or (part[group] < 0 and arrays.sizes[group] <= room[arrays.memory[device]]):
                 continue
-            for position in range(placing.member_indptr[group], placing.member_indptr[group + 1]):
-                times[device, placing.members[position]] = np.inf
+            for position in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
+                times[device, arrays.members[position]] = np.inf
     return times, np.flatnonzero(looked), room.min() >= 0
-
-
-@compiled
-@no_type_check
-def _chains(times, every, placing):
-    """Head and tail of each node on each of some devices."""
-    forwards = np.arange(times.shape[1])
-    backwards = forwards[::-1].copy()
-    chains = Chains(
-        times, placing.groups, placing.amounts, placing.fixed, placing.per_amount, placing.table, placing.kind
-    )
-    head = heads(placing.producer_indptr, placing.producers, placing.in_edges, forwards, every, False, chains)
-    return head, heads(placing.indptr, placing.consumers, placing.out_edges, backwards, every, True, chains)
 
 
 @compiled
 @no_type_check
 def _work_bound(times, head, tail, every, placing):
     """The greatest bound of the work of a core, and of all cores at each sort of prices."""
+    arrays = placing.arrays
     nodes = times.shape[1]
     least_head, least_tail = np.full(nodes, np.inf), np.full(nodes, np.inf)
     for number, device in enumerate(every):
@@ -208,9 +175,9 @@ def _work_bound(times, head, tail, every, placing):
         work[:] = np.inf
         back, sort = 0.0, case - cores
         if sort >= 0:
-            for memory in range(len(placing.limits)):
+            for memory in range(len(arrays.limits)):
                 if placing.size_prices[sort, memory] > 0:
-                    back += placing.size_prices[sort, memory] * placing.limits[memory]
+                    back += placing.size_prices[sort, memory] * arrays.limits[memory]
         for device in every:
             rate = 0.0
             if sort < 0:
@@ -221,8 +188,8 @@ def _work_bound(times, head, tail, every, placing):
             for node in range(nodes):
                 if times[device, node] < np.inf:
                     cost = rate * times[device, node]
-                    if sort >= 0 and placing.size_prices[sort, placing.memory[device]] > 0:
-                        cost += placing.size_prices[sort, placing.memory[device]] * _share(node, placing)
+                    if sort >= 0 and placing.size_prices[sort, arrays.memory[device]] > 0:
+                        cost += placing.size_prices[sort, arrays.memory[device]] * _share(node, placing)
                     work[node] = min(work[node], cost)
         some = work > 0
         if some.any():
@@ -234,24 +201,26 @@ def _work_bound(times, head, tail, every, placing):
 @no_type_check
 def _share(node, placing):
     """Bytes of a node: its part of those of its group."""
-    group = placing.groups[node]
-    return placing.sizes[group] / (placing.member_indptr[group + 1] - placing.member_indptr[group])
+    arrays = placing.arrays
+    group = arrays.groups[node]
+    return arrays.sizes[group] / (arrays.member_indptr[group + 1] - arrays.member_indptr[group])
 
 
 @compiled
 @no_type_check
 def _paid_chain(times, every, placing):
     """The longest chain if bytes are paid for, minus the price of all bytes that there are."""
+    arrays = placing.arrays
     back, paid = 0.0, times.copy()
-    for memory in range(len(placing.limits)):
+    for memory in range(len(arrays.limits)):
         if placing.chain_prices[memory] > 0:
-            back += placing.chain_prices[memory] * placing.limits[memory]
+            back += placing.chain_prices[memory] * arrays.limits[memory]
     for device in every:
-        price = placing.chain_prices[placing.memory[device]]
+        price = placing.chain_prices[arrays.memory[device]]
         if price > 0:
             for node in range(times.shape[1]):
                 paid[device, node] += price * _share(node, placing)
-    head, tail = _chains(paid, every, placing)
+    head, tail = heads(paid, every, arrays), tails(paid, every, arrays)
     longest = 0.0
     for node in range(times.shape[1]):
         least = np.inf

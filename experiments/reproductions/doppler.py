@@ -1,0 +1,102 @@
+"""DOPPLER's graphs (Yao et al., ICLR 2026) under the rules of its simulator: our plans in seconds beside its
+critical-path heuristic, the best of 50 draws of its ties, and the lower bound.
+
+    python -m experiments.reproductions.doppler --json experiments/results/doppler.json
+
+Simulated, one core: `--seconds` for each plan, of which the shipped policy has a share and annealing the rest, with
+`--seeds` different seeds. The policy never saw these graphs. The release holds each graph a second time for another
+policy, as `gdp_...`; that counts once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.figures.documents import table
+from experiments.reproductions.public_problems import DATA, machine_of, problems
+from gst.data.public_graphs import read_public_graph
+from gst.devices import machine_record
+from gst.placement.constructive.network import load_weights
+from gst.placement.constructive.proposing import proposer_of
+from gst.placement.public.placing import place_public
+from gst.placement.public.problem import public_problem
+from gst.process.progress import bar
+
+
+def graphs(data: Path, folder: Path) -> Iterator[Path]:
+    """DOPPLER's files, each graph once."""
+    for family, path in problems(data, folder):
+        if family == "doppler" and not path.stem.startswith("gdp_"):
+            yield path
+
+
+def row(path: Path, seconds: float, seeds: int) -> dict[str, Any]:
+    """What is recorded of a graph: makespans of one device, of the heuristic and of ours by seed, and the bound."""
+    problem = public_problem(read_public_graph(path), machine_of("doppler", path.stem))
+    proposer, ours, heuristics = proposer_of(load_weights(None)), [], []
+    for seed in range(seeds):
+        result, _ = place_public(problem, seconds, seed, proposer=proposer)
+        plans = {name: plan["makespan"] for name, plan in result["plans"].items() if plan["makespan"] is not None}
+        ours.append(result["objective"])
+        heuristics.append(plans["critical_path"])
+    singles = [value for name, value in plans.items() if name.startswith("single:")]
+    return {
+        "machine": result["machine"], "nodes": result["num_nodes"], "unit": result["unit"], "one_device": min(singles),
+        "critical_path": heuristics, "ours": ours, "lower_bound": result["lower_bound"],
+    }  # fmt: skip
+
+
+def summary(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table: medians over seeds, how many times as long the heuristic takes, with the least and most of the seeds,
+    and how far ours is above the lower bound."""
+    lines, ratios = [], []
+    for name, each in rows.items():
+        ours, heuristic = np.array(each["ours"]), np.array(each["critical_path"])
+        ratio, gap = heuristic / ours, np.median(ours) / each["lower_bound"] - 1
+        ratios.append(float(np.median(ratio)))
+        lines.append([
+            name, str(each["nodes"]), each["machine"], f"{each['one_device']:.4g}", f"{np.median(heuristic):.4g}",
+            f"{np.median(ours):.4g}", f"{ratios[-1]:.3f} [{ratio.min():.3f}, {ratio.max():.3f}]",
+            f"{each['lower_bound']:.4g}", f"{gap:.1%}",
+        ])  # fmt: skip
+    names = ["graph", "operations", "machine", "one device", "critical path", "ours", "critical path / ours", "bound",
+             "ours over bound"]  # fmt: skip
+    mean = float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")
+    return table(names, lines) + f"\n\ncritical path / ours, geometric mean of the graphs: {mean:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with placement and placement.tar.xz")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of search for each plan")
+    parser.add_argument("--seeds", type=int, default=5, help="plans of each graph")
+    parser.add_argument("--summary", action="store_true", help="print the table of what is there")
+    parser.add_argument("--json", type=Path, default=Path("experiments/results/doppler.json"))
+    options = parser.parse_args(arguments)
+    if options.summary:
+        print(summary(json.loads(options.json.read_text())["rows"]))
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            paths = bar(graphs(options.data, Path(folder)), desc="graphs")
+            rows = {path.stem: row(path, options.seconds, options.seeds) for path in paths}
+    except (OSError, tarfile.TarError, lzma.LZMAError) as error:
+        raise SystemExit(f"{options.data}: {error}; give the folder with placement.tar.xz by --data") from None
+    command = f"python -m experiments.reproductions.doppler --seconds {options.seconds:g} --seeds {options.seeds}"
+    settings = {"seconds": options.seconds, "seeds": options.seeds}
+    result = {"rows": rows, "settings": settings, "machine": machine_record(), "command": command}
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()
