@@ -78,7 +78,7 @@ def test_the_command_says_that_nothing_was_measured(tmp_path: Path, capsys: pyte
 @NO_GPU
 def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, skipped = gpu_proofs.steps_to_prove(None, None)
-    assert len(steps) == len(WORKLOADS) + 12 and skipped == ["GraphNet samples (--samples FILE)"]
+    assert len(steps) == len(WORKLOADS) + 13 and skipped == ["GraphNet samples (--samples FILE)"]
     monkeypatch.setattr(gpu_proofs, "find_spec", lambda name: None)
     steps, skipped = gpu_proofs.steps_to_prove(None, ROOT / "tests/fixtures/graphnet")
     assert set(steps) > set(WORKLOADS) and not any(name.startswith("transformers:") for name in steps)
@@ -87,9 +87,10 @@ def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @NO_GPU
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "vit"])
+@pytest.mark.parametrize("name", ["llama", "vit", "mixtral"])
 def test_a_step_of_transformers_is_right_without_an_accelerator(name: str) -> None:
-    """Grouped-query attention expands values that are copied; images are no tokens."""
+    """Grouped-query attention expands values that are copied; images are no tokens; a mixture of experts asks for the
+    generation of the device."""
     pytest.importorskip("transformers", reason="needs the extra 'models'")
     assert main(["gpu", "--programs", f"transformers:{name}"]) == 0
 
