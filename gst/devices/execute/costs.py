@@ -20,8 +20,8 @@ from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
 
-COPY_US = 20.0  # of the smallest copy from memory to memory
-COPY_BYTES_PER_US = 5_000.0  # 5 GB/s
+COPY_US = 20.0  # from memory to memory where no link was measured
+COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,15 +83,26 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
 
 
 def profiled_costs(
-    program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]
+    program: Program,
+    devices: Sequence[Device],
+    times_us: Float64[np.ndarray, "devices nodes"],
+    links: tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]] | None = None,
 ) -> Costs:
-    """Costs where nothing was measured but times: an operation takes no more memory than its result, and from memory
-    to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`."""
+    """Costs where memory was not measured: an operation takes no more than its result.
+
+    Args:
+        program: what was run.
+        devices: where.
+        times_us: of each operation alone on each device.
+        links: latencies and bytes per microsecond (`gst.devices.execute.transfers.measured_links`). If None, from
+            memory to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`.
+    """
     apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
     own_bytes = np.tile(program.output_bytes, (len(devices), 1))
+    latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
     return Costs(
         tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
-        own_bytes, storages(program), COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf),
+        own_bytes, storages(program), latency_us, bytes_per_us,
     )  # fmt: skip
 
 
