@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu_baselines import Run
+from experiments.bench.gpu_pipeline import pipelined
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
@@ -39,6 +40,11 @@ def model_of(blocks: int, width: int) -> nn.Sequential:
     """Layers one after the other, each with as many weights as the one before."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(blocks))).eval()
+
+
+def input_of(settings: Mapping[str, Any]) -> Tensor:
+    """As many rows as the batch has."""
+    return torch.randn(settings["batch"], settings["width"], generator=torch.Generator().manual_seed(1))
 
 
 def offloaded(module: nn.Module, inputs: tuple[Tensor, ...], device: torch.device, limit: int, folder: Path) -> Run:
@@ -108,7 +114,7 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         why one was not timed.
     """
     model = model_of(settings["blocks"], settings["width"])
-    inputs = (torch.randn(settings["batch"], settings["width"], generator=torch.Generator().manual_seed(1)),)
+    inputs = (input_of(settings),)
     program = capture_module(model, inputs)
     want = eager(program)
     place = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
@@ -119,7 +125,7 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
     _, streams, taken = capped_plan(program, devices, limit)
     graph = LaneGraph(LaneExecutor(program, streams, devices))
     runs: dict[str, Callable[[], list[Any]]] = {"plan over both": graph.run}
-    reasons = {"pipeline stages": ONE_ACCELERATOR}
+    reasons: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             runs["Accelerate, offload"] = offloaded(model, inputs, place, limit, Path(folder))
@@ -129,6 +135,9 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         ran = measure({way: run for way, run in runs.items() if not reasons[way]}, settings["repetitions"])
     ways = {way: {"median_ms": ran[way].median_ms if way in ran else None, "reason": why}
             for way, why in reasons.items()}  # fmt: skip
+    several = kind != "cpu" and torch.accelerator.device_count() > 1
+    alone = {"median_ms": None, "reason": ONE_ACCELERATOR}
+    ways["pipeline stages"] = pipelined(settings, kind, 2) if several else alone
     return {
         "whole_bytes": whole, "limit_bytes": limit, "plan_bytes": taken, "graphs": graph.num_graphs,
         "graphs_reason": graph.reason, "ways": ways,

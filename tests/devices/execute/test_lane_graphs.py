@@ -13,14 +13,18 @@ from gst.devices import eager
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
-from gst.programs import Program, outputs_differ
+from gst.programs import Program, Reference, outputs_differ
+from gst.programs.described import run_described
 from tests.programs.small import SMALL, small_program
 
 from .recorded import Recorder
-from .test_lanes import NO_ACCELERATOR, gpus, storages_of
+from .test_lanes import FOR_CUDA, NO_ACCELERATOR, gpus, storages_of
 from .test_stream_program import lanes_of, random_plan, random_streams
 
+NOTHING_HERE = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator: described no more")
 
+
+@NOTHING_HERE
 def test_without_an_accelerator_lanes_run_eagerly_and_say_why(program: Program) -> None:
     devices = lanes_of(1, 3)
     graph = LaneGraph(LaneExecutor(program, random_streams(program, np.random.default_rng(0), 1, 3), devices))
@@ -30,6 +34,7 @@ def test_without_an_accelerator_lanes_run_eagerly_and_say_why(program: Program) 
         assert outputs_differ(graph.run(inputs), eager(program, inputs)) is None
 
 
+@NOTHING_HERE
 def test_lanes_of_accelerators_that_are_not_here_run_eagerly_and_say_why() -> None:
     program, devices = small_program("inception", "cuda"), gpus(2, 1)
     streams = stream_program(program, random_plan(program, devices, np.random.default_rng(1)), devices)
@@ -58,6 +63,28 @@ def test_replays_of_stretches_give_the_outputs_of_the_program(program: Program, 
         for each in recorder.graphs:
             each.spoil()
         assert outputs_differ(graph.run(inputs), want) is None
+
+
+@NOTHING_HERE
+@pytest.mark.parametrize("name", FOR_CUDA)
+def test_what_graphs_of_several_gpus_read_lies_on_theirs(name: str) -> None:
+    """Two described GPUs beside the CPU: copies into buffers that stay are fake too, and operands are on one device."""
+    program, devices = small_program(name, "cuda"), gpus(2, 2)
+    plan = random_plan(program, devices, np.random.default_rng(12))
+    streams = stream_program(program, plan, devices, storages_of(program))
+
+    def run() -> None:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            graph = LaneGraph(LaneExecutor(program, streams, devices), {0, 1}, Recorder())
+            outputs = graph.run()
+        assert graph.reason == "" and graph.num_graphs > 2, graph.reason
+        home, places = dict(streams.results.T.tolist()), graph.executor.devices
+        for output, value in zip(program.outputs, outputs, strict=True):
+            if isinstance(output, Reference):
+                assert value.device == places[home[output.node]]
+                assert tuple(value.shape) == program.operations[output.node].shapes[0]
+
+    run_described(run)  # copies in place ask for a guard of the device
 
 
 def test_graphs_of_a_memory_share_it_and_hold_every_operation_of_theirs_once(program: Program) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import gpu, gpu_capped, gpu_child, gpu_proofs
+from experiments.bench import gpu, gpu_capped, gpu_child, gpu_pipeline, gpu_proofs
 from experiments.bench.__main__ import main
 from gst.devices import Device
 from gst.devices.execute.lanes import Lane
@@ -181,6 +181,13 @@ def test_a_plan_keeps_half_of_the_memory_beside_accelerate() -> None:
     assert ways["plan over both"]["median_ms"] > 0 and ways["Accelerate, offload"]["median_ms"] > 0
     assert ways["pipeline stages"]["reason"] == gpu_capped.ONE_ACCELERATOR
     assert json.loads(json.dumps(row)) == row
+
+
+@pytest.mark.e2e
+def test_pipeline_stages_compute_what_the_model_computes() -> None:
+    settings = {"blocks": 5, "width": 32, "batch": 4, "repetitions": 2}
+    row = gpu_pipeline.pipelined(settings, "cpu", 2)
+    assert row["reason"] == "" and row["median_ms"] > 0
 
 
 def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> None:
