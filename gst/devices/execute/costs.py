@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
 
+Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
 COPY_US = 20.0  # from memory to memory where no link was measured
 COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
 
@@ -86,7 +88,7 @@ def profiled_costs(
     program: Program,
     devices: Sequence[Device],
     times_us: Float64[np.ndarray, "devices nodes"],
-    links: tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]] | None = None,
+    links: Links | None = None,
 ) -> Costs:
     """Costs where memory was not measured: an operation takes no more than its result.
 
@@ -104,6 +106,25 @@ def profiled_costs(
         tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
         own_bytes, storages(program), latency_us, bytes_per_us,
     )  # fmt: skip
+
+
+def links_record(costs: Costs) -> dict[str, list[list[float]]]:
+    """Links of costs for JSON, which knows no infinite speed; `links_of` reads it."""
+    return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
+
+
+def links_of(record: Mapping[str, Any]) -> Links | None:
+    """Links for `profiled_costs`; None from records of releases that did not measure them.
+
+    Examples:
+        >>> latency_us, bytes_per_us = links_of({"latency_us": [[0, 7]], "us_per_byte": [[0, 0.5]]})
+        >>> latency_us.tolist(), bytes_per_us.tolist()
+        ([[0.0, 7.0]], [[inf, 2.0]])
+    """
+    if "us_per_byte" not in record:
+        return None
+    with np.errstate(divide="ignore"):
+        return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
 
 
 def quickest(several: Sequence[Costs]) -> Costs:

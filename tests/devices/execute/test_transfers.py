@@ -1,6 +1,9 @@
 """Links fitted to copies of several sizes: made-up measurements give back what they were made of, and costs hold what
 was measured on this machine."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +13,12 @@ from gst.devices.describe.machine import discover
 from gst.devices.describe.rates import CopyRates
 from gst.devices.execute import transfers
 from gst.devices.execute.child import Runner
-from gst.devices.execute.costs import COPY_US, profiled_costs
+from gst.devices.execute.costs import COPY_US, links_of, links_record, profiled_costs
 from gst.devices.execute.executor import Executor
 from gst.devices.execute.transfers import SIZES, copy_rates, fitted, measured_links
 from gst.devices.simulate.simulator import Simulator
+from gst.placement.pipeline import cached_task
+from gst.placement.task import Task
 from gst.programs import Program
 
 CPU = torch.device("cpu")
@@ -81,6 +86,19 @@ def test_the_simulator_reads_what_was_measured(program: Program) -> None:
     links = np.where(apart, 1e5, 0.0), costs.bytes_per_us
     slow = profiled_costs(program, devices, costs.times_us, links)
     assert Simulator(slow).run(plan).makespan_us > Simulator(costs).run(plan).makespan_us + 1e5
+
+
+def test_a_search_that_goes_on_has_the_links_it_began_with(program: Program, tmp_path: Path) -> None:
+    devices = [Device(name, "cpu", (), 1, name, "test") for name in ("first", "second")]
+    apart = ~np.eye(2, dtype=bool)
+    links = np.array([[0.0, 7.0], [9.0, 0.0]]), np.where(apart, [[1.0, 250.0], [125.0, 1.0]], np.inf)
+    task = Task.of_program(program, profiled_costs(program, devices, np.ones((2, program.num_nodes)), links))
+    for make in (lambda: task, pytest.fail):  # measured, then read
+        cached = cached_task(program, devices, tmp_path, make).costs  # type: ignore[arg-type]
+        assert np.array_equal(cached.latency_us, links[0]) and np.array_equal(cached.bytes_per_us, links[1])
+    assert links_of({}) is None
+    found = links_of(json.loads(json.dumps(links_record(task.costs), allow_nan=False)))
+    assert found is not None and np.array_equal(found[1], links[1])
 
 
 @pytest.mark.gpu
