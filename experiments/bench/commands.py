@@ -329,11 +329,15 @@ def _add_gpu(bench: Any, command: Command) -> None:
         help="of torch.compile on the accelerator; '' = not compiled (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--repetitions", type=int, default=25, help="of each way, in turns (default: %(default)s)")
+    parser.add_argument("--plans", type=int, default=100, help="simulated and measured too (default: %(default)s)")
     parser.add_argument("--without-tests", action="store_true", help="leave out the tests marked gpu")
     parser.add_argument("--samples", type=Path, help="without an accelerator: GraphNet samples too")
     parser.add_argument("--full", action="store_true", help="without an accelerator: programs at full size (minutes)")
     parser.add_argument(
         "--time-limit", type=float, default=300.0, metavar="S", help="of the tests, and of each (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--total-limit", type=float, default=1200.0, metavar="S", help="of all together (default: %(default)g)"
     )
 
 

@@ -1,9 +1,10 @@
-"""An accelerator, most important first: its tests, then each workload as written and by lanes; without one, what can be
-proven without.
+"""An accelerator, most important first: its tests, gpt, inception, rnnlm and moe as written and by lanes with the
+simulator beside them, a model in half of its memory, then all other workloads; without one, what can be proven without.
 
     make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/NAME.json
 
-Each workload runs in a process of its own, and the others go on when one fails. Without an accelerator the workloads,
+Each workload runs in a process of its own, and the others go on when one fails; what there is no time for is named.
+Without an accelerator the workloads,
 training steps of the transformers library and GraphNet samples go through `experiments.bench.gpu_proofs`.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ from gst.devices import machine_record
 from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
+FIRST = ("gpt", "inception", "rnnlm", "moe")
+LEAST_S = 10.0  # in which nothing could be measured
+CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
+"""Of the model in half of its memory: 1 GiB of weights."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -37,18 +43,31 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         return result | _proofs(names, options)
     if unknown := [name for name in names or () if name.partition(":")[0] not in WORKLOADS]:
         raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    deadline = time.monotonic() + options.total_limit
+
+    def patience() -> float:
+        return min(options.time_limit, deadline - time.monotonic())
+
     if not options.without_tests:
-        result["tests"] = gpu_tests(options.time_limit)
+        result["tests"] = gpu_tests(patience())
         print(f"tests marked gpu: {result['tests']['last_line']}", flush=True)
     settings = {
         "repetitions": options.repetitions,
         "lanes": [int(each) for each in options.lanes.split(",")],
         "modes": [each for each in options.modes.split(",") if each],
+        "plans": options.plans,
     }
-    result["settings"], result["workloads"] = settings, {}
-    for name in names or WORKLOADS:
-        row = result["workloads"][name] = _row(name, settings, options.time_limit)
-        print(_line(name, row), flush=True)
+    result["settings"], result["workloads"], result["skipped"] = settings, {}, []
+    for name in names or (*FIRST, "capped", *(each for each in WORKLOADS if each not in FIRST)):
+        if patience() < LEAST_S:
+            result["skipped"].append(f"{name}: no time left of {options.total_limit:g} s")
+        elif name == "capped":
+            result["capped"] = _row("gpu_capped", [json.dumps(CAPPED)], patience())
+            print(_capped_line(result["capped"]), flush=True)
+        else:
+            row = result["workloads"][name] = _row("gpu_child", [name, json.dumps(settings)], patience())
+            print(_line(name, row), flush=True)
+    print(f"skipped: {'; '.join(result['skipped']) or 'nothing'}", flush=True)
     return result
 
 
@@ -85,9 +104,10 @@ def gpu_tests(time_limit_s: float) -> dict[str, Any]:
     return {"status": ran.returncode, "failed": failed, "last_line": lines[-1]}
 
 
-def _row(name: str, settings: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    """The last that the child says, with `unfinished`, the reason, if it did not end well; or `{"failed": reason}`."""
-    command = [sys.executable, "-m", "experiments.bench.gpu_child", name, json.dumps(settings)]
+def _row(module: str, arguments: Sequence[str], time_limit_s: float) -> dict[str, Any]:
+    """The last that a child says, a module of this folder, with `unfinished`, the reason, if it did not end well; or
+    `{"failed": reason}`."""
+    command = [sys.executable, "-m", f"experiments.bench.{module}", *arguments]
     try:
         child = subprocess.run(command, env=child_environment(), capture_output=True, timeout=time_limit_s)
     except subprocess.TimeoutExpired as late:
@@ -116,5 +136,17 @@ def _line(name: str, row: dict[str, Any]) -> str:
         f"{way} {each['median_ms']:.3f} ms" if each["reason"] == "" else f"{way} failed ({each['reason'][:60]})"
         for way, each in row["ways"].items()
     )
+    if rank := row.get("simulator"):
+        ways += f"; simulator against {rank['plans']} plans: Spearman {rank['spearman'] or 0:.2f}"
     late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
     return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms{late}"
+
+
+def _capped_line(row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"{'capped':<16} failed: {row['failed']}"
+    ways = ", ".join(
+        f"{way} failed ({each['reason'][:60]})" if each["reason"] else f"{way} {each['median_ms']:.3f} ms"
+        for way, each in row["ways"].items()
+    )
+    return f"{'capped':<16} {ways}; {row['plan_bytes'] >> 20} of {row['limit_bytes'] >> 20} MiB"

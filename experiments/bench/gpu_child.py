@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 
 from experiments.bench.gpu_baselines import as_written, compiled, one_graph
 from gst.devices import Device, Plan, eager, measure
@@ -20,6 +22,7 @@ from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
@@ -28,6 +31,7 @@ from gst.placement.task import Task
 from gst.programs import Program, capture, outputs_differ, resolve
 
 DEAREST = 10  # operations whose times are reported
+RUNS = 3  # of each plan that is simulated too, of which the median counts
 
 
 def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
@@ -35,13 +39,15 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
 
     Args:
         name: of the workload.
-        settings: `repetitions` of each way, the numbers of `lanes`, and the `modes` of `torch.compile`.
+        settings: `repetitions` of each way, the numbers of `lanes`, the `modes` of `torch.compile`, and how many
+            `plans` are simulated and measured on the most lanes; 0 for none.
         kind: of the accelerator. With `cpu` the same is done there, which times little but proves the way.
 
     Returns:
         nodes; ways (by name: the measurement of the step as written, in one graph of the accelerator, compiled, by
         lanes, and of their graph; one that is no graph or has other outputs than the program on the CPU says so in
-        `reason`); operations_ms, the sum of all times by events, and the dearest of them.
+        `reason`); operations_ms, the sum of all times by events, and the dearest of them; simulator, see
+        `simulated_and_measured`, once plans were.
     """
     step = resolve(name)
     program = capture(step, kind="cuda")
@@ -68,6 +74,9 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         "dearest": [[str(program.operations[node].target), round(float(times[node]), 2)] for node in dearest],
     }  # fmt: skip
     yield row | {"ways": _ways(runs, reasons, settings["repetitions"])}
+    if settings["plans"]:
+        row["simulator"] = simulated_and_measured(program, device, max(settings["lanes"]), times, settings["plans"])
+        yield row | {"ways": _ways(runs, reasons, settings["repetitions"])}
     for mode in settings["modes"]:
         way = f"compiled, {mode}"
         try:
@@ -96,15 +105,58 @@ def _ways(
 def lanes_of(program: Program, device: torch.device, lanes: int, times_us: np.ndarray) -> LaneExecutor:
     """An executor of so many lanes of one accelerator: all operations in order on one lane, or each where it can begin
     first (ETF), by their times alone."""
-    devices = [Device(f"{device}/stream:{lane}", "cuda", (), 1, str(device), "measured") for lane in range(lanes)]
+    task = task_of(program, device, lanes, times_us)
     if lanes == 1:
-        plan = Plan((devices[0].name,), np.zeros(program.num_nodes, np.int64))
-        return LaneExecutor(program, stream_program(program, plan, devices), devices)
-    task = Task.of_program(program, profiled_costs(program, devices, np.tile(times_us, (lanes, 1))), STREAMS)
+        plan = Plan(task.names, np.zeros(program.num_nodes, np.int64))
+        return LaneExecutor(program, stream_program(program, plan, task.devices), task.devices)
+    plan = first_plan(task)
+    return LaneExecutor(program, plan_streams(task, plan), task.devices)
+
+
+def task_of(program: Program, device: torch.device, lanes: int, times_us: np.ndarray) -> Task:
+    """Placing a program on streams of one accelerator, all of the same speed."""
+    devices = [Device(f"{device}/stream:{lane}", device.type, (), 1, str(device), "measured") for lane in range(lanes)]
+    return Task.of_program(program, profiled_costs(program, devices, np.tile(times_us, (lanes, 1))), STREAMS)
+
+
+def first_plan(task: Task) -> Plan:
+    """Each operation where it can begin first."""
     plan = etf(task)
     if plan is None:
-        raise ValueError(f"no schedule on {lanes} lanes")
-    return LaneExecutor(program, plan_streams(task, plan), devices)
+        raise ValueError(f"no schedule on {len(task.names)} lanes")
+    return plan
+
+
+def simulated_and_measured(
+    program: Program, device: torch.device, lanes: int, times_us: np.ndarray, count: int
+) -> dict[str, Any]:
+    """How well the simulator ranks plans: Spearman's rank correlation with measured times, and the times of both.
+
+    Plans range from one lane over the schedule of `first_plan` to operations anywhere. Each runs by graphs where those
+    can be recorded (`graphs` of them).
+    """
+    task = task_of(program, device, lanes, times_us)
+    simulated, measured, graphs = [], [], 0
+    for plan in spread_plans(task, count):
+        graph = LaneGraph(LaneExecutor(program, plan_streams(task, plan), task.devices))
+        graphs += not graph.reason
+        graph.run()
+        measured.append(float(np.median([timed(graph.run) for _ in range(RUNS)])))
+        simulated.append(task.simulator.run(plan).makespan_us / 1e3)
+    rank = spearmanr(simulated, measured).statistic if count > 1 else float("nan")
+    return {
+        "lanes": lanes, "plans": count, "graphs": graphs, "spearman": None if np.isnan(rank) else float(rank),
+        "simulated_ms": [round(each, 4) for each in simulated], "measured_ms": [round(each, 4) for each in measured],
+    }  # fmt: skip
+
+
+def spread_plans(task: Task, count: int) -> Iterator[Plan]:
+    """`first_plan` with a growing share of its operations elsewhere: on the first lane, or on any, in turns."""
+    rng, plan = np.random.default_rng(0), first_plan(task)
+    for number in range(count):
+        is_moved = rng.random(task.num_nodes) < number / max(count - 1, 1)
+        there = 0 if number % 2 else rng.integers(0, len(task.names), task.num_nodes)
+        yield replace(plan, placement=np.where(is_moved, there, plan.placement))
 
 
 def _difference(function: Callable[[], Sequence[Any]], want: Sequence[Any]) -> str:

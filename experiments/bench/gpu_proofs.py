@@ -29,6 +29,7 @@ from gst.programs.workloads.hugging_face import PREFIX, hugging_face
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ((1, 1), (1, 4), (2, 2), (4, 2))  # GPUs, and lanes of each
+NEVER_ON_CPUS = "aten.histc"  # of whole numbers, as mixtures of experts count their tokens on GPUs
 Say = Callable[[str], object]
 
 LAYERS = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -44,11 +45,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_neox": ENCODER,
     "llama": ENCODER | {"num_key_value_heads": 1},
     "qwen2": ENCODER | {"num_key_value_heads": 1},
+    "mixtral": ENCODER | {"num_key_value_heads": 1, "num_local_experts": 4},
     "mamba": WORDS | {"num_hidden_layers": 2, "hidden_size": 16, "state_size": 4},
     "t5": WORDS | {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
     "vit": LAYERS | {"image_size": 8, "patch_size": 4},
 }
-"""Twelve architectures of the transformers library, small; their training steps are by SGD."""
+"""Thirteen architectures of the transformers library, small; their training steps are by SGD."""
 
 
 def steps_to_prove(
@@ -139,10 +141,13 @@ def described(gpus: int, lanes: int) -> list[Device]:
 
 
 def scattered(program: Program, devices: Sequence[Device], seed: int = 0) -> Plan:
-    """Every operation anywhere: the plan with the most copies and events."""
+    """Every operation anywhere that can run it: the plan with the most copies and events."""
     rng = np.random.default_rng(seed)
     names = tuple(device.name for device in devices)
-    return Plan(names, rng.integers(0, len(names), program.num_nodes), rng.integers(-5, 5, program.num_nodes))
+    where = rng.integers(0, len(names), program.num_nodes)
+    bound = [str(each.target).startswith(NEVER_ON_CPUS) for each in program.operations]
+    where[bound] %= sum(device.is_accelerator for device in devices)
+    return Plan(names, where, rng.integers(-5, 5, program.num_nodes))
 
 
 def run_on_fakes(program: Program, executors: Sequence[LaneExecutor]) -> None:

@@ -110,14 +110,15 @@ def _link_table(rates: Rates) -> Table:
         kinds.setdefault(f"{ends[0]} {same}", []).append(link)
     table = Table(title="links, medians")
     table.add_column("from, to")
-    for name in ("pairs", "hand-over\nus", "small copy\nus", "large copy\nGB/s"):
+    for name in ("pairs", "hand-over\nus", "copy\nus", "copy\nGB/s", "both ways\nGB/s", "pinned\nGB/s"):
         table.add_column(name, justify="right")
     for kind, links in kinds.items():
-        row = [kind, str(len(links))]
-        for key in ("hand_over_us", "copy_us", "copy_gb_per_s"):
-            values = [getattr(link, key) for link in links if getattr(link, key) is not None]
-            row.append(f"{np.median(values):.3g}" if values else "-")
-        table.add_row(*row)
+        copies = [link.copies for link in links if link.copies is not None]
+        columns: list[list[float | None]] = [[link.hand_over_us for link in links]]
+        for key in ("latency_us", "gb_per_s", "both_gb_per_s", "pinned_gb_per_s"):
+            columns.append([getattr(each, key) for each in copies])
+        measured = [[value for value in column if value is not None] for column in columns]
+        table.add_row(kind, str(len(links)), *(f"{np.median(each):.3g}" if each else "-" for each in measured))
     return table
 
 

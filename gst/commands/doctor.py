@@ -169,9 +169,9 @@ def _devices() -> Iterator[Finding]:
     if quota is not None and quota < sum(device.kind == "cpu" for device in devices) - 0.5:
         advice = f"this container gets the time of {quota:g} cores: bind it to as many (taskset -c, --cpuset-cpus)"
         yield Finding("devices", "note", names, advice)
-    elif not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
-        built = "is a CPU build" if torch.version.cuda is None else f"of CUDA {torch.version.cuda} cannot use it"
-        yield Finding("devices", "note", names, f"a GPU is here, but torch {built}: see pytorch.org/get-started")
+    elif not torch.accelerator.is_available() and Path("/dev/nvidia0").exists():
+        advice = f"a GPU is here, but torch {torch.__version__} cannot use it: see pytorch.org/get-started"
+        yield Finding("devices", "note", names, advice)
     else:
         yield Finding("devices", "well", names)
     if saved_rates() is None:

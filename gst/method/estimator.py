@@ -438,29 +438,36 @@ class GraphSegmentTraining(nn.Module):
         nodes = catalogue.node_counts.double()
         size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes
         per_node = torch.ones_like(size) if self.pooling == "mean" else size.reciprocal()
-        scale = per_node.to(embedded.detach())[:, None, None]
-        residual = ((1 - value[:, 0]) * size).to(embedded.detach())
-        stale = StaleSum(catalogue.graph.to(device), residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
+        scale = per_node.to(embedded.detach(), non_blocking=True)[:, None, None]
+        residual = ((1 - value[:, 0]) * size).to(embedded.detach(), non_blocking=True)
+        graphs = catalogue.graph.to(device, non_blocking=True)
+        stale = StaleSum(graphs, residual, len(catalogue.graphs), keys.shape[1], embedded.shape[-1])
         fresh_rows, fresh_filled = [], []
         for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
             rows = self._pulled(keys[chunk]) if pending is None else pending.rows(chunk, self._like())
-            filled = stale.add(chunk.to(device), rows * scale[chunk], is_known[chunk].to(device))
-            fresh_filled.append(filled[draw.fresh[chunk].to(device)])
-            fresh_rows.append((rows * scale[chunk])[draw.fresh[chunk].to(device)])
-        result = pool.result() + stale.result(self._regression)
+            here = chunk.to(device, non_blocking=True)
+            fresh_here = draw.fresh[chunk].nonzero().squeeze(1).to(device, non_blocking=True)
+            scaled = rows * scale[here]
+            filled = stale.add(here, scaled, is_known[chunk].to(device, non_blocking=True))
+            fresh_filled.append(filled[fresh_here])
+            fresh_rows.append(scaled[fresh_here])
+        at, result = chosen.to(device, non_blocking=True), pool.result() + stale.result(self._regression)
         if self.debias:
-            graph, has_row = catalogue.graph[chosen].to(device), is_known[chosen].any(1).to(device)[:, None, None]
+            graph = graphs[at]
+            has_row = is_known[chosen].any(1).to(device, non_blocking=True)[:, None, None]
             rows = torch.where(has_row, torch.cat(fresh_filled), stale.mean_rows()[graph][:, None])
-            residuals = (embedded * scale[chosen] - rows) * size[chosen].to(rows)[:, None, None]
-            counts = torch.tensor([each.num_segments for each in catalogue.graphs], device=device)
-            self._deviations = deviations(residuals, graph, counts)
+            residuals = (embedded * scale[at] - rows) * size[chosen].to(rows, non_blocking=True)[:, None, None]
+            counts = torch.tensor([each.num_segments for each in catalogue.graphs])
+            self._deviations = deviations(residuals, catalogue.graph[chosen], counts)
         if self._regression is not None:
-            rows, now, known = torch.cat(fresh_rows), embedded.detach() * scale[chosen], is_known[chosen].to(device)
-            pairs = moments(rows[known], now[known])
+            rows, now = torch.cat(fresh_rows), embedded.detach() * scale[at]
+            known = is_known[chosen].to(device, non_blocking=True)
+            places = tuple(each.to(device, non_blocking=True) for each in is_known[chosen].nonzero(as_tuple=True))
+            pairs = moments(rows[places], now[places])
             products = pairs.new_zeros(0)
             if self.estimate == "composite":
-                residuals = (now - self._regression(rows)) * size[chosen].to(now)[:, None, None]
-                graph = catalogue.graph[chosen].to(device)
+                residuals = (now - self._regression(rows)) * size[chosen].to(now, non_blocking=True)[:, None, None]
+                graph = graphs[at]
                 products = residual_products(residuals, known, graph, len(catalogue.graphs))
             sums = torch.cat([pairs.flatten(), products])
             sums = sums if pending is None else pending.summed(sums)
@@ -576,12 +583,13 @@ class GraphSegmentTraining(nn.Module):
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
 
     def _pool(self, catalogue: Catalogue) -> GraphPool:
-        return GraphPool(catalogue.graph_node_counts.to(self._like().device), self.pooling)
+        return GraphPool(catalogue.graph_node_counts.to(self._like().device, non_blocking=True), self.pooling)
 
     def _add(self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, embedded: Tensor, weights: Tensor) -> None:
         device = embedded.device
-        counts, graphs = catalogue.node_counts[segments].to(device), catalogue.graph[segments].to(device)
-        pool.add(embedded, weights.to(embedded), counts, graphs)
+        counts = catalogue.node_counts[segments].to(device, non_blocking=True)
+        graphs = catalogue.graph[segments].to(device, non_blocking=True)
+        pool.add(embedded, weights.to(embedded, non_blocking=True), counts, graphs)
 
     def _add_encoded(
         self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor
@@ -597,7 +605,9 @@ class GraphSegmentTraining(nn.Module):
 
     def _pulled(self, keys: Int64[Tensor, "chunk configs"]) -> Float[Tensor, "chunk configs channels"]:
         assert isinstance(self.table, EmbeddingTable)
-        rows = self.table.pull(keys.clamp(min=0).flatten())[0].to(self._like())
+        like = self._like()
+        ahead = like.device.type != "cpu"  # a host may not read what is still on its way to it
+        rows = self.table.pull(keys.clamp(min=0).flatten())[0].to(like, non_blocking=ahead)
         return rows.view(*keys.shape, rows.shape[1])
 
     # The encoder and the head --------------------------------------------------------------------------------------
@@ -615,7 +625,7 @@ class GraphSegmentTraining(nn.Module):
         ]
         together = torch.cat(pieces)
         order = torch.cat([varied.nonzero(), (~varied).nonzero()]).squeeze(1)
-        return together[torch.argsort(order).to(together.device)]
+        return together[torch.argsort(order).to(together.device, non_blocking=True)]
 
     def _encode_under(self, catalogue: Catalogue, segments: Tensor, configs: Tensor) -> Tensor:
         """A single segment too large for `max_rows` meets its configurations a few at a time."""
@@ -714,11 +724,12 @@ class GraphSegmentTraining(nn.Module):
         distinct, inverse = flat.unique(return_inverse=True)
         first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
         first = first[distinct >= 0].sort().values
-        rows = embedded.detach().flatten(0, 1)[first.to(embedded.device)]
+        rows = embedded.detach().flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
         if self.push_momentum and not self.encoder_frozen:
             old, _, is_known = self.table.pull(flat[first])
-            moved = torch.lerp(rows, old.to(rows), self.push_momentum)
-            rows = torch.where(is_known.to(rows.device)[:, None], moved, rows)
+            ahead = rows.device.type != "cpu"
+            moved = torch.lerp(rows, old.to(rows, non_blocking=ahead), self.push_momentum)
+            rows = torch.where(is_known.to(rows.device, non_blocking=ahead)[:, None], moved, rows)
         warn = partial(report, catalogue, chosen[first // keys.shape[1]], self.step)
         staged = self.table.stage(flat[first], rows, self.step, warn)
         require_finite_gradients(embedded, self.encoder, staged.require)

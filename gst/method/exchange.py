@@ -131,7 +131,7 @@ class PendingRows:
         rows = self._wait()[0].to(like)
         if not len(rows):
             return rows.new_zeros(*self._traffic.own[segments].shape, self.channels)
-        return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device)]
+        return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device, non_blocking=True)]
 
     def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int, warn: Warn) -> Pushed:
         """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`. They are written
@@ -157,7 +157,7 @@ class PendingRows:
         row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
         row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
         sent = torch.from_numpy(row[:-1][chosen[self._mine]])
-        rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device)]
+        rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device, non_blocking=True)]
         refused = partial(warn, segments[sent // embedded.shape[1]], step)
         return self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step, refused)
 

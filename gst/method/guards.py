@@ -97,5 +97,5 @@ def report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tens
 
 def scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
     """The same values, with their gradients times `weights` (one for each segment and configuration)."""
-    scale = weights.to(embedded)[..., None]
+    scale = weights.to(embedded, non_blocking=True)[..., None]
     return embedded.detach() + (embedded - embedded.detach()) * scale

@@ -220,7 +220,9 @@ def _places(
         unused = len(output) - count * configs
         node = np.concatenate([level.node_of_row(), np.full(unused, -1)])
         config = np.concatenate([level.config_of_row, np.zeros(unused, np.int64)])
-        return torch.from_numpy(node).to(device), torch.from_numpy(config).to(device)
+        return torch.from_numpy(node).to(device, non_blocking=True), torch.from_numpy(config).to(
+            device, non_blocking=True
+        )
     if level is not None:
         raise ValueError(f"layer {name!r} has one row for several configurations; histories need share=False")
     if len(output) != count * configs:

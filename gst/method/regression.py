@@ -29,9 +29,13 @@ learning may be worse where embeddings move fast. Its gradient is weighed by 1 /
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
+
+from embedding_cache.table import OnHost
 
 RIDGE = 0.1  # of the mean variance of a channel
 MEMORY = 0.8  # share that older steps keep in the moments after another step
@@ -114,6 +118,8 @@ def deviations(
 
     Args:
         residuals: h_j - x_j of fresh segments, those of one graph after those of another.
+        graph: of each, on the host, as the next.
+        num_segments: of each graph.
 
     Examples:
         >>> pair = deviations(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([0, 0]), torch.tensor([4]))
@@ -122,15 +128,16 @@ def deviations(
     """
     num_graphs = len(num_segments)
     number = torch.bincount(graph, minlength=num_graphs)
-    sums = residuals.new_zeros(num_graphs, *residuals.shape[1:]).index_add(0, graph, residuals)
-    mean = sums / number.clamp(min=1).to(residuals)[:, None, None]
+    there = graph.to(residuals.device, non_blocking=True)
+    sums = residuals.new_zeros(num_graphs, *residuals.shape[1:]).index_add(0, there, residuals)
+    mean = sums / number.clamp(min=1).to(residuals, non_blocking=True)[:, None, None]
     factor = (num_segments * (num_segments - number) / (number * (number - 1)).clamp(min=1)).sqrt() * (number > 1)
-    scaled = (residuals - mean[graph]) * factor[graph].to(residuals)[:, None, None]
-    place = torch.arange(len(graph), device=graph.device) - (number.cumsum(0) - number)[graph]
+    scaled = (residuals - mean[there]) * factor[graph].to(residuals, non_blocking=True)[:, None, None]
+    place = torch.arange(len(graph)) - (number.cumsum(0) - number)[graph]
     result = []
     for k in range(int(number.max())):
-        at = place == k
-        result.append(torch.zeros_like(sums).index_add(0, graph[at], scaled[at]))
+        at = (place == k).nonzero().squeeze(1).to(residuals.device, non_blocking=True)
+        result.append(torch.zeros_like(sums).index_add(0, there[at], scaled[at]))
     return result
 
 
@@ -141,6 +148,7 @@ class RowRegression:
     def __init__(self) -> None:
         self._moments: Tensor | None = None
         self._products = torch.zeros(2, dtype=torch.float64)
+        self._arriving: OnHost | None = None  # products of the last step
         self._map: tuple[Tensor, Tensor] | None = None
 
     def observe(self, moments: Float64[Tensor, "left right"], products: Float64[Tensor, " numbers"]) -> None:
@@ -148,11 +156,13 @@ class RowRegression:
         self._moments = moments if self._moments is None else MEMORY * self._moments.to(moments.device) + moments
         self._map = None
         if len(products):
-            self._products = MEMORY * self._products + products.cpu()
+            self._settle()
+            self._arriving = OnHost(products)  # wanted in the next step: the host does not wait for it now
 
     @property
     def common(self) -> float:
         """rho, 1/2 before residuals of two segments of one graph were seen."""
+        self._settle()
         product, square = self._products.tolist()
         return min(max(product / square, 0.0), 1.0) if square > 0 else 0.5
 
@@ -164,7 +174,7 @@ class RowRegression:
             variances = mean[1:, 1 : channels + 1] - torch.outer(x, x)
             covariances = mean[1:, channels + 1 :] - torch.outer(x, y)
             squares, count = mean[1:, 1 : channels + 1].trace(), self._moments[0, 0].clamp(min=TINY)
-            identity, total = torch.eye(channels).to(mean), variances.trace().clamp(min=0)
+            identity, total = torch.eye(channels, dtype=mean.dtype, device=mean.device), variances.trace().clamp(min=0)
             prior = PRIOR_PAIRS * squares / count + TINY  # a pair that did not move
             multiple = ((covariances.trace() + prior) / (total + prior)).clamp(0, 1) * identity
             total = total + FLOOR * squares + TINY  # where rows are all alike, say one row alone
@@ -184,11 +194,22 @@ class RowRegression:
         assert self._moments is not None, "nothing was observed"
         return self._moments[0, 1 : len(self._moments)] / self._moments[0, 0].clamp(min=TINY)
 
+    def _settle(self) -> None:
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            self._products = MEMORY * self._products + arriving.value()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`, which know no events of accelerators."""
+        self._settle()
+        return self.__dict__
+
     def state_dict(self) -> dict[str, Tensor | None]:
+        self._settle()
         return {"moments": None if self._moments is None else self._moments.clone(), "products": self._products.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        self._moments, self._map = state["moments"], None
+        self._moments, self._map, self._arriving = state["moments"], None, None
         products = state.get("products")
         self._products = torch.zeros(2, dtype=torch.float64) if products is None else products.clone()
 

@@ -27,9 +27,13 @@ class Edges:
 
     @staticmethod
     def of(matrix: CsrMatrix) -> Edges:
-        ones, numbers = torch.ones_like(matrix.weights), torch.arange(len(matrix.columns) + 1).to(matrix.columns)
-        receivers = CsrMatrix(numbers, rows_of(matrix.row_ptr), ones, matrix.row_ptr, numbers[:-1], ones)
-        return Edges(receivers, CsrMatrix.picking(matrix.columns, matrix.shape[1]))
+        columns, ones = matrix.columns, torch.ones_like(matrix.weights)
+        numbers = torch.arange(len(columns) + 1, dtype=columns.dtype, device=columns.device)
+        receivers = CsrMatrix(
+            numbers, rows_of(matrix.row_ptr, len(matrix.columns)), ones, matrix.row_ptr, numbers[:-1], ones
+        )
+        by_sender = columns.argsort(stable=True)  # where the matrix lies: `CsrMatrix.picking` sorts on the host
+        return Edges(receivers, CsrMatrix(numbers, columns, ones, matrix.row_ptr_t, by_sender, ones))
 
     @property
     def receiver(self) -> Int64[Tensor, " edges"]:

@@ -178,7 +178,9 @@ def _groups(sharing: Sharing, number: int) -> Int64[Tensor, " used"]:
     level = sharing.levels[number + 1]
     node = level.node_of_row()
     segment, kind = sharing.segment_of_node[node], np.arange(len(node)) - level.first[node]
-    return torch.from_numpy(np.unique(segment * (kind.max() + 1) + kind, return_inverse=True)[1]).to(sharing.device)
+    return torch.from_numpy(np.unique(segment * (kind.max() + 1) + kind, return_inverse=True)[1]).to(
+        sharing.device, non_blocking=True
+    )
 
 
 Aggregation = Literal["mean", "sum", "max"]

@@ -52,7 +52,7 @@ def _grids(sharing: Sharing, number: int) -> tuple[Int64[Tensor, " rows"], list[
     order = np.argsort(segment_of_node[level.node_of_row()], kind="stable")
     _, first, nodes = np.unique(segment_of_node, return_index=True, return_counts=True)
     grids = list(zip(nodes.tolist(), np.diff(level.first)[first].tolist(), strict=True))
-    return torch.from_numpy(order).to(sharing.device), grids
+    return torch.from_numpy(order).to(sharing.device, non_blocking=True), grids
 
 
 def linear_attention(query: Heads, key: Heads, value: Heads) -> Heads:

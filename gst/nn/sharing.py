@@ -159,7 +159,7 @@ class Sharing:
             _fill(entries, before, after, adjacency, self._scales(part, weights), stride, i if stacked else 0)
         arrays = (row_ptr, entries.columns, entries.weights)
         every = (*arrays, *transposed(*arrays, before.num_rows * stride))
-        return CsrMatrix(*(torch.from_numpy(array).to(self.device) for array in every))
+        return CsrMatrix(*(torch.from_numpy(array).to(self.device, non_blocking=True) for array in every))
 
     def _scales(self, part: Part, weights: Weights) -> tuple[np.ndarray, np.ndarray]:
         """A message u -> v weighs `sender[u] * receiver[v]`."""
@@ -177,7 +177,7 @@ class Sharing:
     def row_of(self) -> Int64[Tensor, "nodes configs"]:
         """The row after the last layer of each node and configuration."""
         last = self.levels[-1]
-        return torch.from_numpy(last.first[:-1, None] + last.alike).to(self.device)
+        return torch.from_numpy(last.first[:-1, None] + last.alike).to(self.device, non_blocking=True)
 
     def inputs(self, batch: SegmentBatch) -> tuple[CsrMatrix, Int64[Tensor, " given"], Int64[Tensor, "2 given"]]:
         """What the first rows are made of: (rows, nodes) picks the node of each row; which rows are of configurable
@@ -191,7 +191,8 @@ class Sharing:
             given = np.flatnonzero(slot[nodes] >= 0)
             found = (given, np.stack([slot[nodes[given]], level.config_of_row[given]]))
             self._matrices["inputs",] = picks.to(self.device)
-            self._matrices["given",] = tuple(torch.from_numpy(array).to(self.device) for array in found)  # type: ignore
+            sent = [torch.from_numpy(array).to(self.device, non_blocking=True) for array in found]
+            self._matrices["given",] = tuple(sent)  # type: ignore[assignment]
         return self._matrices["inputs",], *self._matrices["given",]  # type: ignore[misc]
 
 

@@ -65,7 +65,9 @@ class CsrMatrix:
         )  # fmt: skip
 
     def to(self, device: torch.device) -> CsrMatrix:
-        return CsrMatrix(*(getattr(self, entry.name).to(device) for entry in fields(self)))
+        """The same matrix on a device. The host does not wait for its way to an accelerator."""
+        ahead = device.type != "cpu"
+        return CsrMatrix(*(getattr(self, entry.name).to(device, non_blocking=ahead) for entry in fields(self)))
 
 
 def transposed(
@@ -193,7 +195,7 @@ def _native_sums(row_ptr: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -
 def _native_maxima(row_ptr: Tensor, columns: Tensor | None, x: Tensor) -> Tensor:
     sent = x if columns is None else x.index_select(0, columns)
     least = x.new_full((len(row_ptr) - 1, x.shape[1]), -torch.inf)
-    return least.scatter_reduce(0, rows_of(row_ptr)[:, None].expand_as(sent), sent, "amax")
+    return least.scatter_reduce(0, rows_of(row_ptr, len(sent))[:, None].expand_as(sent), sent, "amax")
 
 
 def _torch_sparse_sums(row_ptr: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
@@ -218,9 +220,9 @@ def _load() -> None:
     import torch_sparse  # noqa: F401
 
 
-def rows_of(row_ptr: Int64[Tensor, " rows_plus_one"]) -> Int64[Tensor, " entries"]:
-    """The row of each entry."""
-    return torch.repeat_interleave(row_ptr.diff())
+def rows_of(row_ptr: Int64[Tensor, " rows_plus_one"], num_entries: int) -> Int64[Tensor, " entries"]:
+    """The row of each entry; without their number the host would ask the device for it."""
+    return torch.repeat_interleave(row_ptr.diff(), output_size=num_entries)
 
 
 def rounded(count: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import core_numbers, supports
-from gst.devices.execute.costs import profiled_costs
+from gst.devices.execute.costs import links_of, links_record, profiled_costs
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
@@ -216,12 +216,13 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
             "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(),
             "contention": task.contention.to_dict(),
+            **links_record(task.costs),
         }
         with atomic_write(path) as file:
             file.write(json.dumps(record))
     record = read_object(path)
     check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
-    costs = profiled_costs(program, devices, np.array(record["times_us"], np.float64))
+    costs = profiled_costs(program, devices, np.array(record["times_us"], np.float64), links_of(record))
     costs = replace(costs, own_bytes=np.array(record["own_bytes"], np.int64))
     return Task.of_program(program, costs, Contention(**record["contention"]))
 

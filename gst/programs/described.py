@@ -29,6 +29,10 @@ DEVICE = torch.device("cuda:0")
 KINDS = ("cpu", DEVICE.type)
 """Of devices for which steps are captured."""
 
+CAPABILITY = (7, 0)
+"""Compute capability that libraries are told while a step is captured: the oldest that PyTorch still runs on, so that
+they choose operators which devices of every generation run."""
+
 SOURCE = Path(__file__).with_name("described_cuda.cpp")
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC")
 FOREIGN = ("_for_cpu", "mkldnn", "mkl::", "onednn", "fbgemm")
@@ -91,13 +95,14 @@ def is_foreign(operator: str) -> bool:
 @contextmanager
 def _tracing_for_cuda() -> Iterator[None]:
     """New tensors lie on `DEVICE`, attention runs on devices of all kinds, and gradients need no thread of it."""
-    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
+    limit, capability = proxy_tensor.CONSTANT_NUMEL_LIMIT, torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: CAPABILITY
     proxy_tensor.CONSTANT_NUMEL_LIMIT = -1  # else tracing computes with constants of one element, on the device
     try:
         with torch.autograd.set_multithreading_enabled(False), sdpa_kernel(SDPBackend.MATH), DEVICE:
             yield
     finally:
-        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
+        proxy_tensor.CONSTANT_NUMEL_LIMIT, torch.cuda.get_device_capability = limit, capability
 
 
 def _child(function: Callable[[], None], library: str, sender: Connection) -> None:

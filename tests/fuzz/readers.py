@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -32,7 +32,7 @@ from gst.data.public_graphs import read_public_graph
 from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import this_machine
-from gst.devices.describe.rates import Link, OperationRates, Rates, save_rates, saved_rates
+from gst.devices.describe.rates import CopyRates, Link, OperationRates, Rates, save_rates, saved_rates
 from gst.devices.execute.measure import Log
 from gst.files.arrays import as_bytes, shortened, view
 from gst.files.untrusted import plain
@@ -246,9 +246,10 @@ def _write_log(folder: Path) -> Path:
 
 
 def _write_rates(folder: Path) -> Path:
+    link = replace(_filled(Link), copies=_filled(CopyRates))
     rates = Rates(
         **{each.name: "" for each in fields(Rates)}
-        | {"machine": this_machine(), "operations": (_filled(OperationRates),), "links": (_filled(Link),)}
+        | {"machine": this_machine(), "operations": (_filled(OperationRates),), "links": (link,)}
     )
     return save_rates(rates, folder)
 

@@ -34,7 +34,7 @@ class Device:
     then one of them waits.
 
     Args:
-        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'cuda:0', 'cuda:0/stream:1': what plans call it.
+        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'xpu:0', 'xpu:0/stream:1': what plans call it.
         kind: 'cpu', or that of an accelerator as PyTorch calls it.
         cores: numbers of the CPU cores its worker may use; empty = any.
         threads: intra-operation threads of its worker.
@@ -83,8 +83,8 @@ def discover(separate_memory: bool = False) -> list[Device]:
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
     """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3, `cpu:0-1+8-9`
-    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `cuda:0/stream:1` is
-    one more stream of `cuda:0`, in its memory.
+    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `xpu:0/stream:1` is
+    one more stream of `xpu:0`, in its memory.
 
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.

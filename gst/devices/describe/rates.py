@@ -12,7 +12,26 @@ from gst.devices.describe.machine import Device, machine_file, this_machine
 from gst.files.untrusted import plain, read_object
 from gst.files.writing import atomic_write
 
-SCHEMA = 1
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class CopyRates:
+    """Copies from one memory to another take `latency_us` and their bytes over `gb_per_s`, fitted to several sizes.
+
+    Args:
+        latency_us: of a copy from pageable memory of a host, or between accelerators.
+        gb_per_s: of it, alone.
+        both_gb_per_s: of it, while as much is copied the other way.
+        pinned_latency_us: from or to pinned memory of a host; None between devices of one kind.
+        pinned_gb_per_s: likewise.
+    """
+
+    latency_us: float
+    gb_per_s: float
+    both_gb_per_s: float
+    pinned_latency_us: float | None
+    pinned_gb_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -24,15 +43,13 @@ class Link:
         destination: name of the one that wants it.
         hand_over_us: from the end of an operation to the start of the next, which reads its value, within a memory;
             None between memories, or without a C++ compiler.
-        copy_us: of the smallest copy, if the two had memories of their own; None within a GPU.
-        copy_gb_per_s: of large copies, likewise.
+        copies: if the two had memories of their own; None within a GPU.
     """
 
     source: str
     destination: str
     hand_over_us: float | None
-    copy_us: float | None
-    copy_gb_per_s: float | None
+    copies: CopyRates | None
 
 
 @dataclass(frozen=True)
@@ -88,9 +105,14 @@ def saved_rates(directory: Path | None = None) -> Rates | None:
         if record.pop("schema") != SCHEMA or record["machine"] != this_machine():
             return None
         operations = tuple(OperationRates(**each) for each in record.pop("operations"))
-        return Rates(operations=operations, links=tuple(Link(**each) for each in record.pop("links")), **record)
+        return Rates(operations=operations, links=tuple(map(_link, record.pop("links"))), **record)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged rates of devices ({plain(error)}); run gst devices --measure") from error
+
+
+def _link(record: dict[str, Any]) -> Link:
+    copies = record.pop("copies")
+    return Link(copies=None if copies is None else CopyRates(**copies), **record)
 
 
 @dataclass(frozen=True)

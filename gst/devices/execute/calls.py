@@ -106,13 +106,20 @@ def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> T
         >>> copied(torch.ones(2, 1, 3).expand(2, 4, 3), torch.device("cpu")).stride()
         (3, 0, 1)
     """
-    strides = value.stride()
-    if 0 not in strides:
+    if 0 not in value.stride():
         return value.to(device, non_blocking=non_blocking, copy=True)
-    once = value.as_strided(
-        [size if stride else min(size, 1) for size, stride in zip(value.shape, strides, strict=True)], strides
-    )
-    return once.to(device, non_blocking=non_blocking, copy=True).expand(value.shape)
+    return unexpanded(value).to(device, non_blocking=non_blocking, copy=True).expand(value.shape)
+
+
+def unexpanded(value: Tensor) -> Tensor:
+    """A view of a tensor in which what was expanded is there once.
+
+    Examples:
+        >>> unexpanded(torch.ones(2, 1, 3).expand(2, 4, 3)).shape
+        torch.Size([2, 1, 3])
+    """
+    sizes = [size if stride else min(size, 1) for size, stride in zip(value.shape, value.stride(), strict=True)]
+    return value.as_strided(sizes, value.stride()) if 0 in value.stride() else value
 
 
 def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]:

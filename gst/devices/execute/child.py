@@ -33,6 +33,7 @@ from gst.devices.execute.executor import AnyExecutor, executor
 from gst.devices.execute.groups import group_records
 from gst.devices.execute.measure import timed
 from gst.devices.execute.native import NativeExecutor, quickest_runs
+from gst.devices.execute.transfers import measured_links
 from gst.devices.plan import ExecutionError, Plan, Timeline
 from gst.programs import Program, outputs_differ, traced
 
@@ -97,7 +98,8 @@ class Runner:
         if isinstance(self.executor, NativeExecutor):
             return measure_costs(self.executor, repetitions)
         program, devices = self.executor.program, self.executor.devices
-        return profiled_costs(program, devices, profile_devices(program, self.executor, repetitions))
+        times = profile_devices(program, self.executor, repetitions)
+        return profiled_costs(program, devices, times, measured_links(devices))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """The quickest run of each plan; none where nobody writes down when operations begin."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
 
-COPY_US = 20.0  # of the smallest copy from memory to memory
-COPY_BYTES_PER_US = 5_000.0  # 5 GB/s
+Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
+COPY_US = 20.0  # from memory to memory where no link was measured
+COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +88,46 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
 
 
 def profiled_costs(
-    program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]
+    program: Program,
+    devices: Sequence[Device],
+    times_us: Float64[np.ndarray, "devices nodes"],
+    links: Links | None = None,
 ) -> Costs:
-    """Costs where nothing was measured but times: an operation takes no more memory than its result, and from memory
-    to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`."""
+    """Costs where memory was not measured: an operation takes no more than its result.
+
+    Args:
+        program: what was run.
+        devices: where.
+        times_us: of each operation alone on each device.
+        links: latencies and bytes per microsecond (`gst.devices.execute.transfers.measured_links`). If None, from
+            memory to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`.
+    """
     apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
     own_bytes = np.tile(program.output_bytes, (len(devices), 1))
+    latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
     return Costs(
         tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
-        own_bytes, storages(program), COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf),
+        own_bytes, storages(program), latency_us, bytes_per_us,
     )  # fmt: skip
+
+
+def links_record(costs: Costs) -> dict[str, list[list[float]]]:
+    """Links of costs for JSON, which knows no infinite speed; `links_of` reads it."""
+    return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
+
+
+def links_of(record: Mapping[str, Any]) -> Links | None:
+    """Links for `profiled_costs`; None from records of releases that did not measure them.
+
+    Examples:
+        >>> latency_us, bytes_per_us = links_of({"latency_us": [[0, 7]], "us_per_byte": [[0, 0.5]]})
+        >>> latency_us.tolist(), bytes_per_us.tolist()
+        ([[0.0, 7.0]], [[inf, 2.0]])
+    """
+    if "us_per_byte" not in record:
+        return None
+    with np.errstate(divide="ignore"):
+        return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
 
 
 def quickest(several: Sequence[Costs]) -> Costs:

@@ -271,7 +271,7 @@ def finds_order(devices: Sequence[Device]) -> bool:
     runs. The Python one takes operations in the order of their priorities (`gst.devices.plan.in_order_of`).
 
     Examples:
-        >>> gpus = [Device(f"cuda:{number}", "cuda", (), 1, f"cuda:{number}", "example") for number in range(2)]
+        >>> gpus = [Device(f"xpu:{number}", "xpu", (), 1, f"xpu:{number}", "example") for number in range(2)]
         >>> finds_order(gpus)
         False
     """

@@ -1,33 +1,74 @@
-"""A stream program recorded once as a graph of one accelerator, all lanes in it, and launched as a whole.
+"""A stream program recorded as graphs of its accelerators, one for each stretch of one memory, and launched by those.
 
 Launching operations one by one costs microseconds each; a recorded graph is launched at once. Lanes fork from the
-stream that records and join it again by events. Where recording is impossible lanes go on eagerly, and say why.
+stream that records and join it again by events. All lanes of one accelerator are one graph; with several, or beside the
+CPU, graphs end where values are exchanged (`gst.devices.execute.stretches`): copies go between them into buffers that
+stay, and the CPU computes meanwhile. One recording over several devices would be one launch, but the allocator of
+PyTorch keeps a graph's memory apart on the device alone that records it: on others it would be given away.
+
+Where recording is impossible lanes go on eagerly, and say why.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gst.devices.execute.calls import laid_out
-from gst.devices.execute.lanes import LaneExecutor, is_here
+from gst.devices.execute.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
+from gst.devices.execute.stream_program import COPY, RUN
+from gst.devices.execute.stretches import Stretches, inner_steps, stretches
 
 WARM_RUNS = 3  # eager ones before: libraries choose their kernels and take their workspaces
+PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to; beyond that they are pageable
+
+
+class Graph(Protocol):
+    """What is launched between `capture_begin` and `capture_end` on the current stream, launched again by `replay`."""
+
+    def capture_begin(self) -> None: ...
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+    def pool(self) -> Any:
+        """The memory of its values, for the graphs behind it."""
+
+
+def new_graph(device: torch.device, pool: Any = None) -> Graph:
+    """An empty graph of an accelerator; releases of PyTorch before 2.13 call it by the kind (`XPUGraph`).
+
+    Args:
+        device: that records it.
+        pool: memory of the graphs before it, which it may use again where they have freed it.
+    """
+    if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
+        return neutral(pool=pool)
+    graph = getattr(torch.get_device_module(device), f"{device.type.upper()}Graph")()
+    if pool is not None:
+        graph.capture_begin = partial(graph.capture_begin, pool=pool)
+    return graph
 
 
 class LaneGraph:
-    """Runs a stream program as one graph, or eagerly.
+    """Runs a stream program by graphs, or eagerly.
 
     Args:
         executor: of the stream program.
+        recorded: memories whose stretches are graphs; those of accelerators of this process if None.
+        graph: makes an empty graph, see `new_graph`.
 
     Attributes:
-        reason: why it runs eagerly; empty if it runs as a graph.
+        reason: why it runs eagerly; empty if it runs by graphs.
+        num_graphs: that are launched in a run.
 
     Examples:
         >>> import numpy as np
@@ -42,18 +83,34 @@ class LaneGraph:
         ([tensor([0., 2.])], 'graphs are recorded on an accelerator; this runs on cpu')
     """
 
-    def __init__(self, executor: LaneExecutor) -> None:
-        self.executor = executor
-        self._graph: Any = None
-        self._memories: list[dict[int, Any]] = []
+    def __init__(
+        self, executor: LaneExecutor, recorded: Collection[int] | None = None,
+        graph: Callable[[torch.device, Any], Graph] = new_graph,
+    ) -> None:  # fmt: skip
+        self.executor, self._new_graph = executor, graph
+        devices = executor.devices
+        here = [memory for memory, device in enumerate(devices) if is_here(device)]
+        self._recorded = frozenset(here if recorded is None else recorded)
+        self._graphs: dict[int, list[Graph]] = {memory: [] for memory in self._recorded}
+        self._values: list[Values] = []
+        self._parts: list[_Part] = []
+        self._pinned_bytes = 0
         self._holds_examples = True
-        self.reason = _obstacle(executor)
-        if not self.reason:
-            try:
+        self.reason = ""
+        if not self._recorded:
+            where = ", ".join(map(str, dict.fromkeys(devices)))
+            self.reason = f"graphs are recorded on an accelerator; this runs on {where}"
+            return
+        try:
+            with _no_garbage():
                 self._record()
-            except Exception as error:  # whatever an operator does that a graph cannot
-                self._graph, self._memories = None, []
-                self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        except Exception as error:  # whatever an operator does that a graph cannot, and memory that is short
+            self._graphs, self._values, self._parts = {}, [], []
+            self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    @property
+    def num_graphs(self) -> int:
+        return sum(map(len, self._graphs.values()))
 
     def run(self, inputs: Sequence[Tensor] | None = None) -> list[Any]:
         """Run the program once, and wait until it is done.
@@ -62,63 +119,158 @@ class LaneGraph:
             inputs: flat inputs; the examples if None. They are not changed.
 
         Returns:
-            Flat outputs. Those of a graph lie where its next run overwrites them.
+            Flat outputs. Those of graphs lie where the next run overwrites them.
 
         Raises:
             ValueError: the inputs do not fit the program.
             ExecutionError: a step of an eager run failed.
         """
-        if self._graph is None:
-            return self.executor.run(inputs)
+        executor = self.executor
+        if self.reason:
+            return executor.run(inputs)
         if inputs is not None or not self._holds_examples:
-            given = self.executor.program.check_inputs(inputs)
-            for node, memory in self.executor.streams.residents.T.tolist():
+            given = executor.program.check_inputs(inputs)
+            for node, memory in executor.streams.residents.T.tolist():
                 if node < len(given):
-                    self._memories[memory][node].copy_(given[node])
+                    self._values[memory][node].copy_(given[node])
+            executor.synchronise()
         self._holds_examples = inputs is None
-        self._graph.replay()
-        self.executor.synchronise()
-        return self.executor.outputs(self._memories)
+        memories, done = self._memories(), list[Sequence[torch.Event]]()
+        for part in self._parts:
+            part.wait(done)
+            with part.lane.stream or nullcontext():
+                part.run(memories)
+            done.append(part.lane.record())
+        executor.synchronise()
+        return outputs_of(executor.program, executor.streams, memories)
+
+    def _memories(self) -> list[Values]:
+        """Values at the beginning of a run; what graphs make is always there, in the same place."""
+        return [values if memory in self._recorded else dict(values) for memory, values in enumerate(self._values)]
 
     def _record(self) -> None:
-        executor, device = self.executor, self.executor.devices[0]
+        """Run once, stretch by stretch: each is recorded and launched, so that the next finds its values."""
+        executor = self.executor
         for _ in range(WARM_RUNS):
             executor.run()
-        self._memories = [{node: _own(value) for node, value in values.items()} for values in executor.residents()]
-        gc.collect()  # what dies while a graph is recorded may wait for the device, which is forbidden then
+        self._values = [{node: _own(value) for node, value in values.items()} for values in executor.residents()]
+        hosts = [memory for memory in range(len(executor.devices)) if memory not in self._recorded]
+        cut = stretches(executor.streams, np.array(hosts, np.int64))
+        lanes = {key: Lane(executor.devices[key[0]], key[0]) for key in _keys(cut)}
+        for lane in executor.lanes:
+            lane.forget_arrivals()
+        memories, done = self._memories(), list[Sequence[torch.Event]]()
+        for stretch, (key, needs) in enumerate(zip(_keys(cut), cut.needs.lists(), strict=True)):
+            part = _Part(lanes[key], needs, lambda memories: None)
+            part.wait(done)
+            part.run = self._prepared(cut, stretch, part.lane, memories)
+            self._parts.append(part)
+            done.append(part.lane.record())
         executor.synchronise()
-        origin, graph = torch.Stream(device), new_graph(device)
-        with origin:
+
+    def _prepared(self, cut: Stretches, stretch: int, lane: Lane, memories: list[Values]) -> Callable[..., None]:
+        """Run a stretch for the first time; what runs it again."""
+        executor, streams = self.executor, self.executor.streams
+        if cut.is_copy[stretch]:
+            return self._sent(cut.steps.lists()[stretch], lane, memories)
+        steps = inner_steps(streams, cut, stretch)
+        turns = executor.turns(steps)
+        issue = partial(executor.issue, turns=turns)
+        if lane.memory not in self._recorded:
+            issue(memories)
+            return issue
+        if not (streams.kind[steps] == RUN).any():  # it frees what earlier graphs have made
+            issue(memories)
+            return lambda memories: None
+        graph = self._graph(lane, turns, memories)
+        with lane.stream or nullcontext():
+            graph.replay()
+        return lambda memories: graph.replay()
+
+    def _graph(self, origin: Lane, turns: Turns, memories: list[Values]) -> Graph:
+        """Record steps of one memory, its lanes forked from a stream and joined with it."""
+        executor, graphs = self.executor, self._graphs[origin.memory]
+        executor.synchronise()
+        graph = self._new_graph(origin.device, graphs[0].pool() if graphs else None)
+        lanes = [executor.lanes[number] for number in dict.fromkeys(number for number, _ in turns)]
+        with origin.stream or nullcontext():
             graph.capture_begin()
             try:
-                began = origin.record_event()
-                for stream in executor.lane_streams:
-                    stream.wait_event(began)
-                executor.issue(self._memories)
-                for stream in executor.lane_streams:
-                    origin.wait_event(stream.record_event())
+                for lane in lanes:
+                    lane.wait(origin.record())
+                executor.issue(memories, turns)
+                for lane in lanes:
+                    origin.wait(lane.record())
             except BaseException:
                 with suppress(RuntimeError):  # what was recorded is of no use
                     graph.capture_end()
                 raise
             graph.capture_end()
-        self._graph = graph
+        graphs.append(graph)
+        return graph
+
+    def _sent(self, steps: Sequence[int], lane: Lane, memories: list[Values]) -> Callable[..., None]:
+        """Copy values into buffers that stay, for the first time; what copies them again."""
+        executor, streams, letters = self.executor, self.executor.streams, list[tuple[int, int, Any, Any]]()
+        for step in steps:
+            if streams.kind[step] != COPY:
+                continue
+            node, target = int(streams.argument[step]), int(streams.target[step])
+            value = memories[lane.memory][node]
+            with lane.stream or nullcontext():
+                buffer = lane.copy(value, executor.devices[target])
+            buffer = memories[target][node] = self._pinned(buffer, lane)
+            letters.append((node, target, value if lane.memory in self._recorded else None, buffer))
+
+        def send(memories: list[Values]) -> None:
+            for node, target, value, buffer in letters:
+                lane.refill(buffer, memories[lane.memory][node] if value is None else value)
+                memories[target][node] = buffer
+
+        return send
+
+    def _pinned(self, buffer: Any, lane: Lane) -> Any:
+        """A copy on the host that an accelerator can write to while the host goes on, within the budget."""
+        if isinstance(buffer, list):
+            return [self._pinned(each, lane) for each in buffer]
+        if not isinstance(buffer, Tensor) or buffer.device.type != "cpu" or lane.stream is None:
+            return buffer
+        lane.stream.synchronize()
+        if 0 in buffer.stride() or self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
+            return buffer
+        self._pinned_bytes += buffer.nbytes
+        return buffer.pin_memory()
 
 
-def _obstacle(executor: LaneExecutor) -> str:
-    """Why the lanes cannot be one graph; empty if they may."""
-    devices = list(dict.fromkeys(executor.devices))
-    if len(devices) > 1:
-        return f"graphs are recorded on one accelerator; this runs on {', '.join(map(str, devices))}"
-    return "" if is_here(devices[0]) else f"graphs are recorded on an accelerator; this runs on {devices[0]}"
+class _Part:
+    """One stretch: its lane, the stretches that it waits for, and what runs it."""
+
+    def __init__(self, lane: Lane, needs: Sequence[int], run: Callable[..., None]) -> None:
+        self.lane, self.needs, self.run = lane, needs, run
+
+    def wait(self, done: Sequence[Sequence[torch.Event]]) -> None:
+        for stretch in self.needs:
+            self.lane.wait(done[stretch])
+
+
+def _keys(cut: Stretches) -> list[tuple[int, bool]]:
+    """Of each stretch its memory and whether it copies: those of one key take turns on one lane."""
+    return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """What dies in a cycle while a graph is recorded would wait for the device, which is forbidden then."""
+    gc.collect()
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _own(value: Tensor) -> Tensor:
     """A copy that a graph may overwrite, laid out like the value."""
     return laid_out(value.clone(), value)
-
-
-def new_graph(device: torch.device) -> Any:
-    """An empty graph of an accelerator; releases of PyTorch before 2.13 call it by the kind (`XPUGraph`)."""
-    neutral = getattr(torch.accelerator, "Graph", None)
-    return getattr(torch.get_device_module(device), f"{device.type.upper()}Graph")() if neutral is None else neutral()

@@ -8,7 +8,7 @@ does a lane of an accelerator that is not here, whose values can only be fake te
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device
-from gst.devices.execute.calls import bind, copied, laid_out
+from gst.devices.execute.calls import bind, copied, laid_out, unexpanded
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, StreamProgram
 from gst.devices.plan import ExecutionError
 from gst.programs import Program, Reference
 
 Values = dict[int, Any]  # of nodes, in one memory
+Turns = list[tuple[int, list[int]]]  # lane, and steps that it takes one after the other
 Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
 
 
@@ -156,11 +157,10 @@ class LaneExecutor:
         self.devices = [of_memory[memory] for memory in streams.memories]
         self._calls = [bind(program, device) for device in self.devices]
         self._members, self._writes = streams.members.lists(), [set(each) for each in streams.writes.lists()]
-        lanes = streams.lane_of_step.tolist()
-        order = issue_order(streams) if order is None else order
-        self._turns = [(lane, list(steps)) for lane, steps in groupby(order.tolist(), lanes.__getitem__)]
+        self._lane_of_step = streams.lane_of_step.tolist()
+        self._turns = self.turns(issue_order(streams) if order is None else order)
         memories = streams.lane_memory.tolist()
-        self._lanes = [Lane(self.devices[memory], memory) for memory in memories]
+        self.lanes = [Lane(self.devices[memory], memory) for memory in memories]
         self._placed: Placed = {}
 
     def run(self, inputs: Sequence[Tensor] | None = None) -> list[Any]:
@@ -189,19 +189,24 @@ class LaneExecutor:
             memories[memory][node] = value
         return memories
 
-    def issue(self, memories: list[Values]) -> None:
-        """Hand every step to its lane; accelerators may still be at work when this returns.
+    def turns(self, order: Ints) -> Turns:
+        """Steps in an order in which they can be issued, and the lane of each."""
+        return [(lane, list(steps)) for lane, steps in groupby(order.tolist(), self._lane_of_step.__getitem__)]
+
+    def issue(self, memories: list[Values], turns: Turns | None = None) -> None:
+        """Hand steps to their lanes; accelerators may still be at work when this returns.
 
         Args:
             memories: what lies in each; afterwards it holds the results too.
+            turns: the steps, with all records for which they wait; every step if None.
         """
         streams, events = self.streams, dict[int, list[torch.Event]]()
         kind, argument, target = streams.kind.tolist(), streams.argument.tolist(), streams.target.tolist()
         step = -1
         try:
             with torch.no_grad():
-                for number, steps in self._turns:
-                    lane = self._lanes[number]
+                for number, steps in self._turns if turns is None else turns:
+                    lane = self.lanes[number]
                     with lane.stream or nullcontext():
                         for step in steps:
                             if kind[step] == RUN:
@@ -237,11 +242,6 @@ class LaneExecutor:
         """Wait for all work on the accelerators of the lanes."""
         synchronise(self.devices)
 
-    @property
-    def lane_streams(self) -> list[torch.Stream]:
-        """Every stream on which steps are issued."""
-        return [stream for lane in self._lanes for stream in lane.every_stream()]
-
 
 class Lane:
     """A lane of a memory: its stream, and for each accelerator to which it copies a stream on that.
@@ -263,12 +263,28 @@ class Lane:
             return [self.copy(each, device) for each in value]
         if not isinstance(value, Tensor):
             return value
-        if not is_here(device):
+        with self._arrival(device):
             return copied(value, device, non_blocking=True)
+
+    def refill(self, buffer: Any, value: Any) -> None:
+        """Copy a value into what `copy` gave for one like it."""
+        if isinstance(buffer, list):
+            for each, part in zip(buffer, value, strict=True):
+                self.refill(each, part)
+        elif isinstance(buffer, Tensor):
+            with self._arrival(buffer.device):
+                unexpanded(buffer).copy_(unexpanded(value), non_blocking=True)
+
+    def forget_arrivals(self) -> None:
+        """Send no more copies on the streams of before: where the lane is recorded, its events are its own stream's."""
+        self._arrivals.clear()
+
+    def _arrival(self, device: torch.device) -> AbstractContextManager[Any]:
+        if not is_here(device):
+            return nullcontext()
         if device not in self._arrivals:
             self._arrivals[device] = torch.Stream(device)
-        with self._arrivals[device]:
-            return copied(value, device, non_blocking=True)
+        return self._arrivals[device]
 
     def record(self) -> list[torch.Event]:
         """Events that have happened when all that was issued to this lane is done."""

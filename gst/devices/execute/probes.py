@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations_with_replacement
 
@@ -14,12 +13,12 @@ from torch import Tensor
 
 from gst.devices.describe.load import LoadMeter
 from gst.devices.describe.machine import Device, supports, this_machine
-from gst.devices.describe.rates import Link, OperationRates, Rates
+from gst.devices.describe.rates import CopyRates, Link, OperationRates, Rates
 from gst.devices.execute.costs import profile
 from gst.devices.execute.executor import executor
 from gst.devices.execute.interpreter import compiler
-from gst.devices.execute.lanes import Lane
 from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.transfers import SIZES, copy_rates
 from gst.devices.plan import Plan, Timeline
 from gst.process.progress import Progress, no_progress
 from gst.programs import Operation, Program, Step, capture
@@ -98,24 +97,6 @@ def gap_us(timeline: Timeline, chain: Program) -> float:
     return float(np.median(timeline.begin_us[nodes[1:]] - timeline.end_us[nodes[:-1]]))
 
 
-def copy_speed(
-    source: Device, destination: Device, num_bytes: int, repetitions: int
-) -> tuple[float | None, float | None]:
-    """Microseconds of the smallest copy and GB/s of large ones, as the executor copies between memories.
-
-    The second is the bytes by which a large copy exceeds the smallest, over the time by which it does. There is no
-    copy within a GPU.
-    """
-    if source.torch_device == destination.torch_device and source.is_accelerator:
-        return None, None
-    own = replace(source, memory="source"), replace(destination, memory="destination")
-    small, large = (
-        _copy_seconds(torch.zeros(size, dtype=torch.uint8, device=source.torch_device), own, repetitions)
-        for size in (4, num_bytes)
-    )
-    return small * 1e6, (num_bytes - 4) / max(large - small, 1e-9) / 1e9
-
-
 def _classes(
     left: Tensor, right: Tensor, images: Tensor, kernels: Tensor, vector: Tensor, small: Tensor
 ) -> tuple[Tensor, ...]:
@@ -141,26 +122,8 @@ def _packet(operation: Operation) -> str:
     return getattr(getattr(operation.target, "overloadpacket", None), "__name__", "")
 
 
-def _copy_seconds(value: Tensor, way: tuple[Device, Device], repetitions: int) -> float:
-    times, lane = [], Lane(way[0].torch_device, 0)
-    for _ in range(repetitions + 1):
-        _synchronise(way)
-        start = time.perf_counter()
-        copied = lane.copy(value, way[1].torch_device)
-        _synchronise(way)
-        times.append(time.perf_counter() - start)
-        del copied
-    return float(np.median(times[1:]))
-
-
 def _class(device: Device) -> str:
     return "accelerator" if device.is_accelerator else "cpu"
-
-
-def _synchronise(devices: Sequence[Device]) -> None:
-    for device in devices:
-        if device.is_accelerator:
-            torch.accelerator.synchronize(device.torch_device)
 
 
 def measure_rates(
@@ -185,14 +148,16 @@ def measure_rates(
         progress("operations", number, len(kinds))
         rates.append(operation_rates(device, probes[_class(device)], repetitions))
     both = list(combinations_with_replacement(pairs, 2))
+    both += [(b, a) for a, b in both if a.torch_device != b.torch_device]  # cores are alike in both directions
     chain = ping_pong()
-    copies: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+    copies: dict[tuple[torch.device, torch.device], CopyRates | None] = {}
     for number, (source, destination) in enumerate(both):
         progress("links", number, len(both))
-        places = (str(source.torch_device), str(destination.torch_device))
-        if places not in copies:
-            size = min(probes[_class(each)].copied_bytes for each in (source, destination))
-            copies[places] = copy_speed(source, destination, size, repetitions)
-        links.append(Link(source.name, destination.name, hand_over_us(chain, source, destination), *copies[places]))
+        way = source.torch_device, destination.torch_device
+        if way not in copies:
+            largest = min(probes[_class(each)].copied_bytes for each in (source, destination))
+            sizes = [size for size in SIZES if size < largest] + [largest]
+            copies[way] = copy_rates(*way, sizes, repetitions)
+        links.append(Link(source.name, destination.name, hand_over_us(chain, source, destination), copies[way]))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Rates(this_machine(), tuple(rates), tuple(links), round(meter.share(), 4), now)

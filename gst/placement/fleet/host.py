@@ -20,6 +20,7 @@ import numpy as np
 
 from gst.devices import ExecutionError, LoadGate, Measurement, Plan, discover, select
 from gst.devices.describe.machine import cache_directory, this_machine
+from gst.devices.execute.costs import Links, links_of, links_record
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.devices.execute.plain import steps_beside
 from gst.devices.plan import Timeline
@@ -97,7 +98,7 @@ class Host:
         if arguments["patience_s"] > 0:
             LoadGate(patience_s=arguments["patience_s"]).wait()
         costs = self._isolated.costs(arguments["repetitions"])
-        return {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist()}
+        return {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist(), **links_record(costs)}
 
     def _timelines(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
@@ -156,11 +157,11 @@ class RemoteWorker:
         """
         return self._wait_for(self.actor.begin.remote(json.dumps(settings), [program]), lambda: START_LIMIT_S)
 
-    def costs(self, repetitions: int, patience_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """Microseconds, and bytes, of each operation on each device, see `IsolatedExecutor.costs`."""
+    def costs(self, repetitions: int, patience_s: float) -> tuple[np.ndarray, np.ndarray, Links | None]:
+        """Microseconds, and bytes, of each operation on each device, and links, see `IsolatedExecutor.costs`."""
         arguments = {"repetitions": repetitions, "patience_s": patience_s}
         answer = self._ask({"costs": arguments}, lambda: START_LIMIT_S)
-        return np.array(answer["times_us"], np.float64), np.array(answer["own_bytes"], np.int64)
+        return np.array(answer["times_us"], np.float64), np.array(answer["own_bytes"], np.int64), links_of(answer)
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`."""

@@ -196,8 +196,8 @@ class FleetWorkers:
 
     def costs(self, repetitions: int = 5) -> Costs:
         """See `IsolatedExecutor.costs`, of one of the hosts."""
-        times_us, own_bytes = self._with_retry(lambda worker: worker.costs(repetitions, self._patience_s))
-        return replace(profiled_costs(self.program, self.devices, times_us), own_bytes=own_bytes)
+        times_us, own_bytes, links = self._with_retry(lambda worker: worker.costs(repetitions, self._patience_s))
+        return replace(profiled_costs(self.program, self.devices, times_us, links), own_bytes=own_bytes)
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`, of one of the hosts."""

@@ -1,20 +1,30 @@
-"""Lanes recorded as one graph of an accelerator: where that is impossible they run eagerly and say why."""
+"""Lanes recorded as graphs of accelerators, one for each stretch: memories of CPUs stand for accelerators, and what is
+recorded there is made again in place. Where that is impossible lanes run eagerly and say why."""
+
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gst.devices import eager
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
-from gst.programs import Program, outputs_differ
+from gst.programs import Program, Reference, outputs_differ
+from gst.programs.described import run_described
 from tests.programs.small import SMALL, small_program
 
-from .test_lanes import NO_ACCELERATOR, gpus, storages_of
+from .recorded import Recorder
+from .test_lanes import FOR_CUDA, NO_ACCELERATOR, gpus, storages_of
 from .test_stream_program import lanes_of, random_plan, random_streams
 
+NOTHING_HERE = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator: described no more")
 
+
+@NOTHING_HERE
 def test_without_an_accelerator_lanes_run_eagerly_and_say_why(program: Program) -> None:
     devices = lanes_of(1, 3)
     graph = LaneGraph(LaneExecutor(program, random_streams(program, np.random.default_rng(0), 1, 3), devices))
@@ -24,11 +34,101 @@ def test_without_an_accelerator_lanes_run_eagerly_and_say_why(program: Program) 
         assert outputs_differ(graph.run(inputs), eager(program, inputs)) is None
 
 
-def test_lanes_of_several_devices_are_no_graph() -> None:
+@NOTHING_HERE
+def test_lanes_of_accelerators_that_are_not_here_run_eagerly_and_say_why() -> None:
     program, devices = small_program("inception", "cuda"), gpus(2, 1)
     streams = stream_program(program, random_plan(program, devices, np.random.default_rng(1)), devices)
-    graph = LaneGraph(LaneExecutor(program, streams, devices))
-    assert graph.reason == "graphs are recorded on one accelerator; this runs on cuda:0, cuda:1, cpu"
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = LaneGraph(LaneExecutor(program, streams, devices))
+    assert graph.reason == "graphs are recorded on an accelerator; this runs on cuda:0, cuda:1, cpu"
+
+
+def recorded(program: Program, memories: int, lanes: int, seed: int, on: set[int]) -> tuple[LaneGraph, Recorder]:
+    """Lanes of memories of CPUs, some of which record as accelerators would."""
+    recorder = Recorder()
+    streams = random_streams(program, np.random.default_rng(seed), memories, lanes)
+    graph = LaneGraph(LaneExecutor(program, streams, lanes_of(memories, lanes)), on, recorder)
+    assert graph.reason == ""
+    return graph, recorder
+
+
+@pytest.mark.parametrize(("memories", "on"), [(1, {0}), (2, {0}), (3, {0, 1}), (3, {0, 1, 2})])
+def test_replays_of_stretches_give_the_outputs_of_the_program(program: Program, memories: int, on: set[int]) -> None:
+    """One accelerator; one beside the host; two beside the host; three. What graphs made is spoilt before each run."""
+    graph, recorder = recorded(program, memories, 2, memories, on)
+    assert graph.num_graphs == len(recorder.graphs) >= len(on) and (memories > 1 or graph.num_graphs == 1)
+    doubled = [value * 2 if value.is_floating_point() else value for value in program.inputs]
+    for inputs in (None, doubled, doubled, None):
+        want = eager(program, inputs)
+        for each in recorder.graphs:
+            each.spoil()
+        assert outputs_differ(graph.run(inputs), want) is None
+
+
+@NOTHING_HERE
+@pytest.mark.parametrize("name", FOR_CUDA)
+def test_what_graphs_of_several_gpus_read_lies_on_theirs(name: str) -> None:
+    """Two described GPUs beside the CPU: copies into buffers that stay are fake too, and operands are on one device."""
+    program, devices = small_program(name, "cuda"), gpus(2, 2)
+    plan = random_plan(program, devices, np.random.default_rng(12))
+    streams = stream_program(program, plan, devices, storages_of(program))
+
+    def run() -> None:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            graph = LaneGraph(LaneExecutor(program, streams, devices), {0, 1}, Recorder())
+            outputs = graph.run()
+        assert graph.reason == "" and graph.num_graphs > 2, graph.reason
+        home, places = dict(streams.results.T.tolist()), graph.executor.devices
+        for output, value in zip(program.outputs, outputs, strict=True):
+            if isinstance(output, Reference):
+                assert value.device == places[home[output.node]]
+                assert tuple(value.shape) == program.operations[output.node].shapes[0]
+
+    run_described(run)  # copies in place ask for a guard of the device
+
+
+def test_graphs_of_a_memory_share_it_and_hold_every_operation_of_theirs_once(program: Program) -> None:
+    _, recorder = recorded(program, 2, 2, 8, {0, 1})
+    assert recorder.pools.count(None) == 2 and set(recorder.pools) == {None, "pool"}
+    called = Counter(function for each in recorder.graphs for function, *_ in each.calls)
+    products = [each.target for each in program.operations if "aten.mm" in str(each.target)]
+    assert products and called[products[0]] == products.count(products[0])
+
+
+def test_a_replay_that_is_left_out_is_seen(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the tests above: values of a graph that is not launched are nonsense."""
+    graph, recorder = recorded(program, 2, 2, 9, {0, 1})
+    want = eager(program)
+    left_out = max(recorder.graphs, key=lambda each: len(each.calls))
+    monkeypatch.setattr(left_out, "replay", lambda: None)
+    for each in recorder.graphs:
+        each.spoil()
+    assert outputs_differ(graph.run(), want) is not None
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_memory_that_is_short_is_a_reason_and_the_lanes_still_run(program: Program, failing: int) -> None:
+    streams = random_streams(program, np.random.default_rng(10), 3, 2)
+    graph = LaneGraph(LaneExecutor(program, streams, lanes_of(3, 2)), {0, 1}, Recorder(failing))
+    assert graph.reason == "OutOfMemoryError: out of memory: tried to allocate 2 GiB" and graph.num_graphs == 0
+    assert outputs_differ(graph.run(), eager(program)) is None
+
+
+def test_a_recording_that_fails_ends_and_the_lanes_still_run(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = random_streams(program, np.random.default_rng(11), 2, 1)
+    executor, recorder = LaneExecutor(program, streams, lanes_of(2, 1)), Recorder()
+    issue = executor.issue
+
+    def fails_while_recording(memories: list[Any], turns: Any = None) -> None:
+        issue(memories, turns)
+        if turns is not None and recorder.graphs:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(executor, "issue", fails_while_recording)
+    graph = LaneGraph(executor, {0, 1}, recorder)
+    assert graph.reason == "RuntimeError: operation not permitted when stream is capturing"
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert outputs_differ(graph.run(), eager(program)) is None
 
 
 @pytest.mark.gpu
@@ -37,8 +137,8 @@ def test_lanes_of_several_devices_are_no_graph() -> None:
 def test_a_graph_of_lanes_gives_the_outputs_of_the_program(name: str) -> None:
     program, rng = small_program(name, "cuda"), np.random.default_rng(0)
     doubled = [value * 2 if value.is_floating_point() else value for value in program.inputs]
-    for lanes in (1, 3):
-        devices = gpus(1, lanes)[:-1]
+    count = torch.accelerator.device_count()
+    for devices in (gpus(1, 1)[:-1], gpus(1, 3)[:-1], gpus(1, 2), gpus(count, 2)):  # alone, beside the CPU, all
         plan = random_plan(program, devices, rng)
         streams = stream_program(program, plan, devices, storages_of(program))
         graph = LaneGraph(LaneExecutor(program, streams, devices))

@@ -5,14 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from experiments.bench import gpu, gpu_child, gpu_proofs
+from experiments.bench import gpu, gpu_capped, gpu_child, gpu_pipeline, gpu_proofs
 from experiments.bench.__main__ import main
+from gst.devices import Device
 from gst.devices.execute.lanes import Lane
-from gst.programs import WORKLOADS, Step
+from gst.programs import WORKLOADS, Step, capture_module
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
@@ -78,7 +80,7 @@ def test_the_command_says_that_nothing_was_measured(tmp_path: Path, capsys: pyte
 @NO_GPU
 def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, skipped = gpu_proofs.steps_to_prove(None, None)
-    assert len(steps) == len(WORKLOADS) + 12 and skipped == ["GraphNet samples (--samples FILE)"]
+    assert len(steps) == len(WORKLOADS) + 13 and skipped == ["GraphNet samples (--samples FILE)"]
     monkeypatch.setattr(gpu_proofs, "find_spec", lambda name: None)
     steps, skipped = gpu_proofs.steps_to_prove(None, ROOT / "tests/fixtures/graphnet")
     assert set(steps) > set(WORKLOADS) and not any(name.startswith("transformers:") for name in steps)
@@ -87,9 +89,10 @@ def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @NO_GPU
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "vit"])
+@pytest.mark.parametrize("name", ["llama", "vit", "mixtral"])
 def test_a_step_of_transformers_is_right_without_an_accelerator(name: str) -> None:
-    """Grouped-query attention expands values that are copied; images are no tokens."""
+    """Grouped-query attention expands values that are copied; images are no tokens; a mixture of experts asks for the
+    generation of the device."""
     pytest.importorskip("transformers", reason="needs the extra 'models'")
     assert main(["gpu", "--programs", f"transformers:{name}"]) == 0
 
@@ -120,7 +123,7 @@ def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
-    settings = {"repetitions": 2, "lanes": [1, 2], "modes": []}
+    settings = {"repetitions": 2, "lanes": [1, 2], "modes": [], "plans": 0}
     (row,) = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
     reasons = {way: each["reason"] for way, each in row["ways"].items()}
     assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
@@ -132,7 +135,7 @@ def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
 
 def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
-    settings = {"repetitions": 1, "lanes": [1], "modes": []}
+    settings = {"repetitions": 1, "lanes": [1], "modes": [], "plans": 0}
     (row,) = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
     assert "outputs instead of" in row["ways"]["as written"]["reason"]
     assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
@@ -145,7 +148,7 @@ def halved() -> Step:
 
 @pytest.mark.slow
 def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
-    settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"]}
+    settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"], "plans": 0}
     before, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
     assert "compiled, default" not in before["ways"]
     assert row["ways"]["compiled, default"]["median_ms"] > 0
@@ -157,4 +160,77 @@ def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.M
     late = [sys.executable, "-c", code]
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **options: run(late, **options))
-    assert gpu._row("rnnlm", {}, 2.0) == {"nodes": 3, "unfinished": "no end within 2 s"}
+    assert gpu._row("gpu_child", ["rnnlm"], 2.0) == {"nodes": 3, "unfinished": "no end within 2 s"}
+
+
+def test_the_simulator_is_compared_with_measured_plans() -> None:
+    settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4}
+    before, row = gpu_child.reports("rnnlm:layers=1,steps=2,hidden=8,vocabulary=20", settings, "cpu")
+    assert "simulator" not in before  # what was measured before is said before
+    found = row["simulator"]
+    assert found["plans"] == len(found["simulated_ms"]) == len(found["measured_ms"]) == 4 and found["lanes"] == 2
+    assert -1 <= found["spearman"] <= 1 and min(found["measured_ms"]) > 0 and found["graphs"] == 0
+    assert len(set(found["simulated_ms"])) > 1
+
+
+def test_a_plan_keeps_half_of_the_memory_beside_accelerate() -> None:
+    pytest.importorskip("accelerate", reason="needs the extra 'models'")
+    row = gpu_capped.reports({"blocks": 6, "width": 32, "batch": 4, "repetitions": 2}, "cpu")
+    assert 0 < row["plan_bytes"] <= row["limit_bytes"] == row["whole_bytes"] // 2
+    ways = row["ways"]
+    assert ways["plan over both"]["median_ms"] > 0 and ways["Accelerate, offload"]["median_ms"] > 0
+    assert ways["pipeline stages"]["reason"] == gpu_capped.ONE_ACCELERATOR
+    assert json.loads(json.dumps(row)) == row
+
+
+@pytest.mark.e2e
+def test_pipeline_stages_compute_what_the_model_computes() -> None:
+    settings = {"blocks": 5, "width": 32, "batch": 4, "repetitions": 2}
+    row = gpu_pipeline.pipelined(settings, "cpu", 2)
+    assert row["reason"] == "" and row["median_ms"] > 0
+
+
+def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="needs the extra 'models'")
+    model, x = gpu_capped.model_of(4, 16), torch.ones(2, 16)
+    want, size = model(x), sum(each.nbytes for each in model.parameters())
+    run = gpu_capped.offloaded(model, (x,), torch.device("cpu"), size // 2, tmp_path)
+    assert any(each.is_meta for each in model.parameters()) and list(tmp_path.iterdir())  # some are on disk
+    assert torch.equal(run()[0], want)
+
+
+def test_without_accelerate_the_plan_alone_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_capped, "find_spec", lambda name: None)
+    ways = gpu_capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, "cpu")["ways"]
+    assert ways["Accelerate, offload"] == {"median_ms": None, "reason": gpu_capped.WITHOUT_ACCELERATE}
+    assert ways["plan over both"]["median_ms"] > 0
+
+
+def test_a_limit_into_which_nothing_fits_is_refused() -> None:
+    program = capture_module(gpu_capped.model_of(2, 16), (torch.ones(2, 16),))
+    devices = [Device(name, "cpu", (), 1, name, "test") for name in ("first", "second")]
+    with pytest.raises(ValueError, match=r"^no operation fits into 8 bytes of first$"):
+        gpu_capped.capped_plan(program, devices, 8)
+
+
+def test_what_there_is_no_time_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order of a run on an accelerator: the most important first, and all that is left is skipped by name."""
+    asked = []
+
+    def row(module: str, arguments: list[str], time_limit_s: float) -> dict[str, Any]:
+        asked.append((module, arguments[0]))
+        monkeypatch.setattr(gpu.time, "monotonic", lambda: 1e9 if len(asked) == 5 else 0.0)
+        return {"failed": "no GPU"}
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
+    monkeypatch.setattr(gpu, "_row", row)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(gpu, "machine_record", dict)
+    path = tmp_path / "gpu.json"
+    assert main(["gpu", "--without-tests", "--json", str(path)]) == 0
+    assert [name for _, name in asked[:4]] == ["gpt", "inception", "rnnlm", "moe"] and asked[4][0] == "gpu_capped"
+    skipped = json.loads(path.read_text())["skipped"]
+    assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
+    assert "skipped: " in capsys.readouterr().out

@@ -1,0 +1,157 @@
+"""A model in less memory of an accelerator than it needs: plans over the accelerator and the CPU beside Accelerate.
+
+Accelerate's device_map fills the accelerator with the first layers, and brings the weights of the others there for each
+call. The plan leaves the others on the CPU, which computes them; the checker proves that it keeps the limit.
+
+python -m experiments.bench.gpu_capped SETTINGS.json    # out: a line of JSON
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from experiments.bench.gpu_baselines import Run
+from experiments.bench.gpu_pipeline import pipelined
+from gst.devices import Device, Plan, eager, measure
+from gst.devices.execute.lane_graphs import LaneGraph
+from gst.devices.execute.lanes import LaneExecutor
+from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.race_check import check
+from gst.devices.execute.storages import storages
+from gst.devices.execute.stream_program import StreamProgram
+from gst.programs import Program, capture_module, outputs_differ
+
+WITHOUT_ACCELERATE = "accelerate is not installed (extra 'models')"
+ONE_ACCELERATOR = "pipeline stages need two accelerators"
+
+
+def model_of(blocks: int, width: int) -> nn.Sequential:
+    """Layers one after the other, each with as many weights as the one before."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(blocks))).eval()
+
+
+def input_of(settings: Mapping[str, Any]) -> Tensor:
+    """As many rows as the batch has."""
+    return torch.randn(settings["batch"], settings["width"], generator=torch.Generator().manual_seed(1))
+
+
+def offloaded(module: nn.Module, inputs: tuple[Tensor, ...], device: torch.device, limit: int, folder: Path) -> Run:
+    """The module under Accelerate's device_map: what does not fit into `limit` bytes of the device stays on the CPU;
+    without an accelerator, on disk.
+
+    Args:
+        module: which it changes.
+        folder: for weights on disk.
+
+    Raises:
+        ValueError: accelerate is not installed.
+    """
+    if find_spec("accelerate") is None:
+        raise ValueError(WITHOUT_ACCELERATE)
+    from accelerate import dispatch_model, infer_auto_device_map
+
+    main: Any = device.type if device.type == "cpu" else device.index or 0
+    rest = {"disk": 2**62} if device.type == "cpu" else {"cpu": 2**62}
+    names = infer_auto_device_map(module, max_memory={main: limit, **rest})
+    module = dispatch_model(module, device_map=names, main_device=device, offload_dir=str(folder), force_hooks=True)
+    there = [value.to(device) for value in inputs]
+
+    def run() -> list[Any]:
+        with torch.no_grad():
+            return pytree.tree_leaves(module(*there))
+
+    return run
+
+
+def capped_plan(program: Program, devices: list[Device], limit: int) -> tuple[Plan, StreamProgram, int]:
+    """The plan with as many first operations on the first device as `limit` bytes of its memory allow, all others on
+    the second; its stream program, and the bytes that it takes of that memory at most.
+
+    Raises:
+        ValueError: not even one operation fits.
+    """
+    allocated, names = storages(program), tuple(device.name for device in devices)
+    computed = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
+
+    def lowered(count: int) -> tuple[Plan, StreamProgram, int]:
+        placement = np.zeros(program.num_nodes, np.int64)
+        placement[computed[count:]] = 1
+        plan = Plan(names, placement)
+        streams = stream_program(program, plan, devices, allocated)
+        checked = check(streams)
+        return plan, streams, checked.peak_bytes[devices[0].memory] + checked.resident_bytes[devices[0].memory]
+
+    least, most = 0, len(computed) + 1  # `least` operations fit, `most` do not
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if lowered(middle)[2] <= limit else (least, middle)
+    if not least:
+        raise ValueError(f"no operation fits into {limit} bytes of {devices[0].memory}")
+    return lowered(least)
+
+
+def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Times of a model under half of the memory that it takes.
+
+    Args:
+        settings: `blocks` and `width` of the model, rows of a `batch`, and `repetitions` of each way.
+        kind: of the accelerator. With `cpu` memory of the CPU stands for that of an accelerator.
+
+    Returns:
+        whole_bytes; limit_bytes, half of them; plan_bytes, proven for the plan; ways, by name: median_ms, or the reason
+        why one was not timed.
+    """
+    model = model_of(settings["blocks"], settings["width"])
+    inputs = (input_of(settings),)
+    program = capture_module(model, inputs)
+    want = eager(program)
+    place = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
+    name = "accelerator" if kind == "cpu" else str(place)
+    devices = [Device(name, kind, (), 1, name, "capped"), Device("cpu:0", "cpu", (), 1, "host", "beside it")]
+    whole = _whole_bytes(program, devices)
+    limit = whole // 2
+    _, streams, taken = capped_plan(program, devices, limit)
+    graph = LaneGraph(LaneExecutor(program, streams, devices))
+    runs: dict[str, Callable[[], list[Any]]] = {"plan over both": graph.run}
+    reasons: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            runs["Accelerate, offload"] = offloaded(model, inputs, place, limit, Path(folder))
+        except ValueError as error:
+            reasons["Accelerate, offload"] = str(error)
+        reasons |= {way: outputs_differ(run(), want) or "" for way, run in runs.items()}
+        ran = measure({way: run for way, run in runs.items() if not reasons[way]}, settings["repetitions"])
+    ways = {way: {"median_ms": ran[way].median_ms if way in ran else None, "reason": why}
+            for way, why in reasons.items()}  # fmt: skip
+    several = kind != "cpu" and torch.accelerator.device_count() > 1
+    alone = {"median_ms": None, "reason": ONE_ACCELERATOR}
+    ways["pipeline stages"] = pipelined(settings, kind, 2) if several else alone
+    return {
+        "whole_bytes": whole, "limit_bytes": limit, "plan_bytes": taken, "graphs": graph.num_graphs,
+        "graphs_reason": graph.reason, "ways": ways,
+    }  # fmt: skip
+
+
+def _whole_bytes(program: Program, devices: list[Device]) -> int:
+    plan = Plan(tuple(device.name for device in devices), np.zeros(program.num_nodes, np.int64))
+    checked = check(stream_program(program, plan, devices))
+    return checked.peak_bytes[devices[0].memory] + checked.resident_bytes[devices[0].memory]
+
+
+if __name__ == "__main__":
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        sys.exit("there is no accelerator here")
+    print(json.dumps(reports(json.loads(sys.argv[1]), accelerator.type)), flush=True)
