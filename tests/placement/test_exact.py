@@ -52,6 +52,19 @@ def test_the_optimum_is_the_best_of_all_plans(devices: int, limit: int | None, s
     assert replayed_us(task, found.plan) / 1e3 == pytest.approx(found.objective_ms)
 
 
+@pytest.mark.parametrize(("devices", "seed"), [(2, 0), (2, 1), (3, 2), (3, 3)])
+def test_copies_that_queue_count_in_the_bound(devices: int, seed: int) -> None:
+    """The solver may send values in any order, so that its bound is at most the best plan of the simulator's order."""
+    task = made_task(5, seed, devices)
+    queueing = replace(task, costs=replace(task.costs, copies_queue=True))
+    found, least = optimum(queueing, time_limit_s=120), best_of_all_us(queueing) / 1e3
+    assert optimum(task, time_limit_s=120).bound_ms - 1e-5 <= found.bound_ms <= least + 1e-5
+    assert found.proved and least <= found.objective_ms + 1e-5
+    generator = np.random.default_rng(0)
+    plans = [task.plan(generator.integers(devices, size=5), generator.permutation(5)) for _ in range(200)]
+    assert queueing.simulator.makespans(plans).min() / 1e3 >= found.bound_ms - 1e-6
+
+
 def test_groups_stay_together_and_nodes_stay_where_they_can_run() -> None:
     task = made_task(5, 7)
     times = task.times_us.copy()

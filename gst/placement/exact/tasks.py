@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ def optimum(
     most_us: float = np.inf,
 ) -> Optimum:  # fmt: skip
     """Placement and order together, for a machine on which operations cost each other nothing: an operation takes its
-    time alone, a value its transfer, several transfers go on at once, and cores do one operation at a time.
+    time alone, a value its transfer, and cores do one operation at a time. Where `costs.copies_queue`, each memory
+    sends one value at a time, to each other memory once; elsewhere transfers do not wait for each other.
 
     Schedules that leave a device idle for something urgent are among those searched. A `Simulator` never waits, so
     that it may take longer with the plan's priorities than `objective_ms`; it never takes less than `bound_ms`.
@@ -56,7 +58,10 @@ def optimum(
         model.add(start[node] + took[node] <= span)
     for producer, consumer in edges.T.tolist():
         groups = (placed[task.colocation[producer]], placed[task.colocation[consumer]])
-        _precede(model, start[producer] + took[producer], start[consumer], *groups, _moved(costs, producer))
+        moved = np.zeros_like(costs.latency_us, np.int64) if costs.copies_queue else _moved(costs, producer)
+        _precede(model, start[producer] + took[producer], start[consumer], *groups, moved)
+    if costs.copies_queue:
+        _send_in_turn(model, task, placed, edges, {node: start[node] + took[node] for node in nodes}, start, horizon)
     _one_at_a_time(model, task, placed, times, start, span, nodes)
     model.minimize(span)
     if hint is not None:
@@ -76,7 +81,8 @@ def optimum(
 
 def replayed_us(task: Task, plan: Plan) -> float:
     """Microseconds if operations begin in the order of the plan's priorities as soon as their cores are free and their
-    values are there, each core keeping to that order; priorities must be a topological order.
+    values are there, each core keeping to that order; priorities must be a topological order. Copies that queue leave
+    in the order in which the operations that make them begin, those of one value in that of their first readers.
 
     Raises:
         ValueError: the plan has no priorities.
@@ -85,9 +91,13 @@ def replayed_us(task: Task, plan: Plan) -> float:
         raise ValueError("a plan without priorities has no order to be replayed in")
     costs, use = task.costs, core_use(task.devices)
     producers: list[list[int]] = [[] for _ in range(task.num_nodes)]
-    for producer, consumer in costs.edges.T.tolist():
+    consumers: list[list[int]] = [[] for _ in range(task.num_nodes)]
+    for producer, consumer in sorted(costs.edges.T.tolist()):
         if costs.computed[producer]:
             producers[consumer].append(producer)
+            consumers[producer].append(consumer)
+    memory = [device.memory for device in task.devices]
+    lane, arrival = dict.fromkeys(memory, 0.0), {}
     free, end = np.zeros(use.shape[1]), np.zeros(task.num_nodes)
     for node in np.argsort(-plan.priority, kind="stable").tolist():
         if not costs.computed[node]:
@@ -96,10 +106,19 @@ def replayed_us(task: Task, plan: Plan) -> float:
         begin = float(free[use[here]].max())
         for producer in producers[node]:
             there = plan.placement[producer]
+            if costs.copies_queue and memory[there] != memory[here]:
+                begin = max(begin, arrival[producer, memory[here]])
+                continue
             moved = costs.latency_us[there, here] + costs.output_bytes[producer] / costs.bytes_per_us[there, here]
             begin = max(begin, end[producer] + moved)
         end[node] = begin + task.times_us[here, node]
         free[use[here]] = end[node]
+        for consumer in consumers[node] if costs.copies_queue else ():
+            there = plan.placement[consumer]
+            if memory[there] != memory[here] and (node, memory[there]) not in arrival:
+                moved = costs.latency_us[here, there] + costs.output_bytes[node] / costs.bytes_per_us[here, there]
+                lane[memory[here]] = max(lane[memory[here]], end[node]) + moved
+                arrival[node, memory[there]] = lane[memory[here]]
     return float(end.max(initial=0.0))
 
 
@@ -149,6 +168,34 @@ def _precede(
             if goes.any():
                 model.add(here[device] + sum(there[other] for other in np.flatnonzero(goes).tolist()) <= 1 + crosses)
         model.add(end + duration * crosses <= start)
+
+
+def _send_in_turn(
+    model: Any, task: Task, placed: Sequence[Sequence[Any]], edges: Int64[np.ndarray, "2 edges"], end: dict[int, Any],
+    start: dict[int, Any], horizon: int,
+) -> None:  # fmt: skip
+    """Each value is sent once to each memory where it is read; a memory sends one at a time."""
+    memories = [
+        [number for number, device in enumerate(task.devices) if device.memory == memory] for memory in task.memories
+    ]
+    lies = [[model.new_bool_var("") for _ in memories] for _ in placed]  # of each group, whether it is in each memory
+    for group, literals in zip(placed, lies, strict=True):
+        for devices, literal in zip(memories, literals, strict=True):
+            model.add(sum(group[device] for device in devices) == literal)
+    lanes: list[list[Any]] = [[] for _ in memories]
+    for producer in np.unique(edges[0]).tolist():
+        moved, made = _moved(task.costs, producer), lies[task.colocation[producer]]
+        for here, there in permutations(range(len(memories)), 2):
+            duration = int(moved[np.ix_(memories[here], memories[there])].min())
+            crosses, begin = model.new_bool_var(""), model.new_int_var(0, horizon, "")
+            lanes[here].append(model.new_optional_fixed_size_interval_var(begin, duration, crosses, ""))
+            model.add(end[producer] <= begin)
+            for consumer in edges[1, edges[0] == producer].tolist():
+                read = lies[task.colocation[consumer]][there]
+                model.add(made[here] + read <= 1 + crosses)
+                model.add(begin + duration <= start[consumer]).only_enforce_if([made[here], read])
+    for lane in lanes:
+        model.add_no_overlap(lane)
 
 
 def _one_at_a_time(
