@@ -10,6 +10,7 @@ import numpy as np
 
 from gst.placement.certificate import BRANCHES, EXACT, MOST_BRANCHED, SHARE, is_exact
 from gst.placement.exact.solver import solver_library
+from gst.placement.public.annealing import anneal
 from gst.placement.public.bounds import alike, lower_bound, searched_bound
 from gst.placement.public.integer_program import solve
 from gst.placement.public.problem import Problem
@@ -17,6 +18,7 @@ from gst.placement.public.schedules import Schedule
 from gst.placement.scheduling.arrays import moved
 
 NEAR = 1e-9  # share by which times that are equal may differ
+MOST_ANNEALED_S = 2.0  # seconds for the plan of the mixed-integer program
 INTEGER = "mixed-integer program"
 SOLVERS = {INTEGER: "highs", EXACT: "cp-sat"}  # name of a plan that comes of a proof
 
@@ -65,6 +67,8 @@ def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: 
             found = searched_bound(problem, bound, plan.makespan, share * left()).bound
         else:
             found, better = solve(problem, left() / 2)
+            if better is not None and not better.reason and left() > 0:  # the program knows no order of operations
+                better, _ = anneal(problem, better, min(MOST_ANNEALED_S, left() / 4), seed=seed)
         if found > bound * (1 + NEAR):
             bound, by = found, method
         if better is not None and not better.reason:
