@@ -32,7 +32,7 @@ from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
 from gst.process.interrupts import Stopped
 from gst.process.progress import Progress
-from gst.programs import Program, traced
+from gst.programs import Program, kind_for, traced
 from gst.reporting.placement import render
 
 LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
@@ -136,7 +136,7 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
     devices = usable_devices(_names(options), limit)
     if options.runtime == "measured":
         return _place_measured(options, devices, settings, progress)
-    program = _captured(options, progress)
+    program = _captured(options, progress, devices)
 
     def profiled() -> Task:
         with IsolatedExecutor(options.program or "", devices) as isolated:
@@ -152,7 +152,7 @@ def _place_measured(
     Stopped: the command was asked to end; the fastest plan measured so far is in `plan.json`.
     """
     progress("capturing", 0, 1)
-    program = traced(options.program)
+    program = traced(options.program, kind=kind_for(each.kind for each in devices))
     old = old_plan(options.out, program, [each.name for each in devices]) if options.again else None
     _clear(options)
     seconds = math.inf if options.seconds is None else options.seconds
@@ -181,19 +181,19 @@ def _place_by_fleet(
 ) -> PlacementResult:
     assert options.program is not None
     with joined(address):
-        program = _captured(options, progress)
         progress("starting workers", 0, 1)
         names = _names(options)
         kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
+        program = _captured(options, progress, kind.selected(names, with_sets=False))
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
         fleet = FleetWorkers(kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s)
         return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
 
 
-def _captured(options: Namespace, progress: Progress) -> Program:
+def _captured(options: Namespace, progress: Progress, devices: Sequence[Device] = ()) -> Program:
     assert options.program is not None
     progress("capturing", 0, 1)
-    program = traced(options.program)
+    program = traced(options.program, kind=kind_for(each.kind for each in devices))
     _clear(options)
     return program
 

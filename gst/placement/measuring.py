@@ -27,7 +27,7 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.local_search.population import random_plans
 from gst.placement.task import Task, check_same, load_plan
 from gst.process.progress import Progress, no_progress
-from gst.programs import Program, traced
+from gst.programs import Program, kind_for, traced
 
 Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
@@ -99,7 +99,7 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
     chosen = found if settings.device_names is None else select(settings.device_names, found)
     devices = tuple(replace(each, memory_limit=settings.memory_limit) for each in chosen)
     progress("capturing", 0, 1)
-    program = traced(settings.program)
+    program = traced(settings.program, kind=kind_for(each.kind for each in devices))
     from_files = [load_plan(path, program, devices) for path in settings.plan_files]
     with IsolatedExecutor(settings.program, devices, settings.time_limit_s) as isolated:
         if isolated.program_key != program.key:
@@ -143,11 +143,13 @@ def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progre
     out = settings.out
     settings.check_new(out.glob(f"*/{LOG}"))
     with joined(address), ExitStack() as stack:
-        progress("capturing", 0, 1)
-        program = traced(settings.program)
         progress("starting workers", 0, 1)
+        kinds = kinds_with(settings.device_names)
+        progress("capturing", 0, 1)
+        every = [each for kind in kinds for each in kind.selected(settings.device_names, with_sets=False)]
+        program = traced(settings.program, kind=kind_for(each.kind for each in every))
         fleets = []
-        for kind in kinds_with(settings.device_names):
+        for kind in kinds:
             chosen = kind.selected(settings.device_names, with_sets=False)
             on_hosts = [replace(each, memory_limit=settings.memory_limit) for each in chosen]
             limits = (settings.time_limit_s, settings.repetitions)

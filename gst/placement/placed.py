@@ -27,7 +27,7 @@ from gst.placement.stages import Stages, device_map, stages
 from gst.placement.task import Task
 from gst.placement.whole import repeats
 from gst.process.progress import Bars, Progress, notice
-from gst.programs import Program, Step, capture, inference_step
+from gst.programs import Program, Step, capture, inference_step, kind_for
 
 MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed
 
@@ -176,8 +176,9 @@ def place(
         shown = progress or bars.show
         if isinstance(model, Step):
             whole = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *inputs: as_written(model, inputs))}
-            return _by_plans(model, capture(step), inputs, chosen, parameters, settings, out, shown, whole)
-        program, no_plan = _captured(model, step, inputs)
+            program = capture(step, kind_for(each.kind for each in chosen))
+            return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, whole)
+        program, no_plan = _captured(model, step, inputs, kind_for(each.kind for each in chosen))
         cores = max((len(each) for each in core_numbers(chosen)), default=1)
         found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
         runs, reasons = found.serious()
@@ -212,14 +213,14 @@ def _by_plans(
     return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
 
 
-def _captured(model: nn.Module, step: Step, inputs: Sequence[Any]) -> tuple[Program | None, str]:
-    """The program of a model, or None and the reason: then it can only be run whole.
+def _captured(model: nn.Module, step: Step, inputs: Sequence[Any], kind: str) -> tuple[Program | None, str]:
+    """The program of a model for a kind of device, or None and the reason: then it can only be run whole.
 
     Raises:
         ValueError: it cannot be captured, and what it returns or leaves behind changes from call to call.
     """
     try:
-        return capture(step), ""
+        return capture(step, kind), ""
     except ValueError as error:
         if repeats(model, inputs):
             return None, str(error)

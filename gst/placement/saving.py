@@ -25,7 +25,7 @@ from gst.placement.choosing import SEED, GuardedRun
 from gst.placement.guards import Guard
 from gst.placement.placed_module import PLAN, as_written, guard_of
 from gst.placement.whole import Way, fresh_inputs, may_freeze, whole_run
-from gst.programs import Step, capture, inference_step, outputs_differ
+from gst.programs import Step, capture, inference_step, kind_for, outputs_differ
 from gst.programs.program import structure
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         runs |= _winner(path, model, Way.named(record["run"]), inputs)
     program = plan = None
     if record["run"] == PLAN or record["run"] not in runs:
-        program = capture(model if isinstance(model, Step) else inference_step(model, inputs))
+        step = model if isinstance(model, Step) else inference_step(model, inputs)
+        program = capture(step, kind_for(name.partition(":")[0] for name in record["devices"]))
         if program.key != record["program"]:
             raise ValueError(f"{path} is of a model with other operations; place this one")
     devices: tuple[Device, ...] = ()

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gst.programs.described import kind_for
     from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
     from gst.programs.operation import Operation, Reference
     from gst.programs.program import Program, as_module, outputs_differ
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gst.programs.workloads import WORKLOADS
 
 _HOMES = {
+    "described": ("kind_for",),
     "features": ("FEATURE_NAMES", "NUM_OPCODES"),
     "operation": ("Operation", "Reference"),
     "program": ("Program", "as_module", "outputs_differ"),
@@ -31,8 +33,8 @@ _HOMES = {
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
-    "as_module", "capture", "capture_module", "drawn_from", "inference_step", "outputs_differ", "resolve", "trace_path",
-    "traced", "training_step",
+    "as_module", "capture", "capture_module", "drawn_from", "inference_step", "kind_for", "outputs_differ", "resolve",
+    "trace_path", "traced", "training_step",
 ]  # fmt: skip
 
 

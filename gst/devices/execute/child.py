@@ -35,7 +35,7 @@ from gst.devices.execute.measure import timed
 from gst.devices.execute.native import NativeExecutor, quickest_runs
 from gst.devices.execute.transfers import measured_links
 from gst.devices.plan import ExecutionError, Plan, Timeline
-from gst.programs import Program, outputs_differ, traced
+from gst.programs import Program, kind_for, outputs_differ, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
@@ -47,7 +47,8 @@ def main() -> None:
     process, source, devices = parent.recv()
     end_with_parent(process)
     try:
-        program = traced(source) if isinstance(source, str) else Program.load(source)
+        is_saved = not isinstance(source, str)
+        program = Program.load(source) if is_saved else traced(source, kind=kind_for(each.kind for each in devices))
         limit = least_memory_limit(devices)
         with executor(program, devices) as made:
             if isinstance(made, NativeExecutor):
