@@ -202,17 +202,20 @@ class SegmentDataModule(L.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
 
-def check_cuts(cuts: int, method: str) -> None:
+def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
     """Refuse a number of cuts that is none, or several by a method that cuts alike whatever its seed.
+
+    Args:
+        option: the name by which it was given.
 
     Raises:
         ValueError: naming the option and what to give instead.
     """
     if cuts < 1:
-        raise ValueError(f"eval_cuts is {cuts}; a score needs at least one cut of each graph")
+        raise ValueError(f"{option} is {cuts}; a score needs at least one cut of each graph")
     if cuts > 1 and method not in SEEDED:
         raise ValueError(
-            f"eval_cuts is {cuts}, but {method!r} cuts alike each time; use one of {', '.join(SEEDED)}, or eval_cuts 1"
+            f"{option} is {cuts}, but {method!r} cuts alike each time; use one of {', '.join(SEEDED)}, or {option} 1"
         )
 
 

@@ -47,7 +47,7 @@ def load(
         raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error)})") from error
 
     def cut(graph: Graph, cuts: int) -> list[SegmentedGraph]:
-        check_cuts(cuts, segmentation["method"])
+        check_cuts(cuts, segmentation["method"], "cuts")
         whole, first = derived(graph, **derivation), segmentation["seed"]
         return [segment(whole, **segmentation | {"seed": first + number}) for number in range(cuts)]
 
