@@ -131,10 +131,12 @@ def main(arguments: list[str] | None = None) -> None:
         "rows": there, "settings": {"search_s": options.search}, "machine": machine_record(),
         "command": f"python -m experiments.reproductions.certificates --search {options.search:g} --seconds LIMIT_S",
     }  # fmt: skip
-    for name, make in bar(list(problems(options.search, options.seconds)), "problems"):
+    every = dict(problems(options.search, options.seconds))
+    for name, make in bar(list(every.items()), "problems"):
         if name in there:
             continue
-        record["rows"][name] = make() | {"limit_s": options.seconds}
+        there[name] = make() | {"limit_s": options.seconds}
+        record["rows"] = {each: there[each] for each in every if each in there}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     ratios = np.array([row["bound"] / row["best"] for row in record["rows"].values()])
     near = int((ratios >= 0.95).sum())
