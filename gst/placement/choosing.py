@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,6 +96,7 @@ def candidates(
     seconds: float = math.inf,
     compiled: bool = True,
     progress: Progress = no_progress,
+    stops: bool = False,
 ) -> Candidates:
     """Make the ways to run a model whole and look at each.
 
@@ -103,6 +107,8 @@ def candidates(
         seconds: no way is begun after half of them. Ctrl-C ends it too, with what there is.
         compiled: whether anything is compiled.
         progress: told which way is made.
+        stops: whether what is being compiled is stopped after the seconds. That is for processes of ours alone: modules
+            that are being imported then stay broken.
 
     Examples:
         >>> import torch
@@ -128,10 +134,14 @@ def candidates(
             so_far = f", {min(took.values()):.1f} ms so far" if took else ""
             progress(f"trying {way.name}{so_far}", number, len(every))
             try:
-                run = whole_run(model, way, inputs)
+                with stopped_after(seconds - spent if stops and way.kind != PYTORCH else math.inf):
+                    run = whole_run(model, way, inputs)
                 if way.kind != PYTORCH and (wrong := difference(run, model, inputs, SEED)):
                     reasons[way.name] = f"gives other outputs: {wrong}"
                     continue
+            except TimeIsUp:
+                reasons[way.name] = f"not compiled within {seconds - spent:.0f} s"
+                continue
             except Exception as error:  # whatever a compiler raises
                 first = (str(error).strip().splitlines() or ["no message"])[0]
                 reasons[way.name] = f"{type(error).__name__}: {first[:200]}"
@@ -148,6 +158,42 @@ def candidates(
     in_order = {way.name: runs[way.name] for way in every if way.name in runs}
     progress("looking at each way to run it", 0, 1)
     return Candidates(in_order, reasons, _least_ms(in_order, inputs))
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """Ends what takes too long, as Ctrl-C would."""
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` in what runs within, after so many seconds; never outside of the main thread, where the system
+    has no alarms, or where one is set that comes before. A later one is set again.
+
+    Examples:
+        >>> with stopped_after(0.01):
+        ...     time.sleep(10)
+        Traceback (most recent call last):
+        ...
+        gst.placement.choosing.TimeIsUp
+    """
+    can_stop = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if math.isinf(seconds) or not can_stop or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeIsUp
+
+    begun, before = time.perf_counter(), signal.signal(signal.SIGALRM, stop)
+    # Again every second: where it is raised while an object is destroyed, Python goes on all the same.
+    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.perf_counter() - begun), 1e-3))
 
 
 def _promise(way: Way) -> tuple[bool, ...]:

@@ -176,8 +176,8 @@ def place(
         shown = progress or bars.show
         if isinstance(model, Step):
             whole = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *inputs: as_written(model, inputs))}
-            program = capture(step, kind_for(each.kind for each in chosen))
-            return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, whole)
+            captured = capture(step, kind_for(each.kind for each in chosen))
+            return _by_plans(model, captured, inputs, chosen, parameters, settings, out, shown, whole)
         program, no_plan = _captured(model, step, inputs, kind_for(each.kind for each in chosen))
         cores = max((len(each) for each in core_numbers(chosen)), default=1)
         found = candidates(model, inputs, cores, limit, settings.compile_step, shown)

@@ -66,7 +66,7 @@ class Settings:
         cost_model: one of `COST_MODELS`, which learns from what the search measures how wrong the simulator is.
         compile_step: whether the step compiled and frozen, on all cores and on one, is among what is measured at the
             end; each takes up to a minute to compile.
-        compile_s: no such way is begun after half of these seconds.
+        compile_s: no such way is begun after half of these seconds, and none is compiled beyond them.
     """
 
     budget: int = 50

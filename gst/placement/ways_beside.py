@@ -41,7 +41,7 @@ def ways_beside(
     Args:
         source: name of a program, or the directory of a saved one.
         cores: of the devices that it may use.
-        seconds: no way is begun after half of them.
+        seconds: no way is begun after half of them, and none is compiled beyond them.
 
     Raises:
         ValueError: the child could not start.
@@ -72,7 +72,7 @@ def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
 def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
     """Ways that may win and that compute what the program does, on its own inputs as on random ones."""
     module, inputs = bound(program)
-    found = candidates(module, inputs, cores, seconds)
+    found = candidates(module, inputs, cores, seconds, stops=True)
     runs, reasons = found.serious()
     want = eager(program)
     for name in [name for name in runs if name != PYTORCH]:

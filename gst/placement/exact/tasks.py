@@ -97,7 +97,8 @@ def replayed_us(task: Task, plan: Plan) -> float:
             producers[consumer].append(producer)
             consumers[producer].append(consumer)
     memory = [device.memory for device in task.devices]
-    lane, arrival = dict.fromkeys(memory, 0.0), {}
+    lane: dict[str, float] = dict.fromkeys(memory, 0.0)
+    arrival: dict[tuple[int, str], float] = {}
     free, end = np.zeros(use.shape[1]), np.zeros(task.num_nodes)
     for node in np.argsort(-plan.priority, kind="stable").tolist():
         if not costs.computed[node]:
