@@ -25,9 +25,9 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-DEVICE = torch.device("cuda:0")
-KINDS = ("cpu", DEVICE.type)
-"""Of devices for which steps are captured."""
+from gst.programs.kinds import ACCELERATOR
+
+DEVICE = torch.device(ACCELERATOR, 0)
 
 CAPABILITY = (7, 0)
 """Compute capability that libraries are told while a step is captured: the oldest that PyTorch still runs on, so that
