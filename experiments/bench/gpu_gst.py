@@ -1,10 +1,11 @@
 """Graph Segment Training itself on the accelerator of this machine: one job of it in a process of its own.
 
-    python -m experiments.bench.gpu_gst step|table|score SETTINGS.json    # out: a line of JSON
+    python -m experiments.bench.gpu_gst step|recorded|table|score SETTINGS.json
 
 `step` times the training step, computed copy by copy as the published code does, with equal states computed once, and
-that in bf16; `table` moves rows of an embedding table while the device computes; `score` scores configurations of one
-giant program. What a job computes is compared with the CPU; `wrong` says where it differs, and is empty if it does not.
+that in bf16; `recorded` a step of padded batches beside replays of its recording; `table` moves rows of an embedding
+table while the device computes; `score` scores configurations of one giant program. What a job computes is compared
+with the CPU, or with eager steps; `wrong` says where it differs, and is empty if it does not.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from torch_geometric.nn import GraphSAGE
 
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
 from experiments.bench.published import layout_program, standardised
 from experiments.bench.step import VARIANTS, WARM_UP, Setting, Trainer
+from gst.cost.losses import pairwise_hinge
 from gst.devices.execute.lanes import synchronise
 from gst.graphs.segments import segment
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.fixed_step import FixedStep, Sizes
+from gst.training.recorded_step import RecordedStep
 
 JOBS: dict[str, tuple[float, dict[str, Any]]] = {
     "step": (240.0, {"sizes": [4000, 7500, 5500, 9000, 6000, 7000], "setting": {"steps": 16}}),
+    "recorded": (90.0, {"sizes": [4000, 7500, 5500, 9000], "configs": 8, "channels": 128, "steps": 40}),
     "table": (60.0, {"keys": 1 << 18, "channels": 256, "rows": 1 << 15, "width": 4096, "repetitions": 25}),
     "score": (120.0, {"nodes": 40_000, "configurable": 2000, "configs": 1000}),
 }
@@ -79,6 +87,50 @@ def _trained(trainer: Trainer) -> dict[str, Any]:
         "step_ms": statistics.median(with_table), "step_ms_min": min(with_table),
         "gst_one_ms": statistics.median(alone), "peak_mib": _peak_mib(trainer.device), "losses": losses,
     }  # fmt: skip
+
+
+def recorded(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A training step of PyG's GraphSAGE with a table, as the estimator runs it, and as replays of one recording.
+
+    Args:
+        settings: `sizes` of made programs, all of which are in each step; `configs` of a step, `channels`, and `steps`.
+
+    Returns:
+        eager_ms and recorded_ms, medians with draws and reading; speedup; reason why it ran eagerly, if it did; wrong.
+    """
+    rows, losses, reason = dict[str, float](), dict[str, list[float]](), ""
+    for name, is_recorded in (("eager", False), ("recorded", None)):
+        rows[f"{name}_ms"], losses[name], reason = _padded(settings, device, is_recorded)
+    error = _difference(losses["recorded"][: WARM_UP + COMPARED], losses["eager"][: WARM_UP + COMPARED])
+    wrong = f"losses of replays are {error:.2g} off" if error > TOLERANCE else ""
+    if reason and device.type != "cpu":
+        wrong = f"no recording: {reason}"
+    return rows | {"speedup": rows["eager_ms"] / rows["recorded_ms"], "reason": reason, "wrong": wrong}
+
+
+def _padded(
+    settings: Mapping[str, Any], device: torch.device, is_recorded: bool | None
+) -> tuple[float, list[float], str]:
+    """Median time of steps of padded batches, their losses, and why they are no replays."""
+    torch.manual_seed(0)
+    graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(settings["sizes"])])
+    segmented, channels = [segment(graph, 1000, "contiguous") for graph in graphs], settings["channels"]
+    table = EmbeddingTable(1, channels, device=device)
+    encoder, head = GraphSAGE(140 + 18, channels, 3), torch.nn.Linear(channels, 1)
+    model = GraphSegmentTraining(encoder, head, keep_probability=0.5, table=table).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    sizes = Sizes.of(segmented, len(segmented), model.num_fresh)
+    step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, sizes), is_recorded=is_recorded)
+    times, losses = list[float](), list[float]()
+
+    def train(number: int) -> None:
+        configs = torch.arange(number, number + settings["configs"]).repeat(len(graphs), 1)
+        targets = [torch.from_numpy(graph.targets[row.numpy()]) for graph, row in zip(graphs, configs, strict=True)]
+        losses.append(step(segmented, configs, torch.stack(targets)).item())
+
+    for number in range(settings["steps"]):
+        times.append(_ms(partial(train, number), device))
+    return statistics.median(times[WARM_UP:]), losses, step.reason
 
 
 def table(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -168,6 +220,10 @@ def line(name: str, row: Mapping[str, Any]) -> str:
     if name == "step":
         ways = ", ".join(f"{variant} {each['step_ms']:.2f} ms" for variant, each in row["variants"].items())
         ways += f"; {row['speedup']:.1f} times as fast as copy by copy (target {row['target']:g})"
+    elif name == "recorded":
+        ways = (
+            f"eager {row['eager_ms']:.2f} ms, recorded {row['recorded_ms']:.2f} ms, {row['speedup']:.2f} times as fast"
+        )
     elif name == "table":
         ways = f"pull {row['pull_ms']:.3f} ms, {row['pull_hidden']:.0%} hidden; push {row['push_ms']:.3f} ms, "
         ways += f"{row['push_hidden']:.0%} hidden"
@@ -205,7 +261,7 @@ def _peak_mib(device: torch.device) -> float | None:
     return peak
 
 
-RUNS = {"step": step, "table": table, "score": score}
+RUNS = {"step": step, "recorded": recorded, "table": table, "score": score}
 
 if __name__ == "__main__":
     accelerator = torch.accelerator.current_accelerator(check_available=True)

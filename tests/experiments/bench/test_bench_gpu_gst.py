@@ -16,6 +16,7 @@ from experiments.bench import gpu_gst
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 STEP = {"sizes": [60, 90], "setting": {"batch_graphs": 2, "configs": 4, "channels": 8, "max_nodes": 30, "steps": 2}}
+RECORDED = {"sizes": [1500, 2100], "configs": 3, "channels": 8, "steps": 6}
 TABLE = {"keys": 200, "channels": 8, "rows": 50, "width": 16, "repetitions": 2}
 SCORE = {"nodes": 400, "configurable": 20, "configs": 12}
 HIDDEN = ("pymetis", "wandb")
@@ -52,6 +53,14 @@ def test_a_step_with_other_losses_fails_by_name(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gpu_gst.Trainer, "step", off)
     said = gpu_gst.line("step", gpu_gst.step(STEP, CPU))
     assert "failed: losses of shared bf16 are 0." in said and "unshared fp32 are" not in said
+
+
+def test_recorded_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = gpu_gst.recorded(RECORDED, CPU)
+    assert row["wrong"] == "" and row["eager_ms"] > 0 < row["recorded_ms"] and "recorded on an accel" in row["reason"]
+    assert gpu_gst.line("recorded", row).startswith("recorded         passed; eager ")
+    monkeypatch.setattr(gpu_gst, "_difference", lambda got, want: 0.5)
+    assert "failed: losses of replays are 0.5 off" in gpu_gst.line("recorded", gpu_gst.recorded(RECORDED, CPU))
 
 
 def test_rows_are_moved_before_and_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
