@@ -319,10 +319,12 @@ def _add_strangers(bench: Any, command: Command) -> None:
 
 def _add_gpu(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "gpu", _run_of("gpu"), "an accelerator: its tests, and workloads by lanes; without one, proofs without",
+        bench, "gpu", _run_of("gpu"), "an accelerator: its tests, GST, workloads by lanes; without one, proofs without",
         f"{BENCH} gpu --json experiments/results/gpu/h100.json\n{BENCH} gpu --programs gpt,inception --without-tests",
     )  # fmt: skip
-    _add_programs(parser)
+    parser.add_argument(
+        "--programs", help="workloads, step, recorded, table, score, capped, separated by commas (default: all of them)"
+    )
     parser.add_argument("--lanes", default="1,2,4", help="streams of the accelerator (default: %(default)s)")
     parser.add_argument(
         "--modes", default="default,reduce-overhead,max-autotune",

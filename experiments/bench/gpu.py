@@ -1,11 +1,12 @@
-"""An accelerator, most important first: its tests, gpt, inception, rnnlm and moe as written and by lanes with the
-simulator beside them, a model in half of its memory, then all other workloads; without one, what can be proven without.
+"""An accelerator, most important first: its tests, GST's training step, table and scores, gpt, inception, rnnlm and moe
+as written and by lanes with the simulator beside them, a model in half of its memory, then all other workloads; without
+one, what can be proven without.
 
     make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/NAME.json
 
 Each workload runs in a process of its own, and the others go on when one fails; what there is no time for is named.
-Without an accelerator the workloads,
-training steps of the transformers library and GraphNet samples go through `experiments.bench.gpu_proofs`.
+Without an accelerator the workloads, training steps of the transformers library and GraphNet samples go through
+`experiments.bench.gpu_proofs`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import Any
 
 import torch
 
-from experiments.bench import child_environment
+from experiments.bench import child_environment, gpu_gst
 from experiments.bench.gpu_proofs import proven, steps_to_prove
 from gst.devices import machine_record
 from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 FIRST = ("gpt", "inception", "rnnlm", "moe")
+JOBS = (*gpu_gst.JOBS, "capped")
 LEAST_S = 10.0  # in which nothing could be measured
 CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
 """Of the model in half of its memory: 1 GiB of weights."""
@@ -41,8 +43,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["accelerator"] = None if accelerator is None else str(accelerator)
     if accelerator is None:
         return result | _proofs(names, options)
-    if unknown := [name for name in names or () if name.partition(":")[0] not in WORKLOADS]:
-        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    if unknown := [name for name in names or () if name.partition(":")[0] not in (*WORKLOADS, *JOBS)]:
+        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join((*WORKLOADS, *JOBS))}")
     deadline = time.monotonic() + options.total_limit
 
     def patience() -> float:
@@ -57,10 +59,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "modes": [each for each in options.modes.split(",") if each],
         "plans": options.plans,
     }
-    result["settings"], result["workloads"], result["skipped"] = settings, {}, []
-    for name in names or (*FIRST, "capped", *(each for each in WORKLOADS if each not in FIRST)):
+    result |= {"settings": settings, "gst": {}, "workloads": {}, "skipped": []}
+    for name in names or (*gpu_gst.JOBS, *FIRST, "capped", *(each for each in WORKLOADS if each not in FIRST)):
         if patience() < LEAST_S:
             result["skipped"].append(f"{name}: no time left of {options.total_limit:g} s")
+        elif name in gpu_gst.JOBS:
+            limit_s, job = gpu_gst.JOBS[name]
+            row = result["gst"][name] = _row("gpu_gst", [name, json.dumps(job)], min(limit_s, patience()))
+            print(gpu_gst.line(name, row), flush=True)
         elif name == "capped":
             result["capped"] = _row("gpu_capped", [json.dumps(CAPPED)], patience())
             print(_capped_line(result["capped"]), flush=True)

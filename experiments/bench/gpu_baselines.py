@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.devices.execute.lane_graphs import WARM_RUNS, new_graph
 from gst.devices.execute.lanes import is_here
+from gst.devices.execute.recording import WARM_RUNS, new_graph, recorded
 from gst.programs import Program, Step, as_module
 
 Run = Callable[[], list[Any]]
@@ -44,14 +43,8 @@ def one_graph(run: Run, device: torch.device) -> Run:
         for _ in range(WARM_RUNS):
             run()
         torch.accelerator.synchronize(device)
-        graph.capture_begin()
-        try:
+        with recorded(graph):
             outputs = run()
-        except BaseException:
-            with suppress(RuntimeError):  # what was recorded is of no use
-                graph.capture_end()
-            raise
-        graph.capture_end()
 
     def replay() -> list[Any]:
         graph.replay()

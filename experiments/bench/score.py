@@ -114,8 +114,9 @@ def model() -> GraphSegmentTraining:
     return GraphSegmentTraining(SAGE(CHANNELS, LAYERS, config_symbols=7), Head(CHANNELS), "mean").eval()
 
 
-def score(estimator: GraphSegmentTraining, graph: SegmentedGraph, bf16: bool) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+def score(estimator: GraphSegmentTraining, graph: SegmentedGraph, bf16: bool, kind: str = "cpu") -> Tensor:
+    """Scores of all configurations, on the device where the estimator is; `kind` is that of the device."""
+    with torch.autocast(kind, torch.bfloat16, enabled=bf16):
         return estimator.scores(graph, configs_at_once=CONFIGS_AT_ONCE)
 
 

@@ -114,12 +114,15 @@ def too_slow(slowdown: float) -> str:
 class Trainer:
     """The published training step: one fresh segment per graph, keep probability 1/2, pairwise hinge, Adam."""
 
-    def __init__(self, graphs: list[SegmentedGraph], setting: Setting, share: bool, bf16: bool) -> None:
+    def __init__(
+        self, graphs: list[SegmentedGraph], setting: Setting, share: bool, bf16: bool,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - it is never written to
+    ) -> None:  # fmt: skip
         torch.manual_seed(0)
-        self.graphs, self.setting = graphs, setting
-        self.autocast = lambda: torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
-        encoder = PublishedSAGE(setting.channels, setting.layers, share=share)
-        self.table = self._model(encoder, table=EmbeddingTable(1, 1))
+        self.graphs, self.setting, self.device = graphs, setting, device
+        self.autocast = lambda: torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
+        encoder = PublishedSAGE(setting.channels, setting.layers, share=share).to(device)
+        self.table = self._model(encoder, table=EmbeddingTable(1, 1, device=device))
         self.gst_one = self._model(encoder, omit_rest=True)
         self.optimizer = torch.optim.Adam(encoder.parameters(), 1e-4)
         self._generator = torch.Generator().manual_seed(0)
@@ -140,7 +143,7 @@ class Trainer:
     def step(self, model: GraphSegmentTraining) -> float:
         graphs, configs, targets = self.draw()
         with self.autocast():
-            loss = pairwise_hinge(model(graphs, configs), targets, 0.1)
+            loss = pairwise_hinge(model(graphs, configs), targets.to(self.device, non_blocking=True), 0.1)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

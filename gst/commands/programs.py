@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gst.programs.kinds import ACCELERATOR, KINDS
+
 
 def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
@@ -17,7 +19,7 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "capture a PyTorch training step, or read an XLA program, as a graph",
         "gst trace rnnlm\ngst trace rnnlm:layers=8,hidden=512\n"
         "gst trace mypackage.training:make_step --json step.json\n"
-        "gst trace gpt --for cuda\n"
+        f"gst trace gpt --for {ACCELERATOR}\n"
         "gst trace --hlo program.txt --out program.npz",
     )
     source = trace.add_mutually_exclusive_group(required=True)
@@ -30,8 +32,8 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
     )
     trace.add_argument(
-        "--for", dest="kind", choices=("cpu", "cuda"), default="cpu",
-        help="kind of device whose operators are captured; cuda needs no GPU (default: %(default)s)",
+        "--for", dest="kind", choices=KINDS, default="cpu",
+        help=f"kind of device whose operators are captured; {ACCELERATOR} needs no GPU (default: %(default)s)",
     )  # fmt: skip
     trace.add_argument(
         "--out", type=Path, metavar="FILE.npz", help="with --hlo: the graph as a TpuGraphs file, for gst rank"

@@ -40,7 +40,8 @@ def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Floa
     check_shapes(scores, targets)
     slower = targets[:, :, None] > targets[:, None, :]  # False where either is NaN
     gaps = scores[:, :, None] - scores[:, None, :]
-    return (margin - gaps).clamp(min=0)[slower].sum() / slower.sum().clamp(min=1)
+    costs = torch.where(slower, (margin - gaps).clamp(min=0), 0.0)  # a mask as an index makes the host wait
+    return costs.sum() / slower.sum().clamp(min=1)
 
 
 def diff_mat(scores: Scores, targets: Scores, margin: float = 0.01) -> Float[Tensor, ""]:

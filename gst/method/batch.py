@@ -94,6 +94,17 @@ class SegmentBatch:
 
         self._each(record)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by name, those of `node_data` and `edge_data` too."""
+        every: dict[str, Tensor] = {}
+        for entry in fields(self):
+            value: Any = getattr(self, entry.name) if entry.init else None
+            if entry.name in DATA:
+                every |= {f"{entry.name}.{key}": each for key, each in value.items()}
+            elif value is not None:
+                every[entry.name] = value
+        return every
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> SegmentBatch:
         """A batch of what `change` makes of each tensor."""
         tensors: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
@@ -109,21 +120,41 @@ class SegmentBatch:
         return ExpandedBatch(self)
 
     def padded(self, multiple: int) -> SegmentBatch:
-        """The same batch with one more segment, of nodes that no one owns, so that nodes and edges are multiples of
-        `multiple` (of at least one node): `torch.compile` sees few shapes. Edges of that segment join its last node to
-        itself."""
+        """The same batch with one more segment, so that nodes and edges are multiples of `multiple` (of at least one
+        node): `torch.compile` sees few shapes."""
         nodes, edges = self.num_nodes, self.edge_index.shape[1]
-        more_nodes, more_edges = multiple - nodes % multiple, -edges % multiple
+        return self.padded_to(nodes + multiple - nodes % multiple, edges + -edges % multiple, len(self.config_nodes))
+
+    def padded_to(self, nodes: int, edges: int, configurable: int) -> SegmentBatch:
+        """The same batch with one more segment, of nodes that no one owns. Edges of that segment join its last node to
+        itself, and further configurable nodes are that node, with features of zero.
+
+        Args:
+            nodes: that it has then, more than now.
+            edges, configurable: edges and configurable nodes that it has then.
+
+        Raises:
+            ValueError: it is larger than that.
+        """
+        now = (self.num_nodes + 1, self.edge_index.shape[1], len(self.config_nodes))
+        more_edges, more_configurable = edges - now[1], configurable - now[2]
+        if nodes < now[0] or min(more_edges, more_configurable) < 0:
+            raise ValueError(
+                f"a batch of {now[0]} nodes with one for padding, {now[1]} edges and {now[2]} configurable nodes does "
+                f"not fit into {nodes}, {edges} and {configurable}"
+            )
+        more_nodes, last = nodes - self.num_nodes, nodes - 1
 
         def pad(tensor: Tensor, count: int, value: int = 0) -> Tensor:
             return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
 
         return SegmentBatch(
             node_features=pad(self.node_features, more_nodes), opcodes=pad(self.opcodes, more_nodes),
-            edge_index=pad(self.edge_index.T, more_edges, nodes + more_nodes - 1).T,
+            edge_index=pad(self.edge_index.T, more_edges, last).T,
             segment_of_node=pad(self.segment_of_node, more_nodes, self.num_segments),
             owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, 1, 1),
-            config_nodes=self.config_nodes, config_features=self.config_features,
+            config_nodes=pad(self.config_nodes, more_configurable, last),
+            config_features=pad(self.config_features, more_configurable),
             node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},
             edge_data={name: pad(tensor, more_edges) for name, tensor in self.edge_data.items()},
             history_keys=None if self.history_keys is None else pad(self.history_keys, more_nodes, -1),

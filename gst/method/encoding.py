@@ -342,11 +342,14 @@ class GraphPool:
 
     Args:
         graph_node_counts: nodes of each graph.
+        total: what other segments gave, as `total` of another pool says.
     """
 
-    def __init__(self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Pooling) -> None:
+    def __init__(
+        self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Pooling, total: Tensor | None = None
+    ) -> None:
         self.graph_node_counts, self.pooling = graph_node_counts, pooling
-        self._total: Tensor | None = None
+        self.total = total
 
     def add(
         self,
@@ -359,18 +362,18 @@ class GraphPool:
         if self.pooling == "max":
             present = torch.where(weights[..., None] > 0, embeddings, -torch.inf)
             part = _largest(present, graph_of_segment, shape[0])
-            self._total = part if self._total is None else torch.maximum(self._total, part)
+            self.total = part if self.total is None else torch.maximum(self.total, part)
             return
         if self.pooling == "mean":
             weights = weights * (node_counts.double() / self.graph_node_counts[graph_of_segment])[:, None]
         weighed = embeddings * weights[..., None].to(embeddings.dtype)
         part = embeddings.new_zeros(shape).index_add(0, graph_of_segment, weighed)
-        self._total = part if self._total is None else self._total + part
+        self.total = part if self.total is None else self.total + part
 
     def result(self) -> Float[Tensor, "graphs configs channels"]:
         """A graph of which no segment was added is zero."""
-        assert self._total is not None, "nothing was added"
-        return torch.where(torch.isneginf(self._total), 0.0, self._total) if self.pooling == "max" else self._total
+        assert self.total is not None, "nothing was added"
+        return torch.where(torch.isneginf(self.total), 0.0, self.total) if self.pooling == "max" else self.total
 
 
 class SegmentSums(torch.autograd.Function):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
+from embedding_cache.table import Staged
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.ages import DrawnAges
@@ -715,7 +716,7 @@ class GraphSegmentTraining(nn.Module):
     def _stage(
         self, catalogue: Catalogue, chosen: Int64[Tensor, " chosen"], keys: Int64[Tensor, "segments configs"],
         embedded: Float[Tensor, "chosen configs channels"],
-    ) -> None:  # fmt: skip
+    ) -> Staged:  # fmt: skip
         """Write the rows of `chosen` segments, unless a gradient turns out not to be finite: a step that `GradScaler`
         skips leaves the table as it was. A key that comes more than once (it stands for all configurations, or its
         graph is here twice) is written once."""
@@ -733,6 +734,7 @@ class GraphSegmentTraining(nn.Module):
         warn = partial(report, catalogue, chosen[first // keys.shape[1]], self.step)
         staged = self.table.stage(flat[first], rows, self.step, warn)
         require_finite_gradients(embedded, self.encoder, staged.require)
+        return staged
 
     def get_extra_state(self) -> dict[str, Any]:
         return {

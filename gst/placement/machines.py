@@ -16,6 +16,7 @@ from gst.devices.simulate.simulator import Contention
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
+from gst.programs.kinds import ACCELERATOR
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
 VIEW_US = 0.3  # of a CPU
@@ -123,7 +124,7 @@ class Machine:
 
 
 CORE = Chip("cpu", gflops=60.0, gb_per_s=10.0, launch_us=3.0)
-GPU = Chip("cuda", gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
+GPU = Chip(ACCELERATOR, gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
 
 
 def machine(name: str) -> Machine:
@@ -132,8 +133,8 @@ def machine(name: str) -> Machine:
     is K of these, on the same bus, whose operations take what its model estimates.
 
     Examples:
-        >>> [device.name for device in machine("gpus:2").devices]
-        ['cuda:0', 'cuda:1']
+        >>> [device.name for device in machine("cores:2").devices]
+        ['cpu:0', 'cpu:1']
 
     Raises:
         ValueError: no such machine.

@@ -28,22 +28,22 @@ def plan_streams(task: Task, plan: Plan) -> StreamProgram:
         >>> from gst.placement.machines import machine
         >>> from gst.programs import capture_module
         >>> program = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), (torch.zeros(8),))
-        >>> task = machine("gpus:2").task(program)
+        >>> task = machine("cores:2").task(program)
         >>> print(plan_streams(task, Plan(task.names, np.array([0, 0, 1]))).text(lambda node: "xyz"[node]))
-        cuda:0 starts with x
-        lane cuda:0 in cuda:0, 2 steps
+        cpu:0 starts with x
+        lane cpu:0 in cpu:0, 2 steps
           run y
           record event 0
-        lane cuda:1 in cuda:1, 3 steps
+        lane cpu:1 in cpu:1, 3 steps
           wait event 1
           run z
           free y
-        lane copies of cuda:0 in cuda:0, 4 steps
+        lane copies of cpu:0 in cpu:0, 4 steps
           wait event 0
-          copy y to cuda:1
+          copy y to cpu:1
           record event 1
           free y
-        cuda:1 ends with z
+        cpu:1 ends with z
     """
     assert task.program is not None, "costs alone have no stream program"
     rank = np.empty(task.num_nodes, np.int64)

@@ -25,9 +25,9 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-DEVICE = torch.device("cuda:0")
-KINDS = ("cpu", DEVICE.type)
-"""Of devices for which steps are captured."""
+from gst.programs.kinds import ACCELERATOR
+
+DEVICE = torch.device(ACCELERATOR, 0)
 
 
 def kind_for(kinds: Iterable[str]) -> str:

@@ -11,11 +11,10 @@ Where recording is impossible lanes go on eagerly, and say why.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,39 +22,11 @@ from torch import Tensor
 
 from gst.devices.execute.calls import laid_out
 from gst.devices.execute.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
+from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
 from gst.devices.execute.stream_program import COPY, RUN
 from gst.devices.execute.stretches import Stretches, inner_steps, stretches
 
-WARM_RUNS = 3  # eager ones before: libraries choose their kernels and take their workspaces
 PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to; beyond that they are pageable
-
-
-class Graph(Protocol):
-    """What is launched between `capture_begin` and `capture_end` on the current stream, launched again by `replay`."""
-
-    def capture_begin(self) -> None: ...
-
-    def capture_end(self) -> None: ...
-
-    def replay(self) -> None: ...
-
-    def pool(self) -> Any:
-        """The memory of its values, for the graphs behind it."""
-
-
-def new_graph(device: torch.device, pool: Any = None) -> Graph:
-    """An empty graph of an accelerator; releases of PyTorch before 2.13 call it by the kind (`XPUGraph`).
-
-    Args:
-        device: that records it.
-        pool: memory of the graphs before it, which it may use again where they have freed it.
-    """
-    if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
-        return neutral(pool=pool)
-    graph = getattr(torch.get_device_module(device), f"{device.type.upper()}Graph")()
-    if pool is not None:
-        graph.capture_begin = partial(graph.capture_begin, pool=pool)
-    return graph
 
 
 class LaneGraph:
@@ -102,7 +73,7 @@ class LaneGraph:
             self.reason = f"graphs are recorded on an accelerator; this runs on {where}"
             return
         try:
-            with _no_garbage():
+            with no_garbage():
                 self._record()
         except Exception as error:  # whatever an operator does that a graph cannot, and memory that is short
             self._graphs, self._values, self._parts = {}, [], []
@@ -193,19 +164,12 @@ class LaneGraph:
         executor.synchronise()
         graph = self._new_graph(origin.device, graphs[0].pool() if graphs else None)
         lanes = [executor.lanes[number] for number in dict.fromkeys(number for number, _ in turns)]
-        with origin.stream or nullcontext():
-            graph.capture_begin()
-            try:
-                for lane in lanes:
-                    lane.wait(origin.record())
-                executor.issue(memories, turns)
-                for lane in lanes:
-                    origin.wait(lane.record())
-            except BaseException:
-                with suppress(RuntimeError):  # what was recorded is of no use
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        with origin.stream or nullcontext(), recorded(graph):
+            for lane in lanes:
+                lane.wait(origin.record())
+            executor.issue(memories, turns)
+            for lane in lanes:
+                origin.wait(lane.record())
         graphs.append(graph)
         return graph
 
@@ -256,19 +220,6 @@ class _Part:
 def _keys(cut: Stretches) -> list[tuple[int, bool]]:
     """Of each stretch its memory and whether it copies: those of one key take turns on one lane."""
     return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """What dies in a cycle while a graph is recorded would wait for the device, which is forbidden then."""
-    gc.collect()
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
 
 
 def _own(value: Tensor) -> Tensor:

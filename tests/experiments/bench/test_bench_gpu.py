@@ -221,7 +221,7 @@ def test_what_there_is_no_time_for_is_named(
 
     def row(module: str, arguments: list[str], time_limit_s: float) -> dict[str, Any]:
         asked.append((module, arguments[0]))
-        monkeypatch.setattr(gpu.time, "monotonic", lambda: 1e9 if len(asked) == 5 else 0.0)
+        monkeypatch.setattr(gpu.time, "monotonic", lambda: 1e9 if len(asked) == 9 else 0.0)
         return {"failed": "no GPU"}
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
@@ -230,7 +230,8 @@ def test_what_there_is_no_time_for_is_named(
     monkeypatch.setattr(gpu, "machine_record", dict)
     path = tmp_path / "gpu.json"
     assert main(["gpu", "--without-tests", "--json", str(path)]) == 0
-    assert [name for _, name in asked[:4]] == ["gpt", "inception", "rnnlm", "moe"] and asked[4][0] == "gpu_capped"
+    assert [name for _, name in asked[:4]] == ["step", "recorded", "table", "score"] and asked[0][0] == "gpu_gst"
+    assert [name for _, name in asked[4:8]] == ["gpt", "inception", "rnnlm", "moe"] and asked[8][0] == "gpu_capped"
     skipped = json.loads(path.read_text())["skipped"]
     assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
     assert "skipped: " in capsys.readouterr().out

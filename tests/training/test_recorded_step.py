@@ -1,0 +1,216 @@
+"""Steps of padded batches are the steps of the estimator, and replays of one recording are such steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gst
+from embedding_cache import EmbeddingTable
+from gst.cost.losses import pairwise_hinge
+from gst.method import encoding
+from gst.method.batch import assemble
+from gst.method.encoding import call_of, embed_segments
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.fixed_step import FixedStep, Sizes
+from gst.training.recorded_step import RecordedStep
+from tests.devices.execute.recorded import RecordedGraph
+from tests.method.host_waits import Messages, graphs
+
+VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "one": lambda: {"omit_rest": True},
+    "dropout": lambda: {"table": EmbeddingTable(1, 16), "estimate": "dropout", "keep_probability": 0.5},
+    "stale": lambda: {"table": EmbeddingTable(1, 16), "estimate": "dropout", "num_fresh": 2},
+}
+POOLINGS = ("sum", "mean", "max")
+STEPS = 8
+
+
+def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
+    """Of order and of value, so that each step changes it."""
+    return pairwise_hinge(scores, targets, 0.1) + (scores - targets).square().mean()
+
+
+class Training:
+    """A model, its optimizer, and data that change from step to step."""
+
+    def __init__(self, variant: str, pooling: Any, device: str = "cpu") -> None:
+        torch.manual_seed(0)
+        self.model = GraphSegmentTraining(Messages(), nn.Linear(16, 1), pooling, **VARIANTS[variant]()).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-4, momentum=0.9)
+        self.data, self.device = graphs(), device
+        self.sizes = Sizes.of(self.data, 2, self.model.num_fresh)
+
+    def step(self, number: int) -> tuple[Any, Tensor, Tensor]:
+        drawn = torch.Generator().manual_seed(number)
+        configs = torch.stack([torch.randperm(5, generator=drawn)[:3] for _ in self.data])
+        return self.data, configs, torch.rand(2, 3, generator=drawn)
+
+    def eager(self) -> list[float]:
+        """Losses of the estimator's own steps, nothing padded."""
+        losses = []
+        for number in range(STEPS):
+            data, configs, targets = self.step(number)
+            loss = loss_of(self.model(data, configs).squeeze(-1), targets.to(self.device))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def fixed(self) -> FixedStep:
+        return FixedStep(self.model, loss_of, self.optimizer, self.sizes)
+
+
+class Replayed(RecordedGraph):
+    """Recording on an accelerator computes nothing: what it has done here to the state of a training is undone."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self.training, self.saved, self.replays = training, list[tuple[Tensor, Tensor]](), 0
+
+    def capture_begin(self) -> None:
+        momenta = [each["momentum_buffer"] for each in self.training.optimizer.state.values()]
+        state = [*self.training.model.parameters(), *momenta]
+        self.saved = [(each, each.detach().clone()) for each in state]
+        super().capture_begin()
+
+    def capture_end(self) -> None:
+        super().capture_end()
+        for each, before in self.saved:
+            each.data.copy_(before)
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.spoil()
+        with torch.no_grad():
+            super().replay()
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("more", [(1, 0, 0), (9, 5, 3)])
+def test_padding_changes_neither_embeddings_nor_gradients(pooling: Any, more: tuple[int, int, int]) -> None:
+    data, encoder = graphs(), Messages().double()
+    batch = assemble(data, [(0, 1), (1, 0), (1, 2)], torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    batch = batch.to(torch.device("cpu"), torch.float64)
+    now = batch.num_nodes, batch.edge_index.shape[1], len(batch.config_nodes)
+    padded = batch.padded_to(*(size + extra for size, extra in zip(now, more, strict=True)))
+    assert (padded.num_nodes, padded.edge_index.shape[1], len(padded.config_nodes)) == tuple(
+        size + extra for size, extra in zip(now, more, strict=True)
+    )
+    want = embed_segments(encoder, batch, call_of(encoder), pooling)
+    got = embed_segments(encoder, padded, call_of(encoder), pooling)[:-1]
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    weights, parameters = torch.randn_like(want), list(encoder.parameters())
+    for one, other in zip(
+        torch.autograd.grad((got * weights).sum(), parameters),
+        torch.autograd.grad((want * weights).sum(), parameters), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_padding_has_no_edges_to_what_is_real() -> None:
+    batch = assemble(graphs(), [(0, 1), (1, 0)], torch.tensor([[0], [1]]))
+    padded = batch.padded_to(batch.num_nodes + 4, batch.edge_index.shape[1] + 3, len(batch.config_nodes) + 1)
+    is_real = padded.edge_index < batch.num_nodes
+    assert bool((is_real[0] == is_real[1]).all()) and int((~is_real[0]).sum()) == 3
+    assert not padded.owned[batch.num_nodes :].any()
+    with pytest.raises(ValueError, match=rf"a batch of {batch.num_nodes + 1} nodes with one for padding, .* not fit"):
+        batch.padded_to(batch.num_nodes, 99, 99)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_of_fixed_shapes_are_those_of_the_estimator(variant: str, pooling: str) -> None:
+    want, training = Training(variant, pooling), Training(variant, pooling)
+    step = RecordedStep(training.fixed())
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert losses == pytest.approx(want.eager(), rel=1e-4) and losses[0] != losses[-1]
+    assert step.reason == "graphs are recorded on an accelerator; the model is on cpu"
+    if training.model.table is not None:
+        keys = torch.arange(training.model.table.num_keys)
+        for one, other in zip(training.model.table.pull(keys), want.model.table.pull(keys), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_replays_of_one_recording_are_steps_of_the_estimator(
+    monkeypatch: pytest.MonkeyPatch, variant: str, pooling: str
+) -> None:
+    """What the recording made is spoilt before each replay; kernels of the CPU alone cannot be recorded."""
+
+    def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
+        total = encoding._pool_owned_with_torch(states, batch, pooling)
+        return total / batch.node_counts[:, None, None] if pooling == "mean" else total
+
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    want, training = Training(variant, pooling), Training(variant, pooling)
+    graph = Replayed(training)
+    step = RecordedStep(training.fixed(), lambda device: graph, is_recorded=True)
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert step.reason == "" and graph.replays == STEPS - 3
+    assert losses == pytest.approx(want.eager(), rel=1e-4)
+    for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_replay_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test above: losses of replays that do nothing are not those of the estimator."""
+    want, training = Training("one", "mean"), Training("one", "mean")
+    graph = Replayed(training)
+    monkeypatch.setattr(graph, "replay", lambda: None)
+    step = RecordedStep(training.fixed(), lambda device: graph, is_recorded=True)
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert losses[:3] == pytest.approx(want.eager()[:3], rel=1e-4) and losses[5] == losses[6] == losses[7]
+
+
+def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
+    def full(device: torch.device) -> Any:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+
+    want, training = Training("dropout", "mean"), Training("dropout", "mean")
+    step = RecordedStep(training.fixed(), full, is_recorded=True)
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert losses == pytest.approx(want.eager(), rel=1e-4)
+    assert step.reason == "OutOfMemoryError: out of memory: tried to allocate 2 GiB"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "encode all other segments"),
+        ({"table": EmbeddingTable(1, 16)}, "estimate='dropout'"),
+        ({"omit_rest": True, "pad_to": 8}, "pad_to"),
+    ],
+)
+def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: str) -> None:
+    model = GraphSegmentTraining(Messages(), nn.Linear(16, 1), "mean", **options)
+    with pytest.raises(ValueError, match=words):
+        FixedStep(model, pairwise_hinge, torch.optim.SGD(model.parameters(), 0.1), Sizes(9, 9, 9))
+    plans = GraphSegmentTraining(gst.nn.SAGE(16, 1, num_opcodes=4), nn.Linear(16, 1), omit_rest=True)
+    with pytest.raises(ValueError, match="plans of an encoder"):
+        FixedStep(plans, pairwise_hinge, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), Sizes(9, 9, 9))
+
+
+def test_a_step_of_another_shape_is_refused() -> None:
+    training = Training("one", "mean")
+    step, (data, configs, targets) = RecordedStep(training.fixed()), training.step(0)
+    step(data, configs, targets)
+    with pytest.raises(ValueError, match=r"config_features of this step is \(\d+, 2, 2\), and \(\d+, 3, 2\) was that"):
+        step(data, configs[:, :2], targets[:, :2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing records graphs")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_replays_on_a_gpu_are_steps_of_the_estimator(variant: str) -> None:
+    want, training = Training(variant, "mean", "cuda"), Training(variant, "mean", "cuda")
+    step = RecordedStep(training.fixed())
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert step.reason == ""
+    assert losses == pytest.approx(want.eager(), rel=1e-3)
