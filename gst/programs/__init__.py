@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gst.programs.described import kind_for
     from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
+    from gst.programs.kinds import kind_for
     from gst.programs.operation import Operation, Reference
     from gst.programs.program import Program, as_module, outputs_differ
     from gst.programs.seeded import drawn_from
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gst.programs.workloads import WORKLOADS
 
 _HOMES = {
-    "described": ("kind_for",),
     "features": ("FEATURE_NAMES", "NUM_OPCODES"),
+    "kinds": ("kind_for",),
     "operation": ("Operation", "Reference"),
     "program": ("Program", "as_module", "outputs_differ"),
     "seeded": ("drawn_from",),

@@ -15,7 +15,7 @@ import platform
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -28,18 +28,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gst.programs.kinds import ACCELERATOR
 
 DEVICE = torch.device(ACCELERATOR, 0)
-
-
-def kind_for(kinds: Iterable[str]) -> str:
-    """The kind to capture a step for, so that devices of all these kinds can run the program.
-
-    Examples:
-        >>> kind_for(["cpu", "cpu"]), kind_for(["cpu", "cuda"])
-        ('cpu', 'cuda')
-    """
-    return KINDS[any(kind != KINDS[0] for kind in kinds)]
-
-
 CAPABILITY = (7, 0)
 """Compute capability that libraries are told while a step is captured: the oldest that PyTorch still runs on, so that
 they choose operators which devices of every generation run."""
