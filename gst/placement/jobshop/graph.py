@@ -1,7 +1,8 @@
 """The disjunctive graph of a schedule, compiled: heads, tails and the makespan.
 
 An operation is numbered `job * machines + step`. Its head is its earliest start; its tail is the longest way from its
-start to the end of the schedule, its own time included. Orders are (machines, jobs): which jobs a machine runs, in order.
+start to the end of the schedule, its own time included. Orders are (machines, jobs): which jobs a machine runs, one
+after the other.
 """
 
 from __future__ import annotations

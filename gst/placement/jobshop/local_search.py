@@ -129,7 +129,7 @@ def tabu_search(machines, flat_times, order, most, patience, target, state, coun
                     low, high, right = begin, offset, True
                 else:
                     low, high, right = offset, end, False
-                if low >= high or (kind >= 2 and (offset == begin or offset == end)):
+                if low >= high or (kind >= 2 and offset in (begin, end)):
                     continue
                 if high == low + 1 and kind != 0 and not (kind == 1 and length > 2 and low == begin):
                     continue

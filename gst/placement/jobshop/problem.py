@@ -106,7 +106,7 @@ def parse_job_shop(text: str) -> JobShop:
     if not lines:
         raise ValueError("no numbers; want a first line of 'jobs machines'")
     number, head = lines[0]
-    jobs, machines = (_integers(number, head[:2]) + [0, 0])[:2]
+    jobs, machines = [*_integers(number, head[:2]), 0, 0][:2]
     if jobs < 1 or machines < 1 or jobs * machines > MOST_OPERATIONS:
         raise ValueError(f"line {number}: {jobs} jobs and {machines} machines; want 1 to {MOST_OPERATIONS} operations")
     table = [(number, _integers(number, words)) for number, words in lines[1:]]

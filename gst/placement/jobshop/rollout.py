@@ -120,7 +120,7 @@ def roll_out(tables, weights, chooser, window, state, order):
     if window < 0.0:
         window = 1.0 / (1.0 + np.exp(-4.0 * weights[0]))
     candidates, starts = np.empty(jobs, np.int64), np.empty(jobs)
-    after, postponed = np.empty(jobs), np.empty(jobs)
+    after = np.empty(jobs)
     inputs = np.empty(NUM_FEATURES, np.float32)
     left_work, latest = before[:, last].sum(), 0.0
     active = jobs

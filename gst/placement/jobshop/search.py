@@ -1,7 +1,7 @@
 """A job shop's schedule in so many seconds of the process: samples of the policy are a pool, tabu search improves it.
 
-Once each of the pool is improved, tabu search goes on from mixtures of two of them (path relinking; compare Peng, Lu and
-Cheng, A tabu search/path relinking algorithm to solve the job shop scheduling problem, 2015).
+Once each of the pool is improved, tabu search goes on from mixtures of two of them (path relinking; compare Peng, Lu
+and Cheng, A tabu search/path relinking algorithm to solve the job shop scheduling problem, 2015).
 """
 
 from __future__ import annotations
