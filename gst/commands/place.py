@@ -23,7 +23,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place inception --machine rtx4090:4 --out runs/place/inception-4090  # with the costs of gst estimate\n"
         "gst place --graph bert24_inference.json --out runs/place/bert24 --json runs/bert24.json\n"
         "gst place --graph chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
-        "gst place --graph ft10.txt --seconds 10                                  # a job shop, which names its machines\n"
+        "gst place --graph ft10.txt --seconds 10                                  # a job shop\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
         "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/place/fleet    # see docs/fleet.md",
     )

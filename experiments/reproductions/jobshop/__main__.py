@@ -1,8 +1,8 @@
 """Train the job shop policy, and compare it and the search that it begins with rules and CP-SAT.
 
-python -m experiments.reproductions.jobshop train --seconds 560 --out jobshop.npz
-python -m experiments.reproductions.jobshop compare --json experiments/results/jobshop.json
-python -m experiments.reproductions.jobshop summary --picture experiments/reproductions/jobshop/gaps.png
+    python -m experiments.reproductions.jobshop train --seconds 560 --out jobshop.npz
+    python -m experiments.reproductions.jobshop compare --json experiments/results/jobshop.json
+    python -m experiments.reproductions.jobshop summary --picture experiments/reproductions/jobshop/gaps.png
 """
 
 from __future__ import annotations

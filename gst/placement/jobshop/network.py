@@ -15,8 +15,9 @@ FEATURES = (
     "start_after_first", "end_after_first", "time", "tail_below_longest", "tail", "job_bound",
     "machine_bound_over_best", "machine_bound", "idle_gap", "wait_for_machine", "operations_left",
     "machine_work_left", "next_time", "next_machine_busy", "next_machine_starves", "next_machine_work_left",
-    "next_machine_bound", "own_machine_bound", "num_candidates", "progress", "tail_over_mean", "bound_if_postponed", "way_to_bottleneck",
-    "machine_after_next_bound", "jobs_to_machines", "delay_of_others", "operations_left_over_mean",
+    "next_machine_bound", "own_machine_bound", "num_candidates", "progress", "tail_over_mean", "bound_if_postponed",
+    "way_to_bottleneck", "machine_after_next_bound", "jobs_to_machines", "delay_of_others",
+    "operations_left_over_mean",
 )  # fmt: skip
 """Features of a candidate operation; `gst.placement.jobshop.rollout` computes them in this order."""
 

@@ -87,7 +87,8 @@ def samples(
     state = generator.integers(1, 2**63, 1).astype(np.uint64)
     chooser = UNIFORM if weights is None else NETWORK
     plain = np.zeros(1, np.float32) if weights is None else weights
-    order, best, count = np.empty((shop.num_machines, shop.num_jobs), np.int64), {}, 0
+    order, count = np.empty((shop.num_machines, shop.num_jobs), np.int64), 0
+    best: dict[int, Order] = {}
     worst = np.inf
     while (most is None or count < most) and (count == 0 or clock is None or clock() < until):
         noisy = plain + NOISE * generator.standard_normal(len(plain), np.float32) if count else plain
