@@ -3,6 +3,8 @@
     python -m experiments.reproductions.jobshop train --seconds 560 --out jobshop.npz
     python -m experiments.reproductions.jobshop compare --json experiments/results/jobshop.json
     python -m experiments.reproductions.jobshop summary --picture experiments/reproductions/jobshop/gaps.png
+
+Seconds are of the process's CPU time, since cores may be shared.
 """
 
 from __future__ import annotations

@@ -212,6 +212,8 @@ def summary(result: Mapping[str, Any]) -> str:
     text += table([f"gap at {last:g} s, %", *ways], lines) + "\n\n"
     for chosen, names in ((list(WAYS), list(found)), (ways, [name for name in CONTROL_PROBLEMS if name in found])):
         names = [name for name in names if all(way in found[name] for way in chosen)]
+        if not names:
+            continue
         lines = []
         for moment in MOMENTS:
             rows = [[gap_at(found[name][way], moment, best[name]) for name in names] for way in chosen]

@@ -76,7 +76,8 @@ def schedules(shop: JobShop, weights: Weights | None, seconds: float, seed: int)
     if there are no weights.
 
     Examples:
-        >>> shop = JobShop(np.array([[0, 1], [1, 0]]), np.array([[3, 2], [2, 4]]))
+        >>> from gst.placement.jobshop.problem import parse_job_shop
+        >>> shop = parse_job_shop("2 2\\n0 3 1 2\\n1 2 0 4\\n")
         >>> schedules(shop, None, 0.0, 0)[0]
         {'best rule': 7, 'search': 7}
     """
