@@ -24,7 +24,7 @@ from gst.placement.jobshop.search import rule_schedules, samples, search
 POLICY_PROBLEMS = tuple([f"la{number:02d}" for number in range(1, 41)] + [f"ta{number:02d}" for number in range(1, 51)])
 SEARCH_PROBLEMS = ("ta21", "ta41", "ta01", "la21", "ta31", "ta11", "la31", "ta45", "ta25", "ta05", "ta35", "ta15",
                    "la38", "la27", "la16")  # fmt: skip
-CONTROL_PROBLEMS = SEARCH_PROBLEMS[:4]
+CONTROL_PROBLEMS = SEARCH_PROBLEMS[:3]
 MOMENTS = (0.25, 1.0, 2.0, 4.0, 8.0)
 SAMPLES = 128
 WAYS = ("policy", "rule", "cp_sat")
@@ -168,8 +168,8 @@ def compare(path: Path, seconds: float, seeds: int, command: str, machine: Mappi
         if name not in policy:
             policy[name] = sizes | {"makespans": constructed(shop, trained, seeds)}
     _write(path, result)
-    plan = [(name, way) for name in SEARCH_PROBLEMS for way in WAYS]
-    plan += [(name, way) for name in CONTROL_PROBLEMS for way in CONTROLS]
+    plan = [(name, way) for name in CONTROL_PROBLEMS for way in (*WAYS, *CONTROLS)]
+    plan += [(name, way) for name in SEARCH_PROBLEMS for way in WAYS]
     for name, way in plan:
         row = searches.setdefault(name, {})
         if way not in row:
