@@ -23,6 +23,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place inception --machine rtx4090:4 --out runs/place/inception-4090  # with the costs of gst estimate\n"
         "gst place --graph bert24_inference.json --out runs/place/bert24 --json runs/bert24.json\n"
         "gst place --graph chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
+        "gst place --graph ft10.txt --seconds 10                                  # a job shop\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
         "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/place/fleet    # see docs/fleet.md",
     )
@@ -32,7 +33,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         type=Path,
         metavar="FILE",
         help="a published cost graph instead of a program; with --machine also a problem of DOPPLER, Moirai (.xls), "
-        "PipeDream, Piper, MSR or WfFormat, recognised by content",
+        "PipeDream, Piper, MSR or WfFormat, and without it a job shop; recognised by content",
     )
     _add_common(place, None, "annealing,guided_search")
     place.add_argument(
@@ -203,6 +204,8 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.graph is not None and (options.show_streams or options.verify):
         raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
+    if options.graph is not None and (result := _place_job_shop(options)) is not None:
+        return result
     _fill_in(options)
     if options.graph is not None and options.machine is not None:
         return _place_public(options)
@@ -251,6 +254,17 @@ def _fill_in(options: argparse.Namespace) -> None:
     elif options.seconds is None and options.budget is None and measured and isinstance(options.workers, int):
         options.seconds = 60.0
     options.budget = 50 if options.budget is None else options.budget
+
+
+def _place_job_shop(options: argparse.Namespace) -> dict[str, Any] | None:
+    from gst.placement.jobshop.placing import is_job_shop, place_by_options, table
+
+    if not is_job_shop(options.graph):
+        return None
+    result = place_by_options(options)
+    print(table(result))
+    print(f"The plan is in {result['plan_file']}")
+    return result
 
 
 def _place_public(options: argparse.Namespace) -> dict[str, Any]:

@@ -284,9 +284,7 @@ def is_image_input(name: str, weight: Weight) -> bool:
     return len(weight.shape) == 4 and not is_parameter_input(name)
 
 
-def operator_graph(
-    source: FxSource, image_size: int | None = None, is_channels_last: bool = False
-) -> list[Operation]:
+def operator_graph(source: FxSource, image_size: int | None = None, is_channels_last: bool = False) -> list[Operation]:
     """The operations of a sample for one sample of input, in the order of the source, with the shape of every value.
 
     Args:
