@@ -170,11 +170,12 @@ def stopped_after(seconds: float) -> Iterator[None]:
     has no alarms, or where one is set that comes before. A later one is set again.
 
     Examples:
-        >>> with stopped_after(0.01):
-        ...     time.sleep(10)
-        Traceback (most recent call last):
-        ...
-        gst.placement.choosing.TimeIsUp
+        >>> try:
+        ...     with stopped_after(0.01):
+        ...         time.sleep(10)
+        ... except TimeIsUp:
+        ...     print("stopped")
+        stopped
     """
     can_stop = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if math.isinf(seconds) or not can_stop or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
