@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_the_best_plan_so_far(
             log.append(each.to_dict())
         raise Stopped(2)
 
-    monkeypatch.setattr(command, "traced", lambda name: before)
+    monkeypatch.setattr(command, "traced", lambda name, kind: before)
     monkeypatch.setattr(command, "place_measured", stopped)
     assert main(["place", "rnnlm", "--devices", "cpu:0", "--out", str(tmp_path / "out")]) == 130
     last = capsys.readouterr().err.strip().splitlines()[-1]
@@ -117,7 +117,7 @@ def test_a_minute_is_the_default_and_a_budget_takes_as_long_as_it_takes(
         asked.append((named["seconds"], arguments[4].budget))  # type: ignore[attr-defined]
         raise ValueError("enough")
 
-    monkeypatch.setattr(command, "traced", lambda name: before)
+    monkeypatch.setattr(command, "traced", lambda name, kind: before)
     monkeypatch.setattr(command, "place_measured", recorded)
     assert main(["place", "rnnlm", "--devices", "cpu:0", "--out", str(tmp_path), *options]) == 2
     assert asked == [(seconds, budget)]

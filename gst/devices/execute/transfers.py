@@ -22,6 +22,7 @@ from gst.devices.execute.lanes import Lane, is_here, synchronise
 SIZES = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
 """Bytes of copies that are timed where no others are asked for."""
 
+MOST_GB_PER_S = 1e6  # where larger copies take no longer, by chance: JSON knows no infinite speed
 LEAST_US = 1e-3  # latency of a copy whose time is all bandwidth: none is free
 
 
@@ -33,7 +34,7 @@ def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float
         times_us: of each, all above 0.
 
     Returns:
-        latency_us; gb_per_s, infinite where larger copies take no longer.
+        latency_us; gb_per_s, at most `MOST_GB_PER_S`.
 
     Raises:
         ValueError: there are fewer than two sizes, or as many times are not given, or one is no time.
@@ -50,8 +51,8 @@ def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float
         raise ValueError("a link is fitted to times above 0 of sizes that are not negative")
     largest = size.max()
     (latency, slope), _ = nnls(np.stack([1 / time, size / largest / time], axis=1), np.ones(len(time)))
-    gb_per_s = largest / slope / 1e3 if slope > 0 else float("inf")
-    return max(float(latency), LEAST_US), float(gb_per_s)
+    gb_per_s = largest / slope / 1e3 if slope > 0 else MOST_GB_PER_S
+    return max(float(latency), LEAST_US), min(float(gb_per_s), MOST_GB_PER_S)
 
 
 def copy_rates(
