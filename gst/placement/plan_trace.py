@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.devices import Plan
 from gst.devices.execute.trace import kind_of
-from gst.devices.simulate.copies import copies_of
+from gst.devices.simulate.copies import Copies, copies_of
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule, moved
 from gst.placement.task import Task
 
 PER_UNIT_US = {"s": 1e6, "ms": 1e3}
-
-
-class Moves(NamedTuple):
-    """Values under way from a device to another.
-
-    Args:
-        node: whose value it is.
-        target: device that it goes to.
-        begin_us: when it leaves.
-        end_us: when it is there.
-    """
-
-    node: Int64[np.ndarray, " moves"]
-    target: Int64[np.ndarray, " moves"]
-    begin_us: Float64[np.ndarray, " moves"]
-    end_us: Float64[np.ndarray, " moves"]
 
 
 def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
@@ -46,8 +30,7 @@ def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
     """
     costs, run = task.costs, task.simulator.run(plan)
     computed = np.flatnonzero(costs.computed)
-    copies = copies_of(costs, run)
-    moves = Moves(copies.node, copies.device, copies.begin_us, copies.end_us)
+    moves = copies_of(costs, run)
     operations = None if task.program is None else task.program.operations
     names = [f"node {n}" if operations is None else operations[n].name for n in range(task.num_nodes)]
     kinds = ["operation" if operations is None else kind_of(operations[n]) for n in range(task.num_nodes)]
@@ -80,18 +63,18 @@ def trace_of_schedule(problem: Problem, schedule: Schedule) -> dict[str, Any]:
 def _moves(
     node: Int64[np.ndarray, " edges"], target: Int64[np.ndarray, " edges"], begin_us: Float64[np.ndarray, " edges"],
     took_us: Float64[np.ndarray, " edges"],
-) -> Moves:  # fmt: skip
+) -> Copies:  # fmt: skip
     """Of edges that take time: a value goes to a device once, whoever reads it there."""
     moving = np.flatnonzero(took_us > 0)
     pairs = np.stack([node[moving], target[moving]])
     first = moving[np.unique(pairs, axis=1, return_index=True)[1]] if moving.size else moving
-    return Moves(node[first], target[first], begin_us[first], begin_us[first] + took_us[first])
+    return Copies(node[first], target[first], begin_us[first], begin_us[first] + took_us[first])
 
 
 def _trace(
     title: str, devices: Sequence[str], names: Sequence[str], kinds: Sequence[str], nodes: Int64[np.ndarray, " shown"],
     home: Int64[np.ndarray, " nodes"], begin_us: Float64[np.ndarray, " nodes"], end_us: Float64[np.ndarray, " nodes"],
-    moves: Moves,
+    moves: Copies,
 ) -> dict[str, Any]:  # fmt: skip
     """Operations are complete events, which never overlap in a row; values under way are asynchronous ones, which may:
     links do not queue."""
