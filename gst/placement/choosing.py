@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from gst.devices.describe.machine import machine_record
-from gst.devices.execute.measure import Measurement, measure, median_interval
+from gst.devices.execute.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.placement.guards import Guard
 from gst.placement.whole import AHEAD, FROZEN, Function, Way, difference, ways, whole_run
@@ -28,7 +28,7 @@ MAY_WIN = 1.25  # times the fastest of the first look, at most
 SCALES = 1.3  # times as long on one core as on all: then no way is compiled for one core
 AUTOTUNE_S = 240.0  # that must be left, for the compiler to measure kernels
 SEED = 0  # of the inputs on which outputs are compared
-LEAST_ROUNDS, MOST_ROUNDS = 7, 25  # of each set of runs at the end
+MOST_ROUNDS = 25  # of each set of runs at the end
 ATTEMPTS, NEAR = 3, 1.03  # sets with twice as many runs, while a way looks faster by more than 3 % and may be luck
 TIMES = ("median_ms", "low_ms", "high_ms")
 
@@ -268,9 +268,9 @@ def confirmed(
     rounds = int(min(max(seconds / round_s, LEAST_ROUNDS), MOST_ROUNDS))
     for attempt in range(ATTEMPTS):
         progress("timing the ways to run it", 2 * attempt, 2 * ATTEMPTS)
-        first = measure(calls, rounds << attempt, 2, time_of=rested)
+        first = measure(calls, rounds << attempt, 2, time_of=rested, seconds=seconds * 2**attempt)
         progress("timing them once more", 2 * attempt + 1, 2 * ATTEMPTS)
-        second = measure(calls, rounds << attempt, 2, time_of=rested)
+        second = measure(calls, rounds << attempt, 2, time_of=rested, seconds=seconds * 2**attempt)
         best = winner(list(runs), (first, second))
         least_ms = min(each.median_ms for each in second.values() if each.outcome == "ok")
         if second[best].median_ms <= NEAR * least_ms:  # settled: noise hides no way that is faster by more

@@ -292,7 +292,9 @@ def _measure_finally(
             if isinstance(runner, FleetWorkers):
                 return by_name(few, runner.measure_beside_steps(distinct, settings.repetitions, 2, skip_reason))
             gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-            measured = measure_plans(runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what))
+            measured = measure_plans(
+                runner, distinct, settings.repetitions, 2, gate, steps, partial(progress, what), settings.finals_s
+            )
             return by_name(few, measured, tuple(steps))
 
         compiling = isinstance(runner, FleetWorkers) and not skip_reason

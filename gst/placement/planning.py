@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,7 @@ class Settings:
         compile_step: whether the step compiled and frozen, on all cores and on one, is among what is measured at the
             end; each takes up to a minute to compile.
         compile_s: no such way is begun after half of these seconds, and none is compiled beyond them.
+        finals_s: of each set of runs at the end, but for as many as there must be, see `gst.devices.measure`.
     """
 
     budget: int = 50
@@ -80,6 +82,7 @@ class Settings:
     cost_model: str = "sums"
     compile_step: bool = True
     compile_s: float = 120.0
+    finals_s: float = math.inf
 
     def __post_init__(self) -> None:
         check_names(self.methods, self.tasks)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gst.devices import Device
+from gst.devices.execute.measure import LEAST_ROUNDS
 from gst.devices.execute.plain import PYTORCH
-from gst.placement.choosing import LEAST_ROUNDS, Candidates
+from gst.placement.choosing import Candidates
 from gst.placement.planning import Settings
 from gst.placement.whole import Way
 
@@ -70,5 +71,6 @@ def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
         budget=min(settings.budget, plans),
         evaluations=min(settings.evaluations, 10 + 20 * plans),
         repetitions=min(settings.repetitions, max(rounds, LEAST_ROUNDS)),
+        finals_s=SHARE * seconds,
         patience_s=0.0,  # it would be waited for before every plan
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -222,6 +223,7 @@ def measure_plans(
     gate: LoadGate | None = None,
     beside: Mapping[str, Callable[[], float]] = MappingProxyType({}),
     progress: Callable[[int, int], None] | None = None,
+    seconds: float = math.inf,
 ) -> list[Measurement]:
     """Time plans in turns, as `gst.devices.measure` does, each after a run whose outputs are compared.
 
@@ -230,7 +232,7 @@ def measure_plans(
 
     Args:
         isolated: entered.
-        repetitions, warmup, gate, progress: see `gst.devices.measure`.
+        repetitions, warmup, gate, progress, seconds: see `gst.devices.measure`.
         beside: what else takes turns with them, by label: a call runs it once and returns its milliseconds. Their
             measurements follow those of the plans.
 
@@ -243,7 +245,7 @@ def measure_plans(
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         seen = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
-            read=isolated.read_busy,
+            read=isolated.read_busy, seconds=seconds,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from gst.devices.plan import ExecutionError
 from gst.files.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
+LEAST_ROUNDS = 7  # that are timed, however long they take
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def measure(
     progress: Callable[[int, int], None] | None = None,
     time_of: Callable[[Callable[[], Any]], float] | None = None,
     read: ReadBusy = read_busy,
+    seconds: float = math.inf,
 ) -> dict[str, Measurement]:
     """Time callables in turns (A B C A B C ...), so that what changes on the machine changes for all.
 
@@ -99,6 +102,7 @@ def measure(
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
         read: busy seconds of the cores and of what is measured, for the load.
+        seconds: no round begins after so many, once `LEAST_ROUNDS` are timed.
 
     Returns:
         For each label its measurement. A callable that raises is 'failed', and the others go on.
@@ -117,7 +121,10 @@ def measure(
     failures: dict[str, str] = {}
     time_of, meter = time_of or timed, LoadMeter(read)
     quiet, patience = True, gate.patience_s if gate else 0.0
+    ends = time.perf_counter() + seconds
     for number in range(warmup + repetitions):
+        if number >= warmup + LEAST_ROUNDS and time.perf_counter() > ends:
+            break
         if gate is not None and number >= warmup and patience > 0:
             spent, is_quiet = gate.wait(patience)
             quiet = quiet and is_quiet

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gst.devices import Executor, LoadGate, Log, Measurement, measure, profile
-from gst.devices.execute.measure import median_interval
+from gst.devices.execute.measure import LEAST_ROUNDS, median_interval
 from gst.programs import Program
 
 from ..conftest import pair
@@ -28,6 +28,16 @@ def test_callables_take_turns_after_their_warm_up() -> None:
     assert rounds == [(number, 5) for number in range(1, 6)]
     assert found["a"].repetitions == len(found["a"].samples_ms) == 3
     assert found["a"].plan_key is None and found["b"].plan_key == "key"
+
+
+def test_no_round_begins_after_the_seconds_once_the_least_are_timed() -> None:
+    def slow() -> None:
+        time.sleep(0.02)
+
+    (bounded,) = measure({"slow": slow}, repetitions=100, warmup=1, seconds=0.3).values()
+    assert LEAST_ROUNDS < bounded.repetitions <= 15
+    (hurried,) = measure({"slow": slow}, repetitions=100, warmup=1, seconds=0.0).values()
+    assert hurried.repetitions == LEAST_ROUNDS
 
 
 def test_times_are_milliseconds_and_the_interval_holds_the_median() -> None:
