@@ -90,14 +90,15 @@ def measure(
     read: ReadBusy = read_busy,
     seconds: float = math.inf,
 ) -> dict[str, Measurement]:
-    """Time callables in turns (A B C A B C ...), so that what changes on the machine changes for all.
+    """Time callables in turns, so that what changes on the machine changes for all: each once in a round, in an order
+    drawn for it, so that none always follows the same other and meets the caches and idle threads that this one leaves.
 
     Args:
         callables: by label; each is called `warmup + repetitions` times.
         repetitions: timed calls of each.
         warmup: calls of each before, not timed.
         gate: asked before every round; its patience is for the whole call. No waiting if None.
-        seed: of the bootstrap.
+        seed: of the order in each round, and of the bootstrap.
         plan_keys: key of the plan for some labels.
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
@@ -119,6 +120,7 @@ def measure(
         raise ValueError(f"want repetitions >= 1 and warmup >= 0, got {repetitions} and {warmup}")
     samples: dict[str, list[float]] = {label: [] for label in callables}
     failures: dict[str, str] = {}
+    labels, order = list(callables), np.random.default_rng(seed)
     time_of, meter = time_of or timed, LoadMeter(read)
     quiet, patience = True, gate.patience_s if gate else 0.0
     ends = time.perf_counter() + seconds
@@ -131,11 +133,11 @@ def measure(
             patience -= 0.0 if is_quiet and spent <= 2 * gate.interval_s else spent
         if number == warmup:
             meter.start()
-        for label, function in callables.items():
+        for label in (labels[each] for each in order.permutation(len(labels))):
             if label in failures:
                 continue
             try:
-                elapsed_ms = time_of(function)
+                elapsed_ms = time_of(callables[label])
             except Exception as error:
                 failures[label] = (
                     str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"

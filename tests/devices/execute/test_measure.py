@@ -2,6 +2,10 @@
 
 import json
 import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +28,18 @@ def test_callables_take_turns_after_their_warm_up() -> None:
         progress=lambda done, total: rounds.append((done, total)),
         plan_keys={"b": "key"},
     )
-    assert calls == ["a", "b"] * 5
+    assert [sorted(calls[each : each + 2]) for each in range(0, 10, 2)] == [["a", "b"]] * 5
     assert rounds == [(number, 5) for number in range(1, 6)]
     assert found["a"].repetitions == len(found["a"].samples_ms) == 3
     assert found["a"].plan_key is None and found["b"].plan_key == "key"
+
+
+def test_each_follows_every_other_about_as_often() -> None:
+    calls: list[str] = []
+    run: dict[str, Callable[[], None]] = {label: partial(calls.append, label) for label in "abc"}
+    measure(run, repetitions=300, warmup=0)
+    counts = Counter(pairwise(calls))
+    assert all(60 < counts[one, other] < 260 for one, other in permutations("abc", 2)), counts
 
 
 def test_no_round_begins_after_the_seconds_once_the_least_are_timed() -> None:
