@@ -1,9 +1,10 @@
-"""Evolution strategies for the constructive policy: antithetic noise, advantages by problem, ranks, Adam."""
+"""Training of the constructive policy by evolution strategies, on generated problems that grow."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,41 +13,30 @@ from jaxtyping import Float32, Float64
 from gst.files.untrusted import read_arrays
 from gst.files.writing import atomic_path
 from gst.placement.constructive.generated import SIZES, generated_problem
-from gst.placement.constructive.network import NUM_WEIGHTS, Weights, initial_weights
+from gst.placement.constructive.network import NUM_WEIGHTS, initial_weights
 from gst.placement.constructive.rollout import roll_out_many, window_of
 from gst.placement.constructive.tables import Tables, tables_of
+from gst.placement.evolution import Evolving, evolved
 from gst.placement.public.problem import Problem
 from gst.process.progress import Progress, no_progress
 
 PAIRS = 24  # of opposite noises at a step
 PROBLEMS, RENEWED = 16, 4  # at a step, and how many of these are new
-NOISE = 0.1  # standard deviation on each weight
-RATES = (0.03, 0.003)  # of Adam, from the first step to the last
-AVERAGED = 0.98  # share that the average of the weights keeps at a step
 VALIDATION = range(10**9, 10**9 + 48)  # seeds of problems that training never sees
 EVERY = 25  # steps between validations
 WIDEST = 300.0  # seconds of training before problems have their full size
 
 
-@dataclass(frozen=True, eq=False)
-class State:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class State(Evolving):
     """Where training stands.
 
     Args:
-        weights: of the policy at this step.
-        average: of the weights of late steps: the result.
-        first, second: moments of Adam.
-        step: steps done.
-        seconds: that these took.
+        seconds: that the steps took.
         seed: of the whole training.
         curve: (step, validation) of each validation: the geometric mean of makespans over those of the first weights.
     """
 
-    weights: Weights
-    average: Weights
-    first: Float32[np.ndarray, " weights"]
-    second: Float32[np.ndarray, " weights"]
-    step: int = 0
     seconds: float = 0.0
     seed: int = 0
     curve: tuple[tuple[int, float], ...] = ()
@@ -54,7 +44,8 @@ class State:
     @classmethod
     def new(cls, seed: int) -> State:
         weights = initial_weights(seed)
-        return cls(weights, weights.copy(), np.zeros_like(weights), np.zeros_like(weights), seed=seed)
+        nothing = np.zeros_like(weights)
+        return cls(weights=weights, average=weights, first=nothing, second=nothing, seed=seed)
 
     def save(self, path: Path) -> None:
         with atomic_path(path) as partial, partial.open("wb") as file:
@@ -82,7 +73,10 @@ class State:
         vectors = (weights, average, first, second)
         if any(vector.shape != (NUM_WEIGHTS,) or not np.isfinite(vector).all() for vector in vectors):
             raise ValueError(f"{path}: of a policy with other features; give another --out")
-        return cls(weights, average, first, second, step, seconds, seed, curve)
+        return cls(
+            weights=weights, average=average, first=first, second=second, step=step, seconds=seconds, seed=seed,
+            curve=curve,
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -116,10 +110,7 @@ def train(
 ) -> State:
     """Train until so many seconds or steps have passed in all, those of the state included.
 
-    Each step adds `PAIRS` noises to the weights, and takes them away (antithetic sampling); every member builds a
-    schedule for each problem. Its advantage on a problem is the logarithm of its makespan less the mean of the others'
-    (a leave-one-out baseline), the sum over problems is replaced by its rank, and Adam follows the sum of noises times
-    ranks (Salimans et al., Evolution strategies as a scalable alternative to reinforcement learning, 2017).
+    At each step (`gst.placement.evolution.evolved`) every member builds a schedule for each problem.
 
     Args:
         seconds: in all; the result depends on the machine's speed.
@@ -147,7 +138,7 @@ def train(
         if done >= 1.0:
             break
         grown = min(1.0, 0.4 + 0.6 * (state.seconds / WIDEST if steps is None else done * 2))
-        state = _step(state, pool.renew(grown), generator, done)
+        state = evolved(state, partial(_logs, pool.renew(grown)), PAIRS, generator, done)
         state = replace(state, seconds=before + time.perf_counter() - begun)
         if judged and state.step % EVERY == 0:
             value = float(np.exp(np.mean(_logs(judged, state.average[None]) - start)))
@@ -162,27 +153,6 @@ def train(
     if save is not None:
         state.save(save)
     return state
-
-
-def _step(state: State, problems: list[tuple[Problem, Tables]], generator: np.random.Generator, done: float) -> State:
-    noise = generator.standard_normal((PAIRS, NUM_WEIGHTS), np.float32)
-    noise = np.concatenate([noise, -noise])
-    logs = _logs(problems, state.weights + NOISE * noise)
-    members = len(noise)
-    advantage = (logs - logs.mean(1, keepdims=True)) * members / (members - 1)  # less the mean of the others
-    ranks = np.argsort(np.argsort(advantage.sum(0), kind="stable"), kind="stable") / (members - 1) - 0.5
-    gradient = (ranks.astype(np.float32) @ noise) / (members * NOISE)
-    step = state.step + 1
-    first = 0.9 * state.first + 0.1 * gradient
-    second = 0.99 * state.second + 0.01 * gradient**2
-    rate = RATES[0] * (RATES[1] / RATES[0]) ** done
-    scaled = (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
-    weights = (state.weights - rate * scaled).astype(np.float32)
-    average = AVERAGED * state.average + (1 - AVERAGED) * weights
-    return replace(
-        state, weights=weights, average=average.astype(np.float32), first=first.astype(np.float32),
-        second=second.astype(np.float32), step=step,
-    )  # fmt: skip
 
 
 def _logs(

@@ -1,41 +1,39 @@
-"""Evolution strategies for the job shop policy: antithetic noise, advantages by problem, ranks, Adam."""
+"""Training of the job shop policy by evolution strategies, on generated problems."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from gst.placement.jobshop.network import NUM_WEIGHTS, Weights, initial_weights, save_weights
+from gst.placement.evolution import Evolving, evolved
+from gst.placement.jobshop.network import initial_weights, save_weights
 from gst.placement.jobshop.problem import generated_job_shop
 from gst.placement.jobshop.rollout import NETWORK, Tables, roll_out_many, tables_of
 from gst.process.progress import Progress, no_progress
 
 PAIRS = 32  # of opposite noises at a step
 PROBLEMS = 16  # at a step, all of them new
-NOISE = 0.1  # standard deviation on each weight
-RATES = (0.03, 0.003)  # of Adam, from the first step to the last
-AVERAGED = 0.98  # share that the average of the weights keeps at a step
 JOBS, MACHINES = (6, 30), (6, 20)
 VALIDATION = range(10**9, 10**9 + 24)  # seeds of problems that training never sees
 EVERY = 50  # steps between validations
 
 
-@dataclass(frozen=True, eq=False)
-class Training:
-    """Where training stands: weights, the average of late ones (the result), moments of Adam, steps, seconds of the
-    process and the validations (step, makespan over that of the first weights)."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Training(Evolving):
+    """Where training stands.
 
-    weights: Weights
-    average: Weights
-    first: Float32[np.ndarray, " weights"]
-    second: Float32[np.ndarray, " weights"]
-    step: int = 0
+    Args:
+        seconds: of the process.
+        curve: (step, makespan over that of the first weights) of each validation.
+    """
+
     seconds: float = 0.0
-    curve: list[tuple[int, float]] = field(default_factory=list)
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 def train(
@@ -49,10 +47,7 @@ def train(
 
     The average of the weights is written to `save` every `EVERY` steps.
 
-    Each step adds `PAIRS` noises to the weights, and takes them away (antithetic sampling); every member builds a
-    schedule for each problem. Its advantage is the logarithm of its makespan less the mean of all members'; the sum
-    over problems is replaced by its rank, and Adam follows the sum of noises times ranks (Salimans et al., Evolution
-    strategies as a scalable alternative to reinforcement learning, 2017).
+    At each step (`gst.placement.evolution.evolved`) every member builds a schedule for each of `PROBLEMS` new problems.
 
     Raises:
         ValueError: neither seconds nor steps are given, or both.
@@ -66,8 +61,8 @@ def train(
         raise ValueError("give seconds or steps of training, one of them")
     generator = np.random.default_rng(seed)
     weights = initial_weights(seed)
-    moments = np.zeros((2, NUM_WEIGHTS), np.float32)
-    state = Training(weights, weights, moments[0], moments[1])
+    nothing = np.zeros_like(weights)
+    state = Training(weights=weights, average=weights, first=nothing, second=nothing)
     held_out = [_drawn(np.random.default_rng(each)) for each in VALIDATION] if steps is None or steps >= EVERY else []
     start = _logs(held_out, weights[None])
     begun = time.process_time()
@@ -75,16 +70,15 @@ def train(
         done = state.step / steps if steps else state.seconds / (seconds or 1e-9)
         if done >= 1.0:
             return state
-        state = _step(state, [_drawn(generator) for _ in range(PROBLEMS)], generator, done)
+        drawn = [_drawn(generator) for _ in range(PROBLEMS)]
+        state = evolved(state, partial(_logs, drawn), PAIRS, generator, done)
         curve = state.curve
         if held_out and state.step % EVERY == 0:
             value = float(np.exp(np.mean(_logs(held_out, state.average[None]) - start)))
-            curve = [*curve, (state.step, value)]
+            curve = (*curve, (state.step, value))
             if save is not None:
                 save_weights(save, state.average)
-        state = Training(
-            state.weights, state.average, state.first, state.second, state.step, time.process_time() - begun, curve
-        )
+        state = replace(state, seconds=time.process_time() - begun, curve=curve)
         shown = f"makespan {curve[-1][1]:.4f} of untrained" if curve else "training"
         progress(shown, int(1000 * min(done, 1.0)), 1000)
 
@@ -95,26 +89,6 @@ def _drawn(generator: np.random.Generator) -> Tables:
     fewest = JOBS[0] if generator.random() < 0.2 else max(machines, JOBS[0])
     jobs = int(generator.integers(fewest, JOBS[1] + 1))
     return tables_of(generated_job_shop(int(generator.integers(10**9)), jobs, machines))
-
-
-def _step(state: Training, problems: list[Tables], generator: np.random.Generator, done: float) -> Training:
-    noise = generator.standard_normal((PAIRS, NUM_WEIGHTS), np.float32)
-    noise = np.concatenate([noise, -noise])
-    members = len(noise)
-    logs = _logs(problems, state.weights + NOISE * noise)
-    advantage = (logs - logs.mean(1, keepdims=True)).sum(0)
-    ranks = np.argsort(np.argsort(advantage, kind="stable"), kind="stable") / (members - 1) - 0.5
-    gradient = (ranks.astype(np.float32) @ noise) / (members * NOISE)
-    step = state.step + 1
-    first = 0.9 * state.first + 0.1 * gradient
-    second = 0.99 * state.second + 0.01 * gradient**2
-    rate = RATES[0] * (RATES[1] / RATES[0]) ** done
-    scaled = (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
-    weights = (state.weights - rate * scaled).astype(np.float32)
-    average = (AVERAGED * state.average + (1 - AVERAGED) * weights).astype(np.float32)
-    return Training(
-        weights, average, first.astype(np.float32), second.astype(np.float32), step, state.seconds, state.curve
-    )
 
 
 def _logs(
