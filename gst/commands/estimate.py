@@ -40,7 +40,7 @@ def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser])
         help="names with commas between, or .json files with peak rates (default: %(default)s); `--on list` lists them",
     )  # fmt: skip
     estimate.add_argument(
-        "--batch", type=int, help="samples of a step of a GraphNet sample (default: 1); programs have theirs"
+        "--batch", type=int, help="batch size of a GraphNet sample (default: 1); a captured program has its own"
     )
     estimate.add_argument("--compile", action="store_true", help="as compiled by TorchInductor")
     estimate.add_argument(

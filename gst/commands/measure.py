@@ -37,7 +37,9 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
     )
     measure.add_argument("--repetitions", type=int, default=5, help="timed runs of each plan (default: %(default)s)")
     measure.add_argument("--seed", type=int, default=0, help="of the random plans (default: %(default)s)")
-    measure.add_argument("--memory-limit", metavar="BYTES", help="for the values of a run, such as 512MiB or 2GiB")
+    measure.add_argument(
+        "--memory-limit", metavar="BYTES", help="most memory for the intermediate values of a run, such as 512MiB"
+    )
     measure.add_argument(
         "--time-limit", type=float, default=60.0, metavar="S", help="seconds for one run (default: %(default)g)"
     )

@@ -16,7 +16,7 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         commands,
         "trace",
         _trace,
-        "capture a PyTorch training step, or read an XLA program, as a graph",
+        "capture a PyTorch step of training or inference, or read an XLA program, as a graph",
         "gst trace rnnlm\ngst trace rnnlm:layers=8,hidden=512\n"
         "gst trace mypackage.training:make_step --json step.json\n"
         f"gst trace gpt --for {ACCELERATOR}\n"
@@ -26,7 +26,8 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     source.add_argument(
         "program",
         nargs="?",
-        help="a bundled program (rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
+        help="a bundled program (rnnlm, gnmt, transformer_xl, wavenet, inception, inception_v3, nasnet, gpt, moe; with "
+        "sizes: rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
     )
     source.add_argument(
         "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"

@@ -31,7 +31,7 @@ def add_sweep(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst sweep --local experiments/sweeps/cost_model.yaml --out runs/cost_model --json runs/cost_model.json",
     )
     sweep.add_argument("file", type=Path, help="YAML, as `wandb sweep` takes it")
-    sweep.add_argument("--local", action="store_true", help="here, by Optuna (extra `sweep`)")
+    sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
     sweep.add_argument(
         "--trials",
         type=int,

@@ -27,7 +27,7 @@ def add_train_policy(commands: Any, command: Callable[..., argparse.ArgumentPars
     )
     train.add_argument("--steps", type=int, metavar="N", help="steps in all, in place of seconds")
     train.add_argument(
-        "--most-operations", type=int, default=2000, metavar="N", help="of a problem (default: %(default)s)"
+        "--most-operations", type=int, default=2000, metavar="N", help="of a generated problem (default: %(default)s)"
     )
     train.add_argument("--seed", type=int, default=0, help="of weights and problems (default: %(default)s)")
     train.add_argument("--resume", action="store_true", help="go on with what is in --out")

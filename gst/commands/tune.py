@@ -29,7 +29,9 @@ def add_tune(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     tune.add_argument("dataset", choices=("hlsyn",), help="designs of high-level synthesis with their outcomes")
     tune.add_argument("kernel", help="its name, or `list`")
     tune.add_argument("--data", type=Path, required=True, help="archive of HLSyn, or the folder unpacked from it")
-    tune.add_argument("--tool", choices=("v18", "v20"), default="v20", help="its version (default: %(default)s)")
+    tune.add_argument(
+        "--tool", choices=("v18", "v20"), default="v20", help="version of the synthesis tool (default: %(default)s)"
+    )
     tune.add_argument(
         "--budget", type=int, default=100, help="designs that each search may synthesise (default: %(default)s)"
     )

@@ -93,7 +93,7 @@ def test_without_jaxlib_stablehlo_is_refused_in_one_line(
         importlib.import_module("jaxlib.xla_client")
     assert main(["estimate", str(XLA / "loop.mlir"), "--on", "h100"]) == 2
     said = capsys.readouterr().err
-    assert "pip install 'gst[xla]'" in said and said.count("\n") == 1
+    assert "pip install 'graph-segment-training[xla]'" in said and said.count("\n") == 1
 
 
 def test_kernels_of_a_training_step_have_the_products_of_its_convolutions_and_gradients() -> None:

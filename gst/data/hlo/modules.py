@@ -79,7 +79,8 @@ def _converted(text: str) -> Any:
         convert = importlib.import_module("jaxlib.xla_client")._xla.mlir.mlir_module_to_xla_computation
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            "StableHLO is read by jaxlib, which is not installed here (pip install 'gst[xla]'), or give HLO: "
+            "StableHLO is read by jaxlib, which is not installed here (pip install 'graph-segment-training[xla]'), "
+            "or give HLO: "
             'jax.jit(f).lower(x).as_text(dialect="hlo")'
         ) from error
     try:
