@@ -60,7 +60,11 @@ def _add_score(bench: Any, command: Command) -> None:
 
 def _add_memory(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "memory", _memory, "does memory grow with the graph?", "gst bench memory --nodes 10000,1000000"
+        bench,
+        "memory",
+        _memory,
+        "peak memory of preparation, training and evaluation, by the size of the graph",
+        "gst bench memory --nodes 10000,1000000",
     )
     parser.add_argument("--nodes", default="10000,100000,1000000,10000000", help="sizes (default: %(default)s)")
 
@@ -230,7 +234,8 @@ def _add_fuzz(bench: Any, command: Command) -> None:
 
 def _add_stream_programs(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "stream_programs", _run_of("stream_programs"), "random plans under bad luck, and mistakes in them",
+        bench, "stream_programs", _run_of("stream_programs"),
+        "random plans with random delays, and mistakes that the race check must find",
         f"{BENCH} stream_programs --plans 1000 --json experiments/results/stream_program.json",
     )  # fmt: skip
     parser.add_argument("--plans", type=int, default=1_000, help="that the hostile interpreter runs (%(default)s)")
@@ -295,17 +300,25 @@ def _add_timeline(bench: Any, command: Command) -> None:
 def _add_strangers(bench: Any, command: Command) -> None:
     parser = command(
         bench, "strangers", _run_of("strangers"), "programs of others under gst.place, beside eager, compiled, frozen",
-        f"{BENCH} strangers --names mnasnet1_0,resnet18\n{BENCH} strangers --data FOLDER --plot strangers.png",
+        f"{BENCH} strangers --names mnasnet1_0,resnet18\n{BENCH} strangers --data FOLDER --plot strangers.png\n"
+        f"{BENCH} strangers --steps --names bert,t5",
     )  # fmt: skip
     data = Path("../shared/data/graphnet.tar.xz")
     parser.add_argument("--data", type=Path, default=data, help="GraphNet samples (default: %(default)s)")
-    parser.add_argument("--names", help="of samples, separated by commas (default: all)")
+    parser.add_argument("--steps", action="store_true", help="training steps of transformers instead of samples")
+    parser.add_argument("--names", help="of samples or steps, separated by commas (default: all)")
     parser.add_argument(
-        "--ways", default="eager,compiled,frozen,onnxruntime,openvino",
-        help="that a user has without gst; what is not installed says so (default: %(default)s)",
-    )  # fmt: skip
+        "--ways",
+        help="that a user has without gst; what is not installed says so (default: eager,compiled, and for samples "
+        "frozen,onnxruntime,openvino)",
+    )
     parser.add_argument("--threads", default="1,2", help="that each runs on, in turn (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="to plan a sample (default: %(default)g)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="to plan each; 0 = as long as it takes (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--tasks", default="placement,schedule", help="that are decided, with fusion or without (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=25, help="of timing, in turns (default: %(default)s)")
     parser.add_argument(
         "--time-limit", type=float, default=900.0, metavar="S", help="of each sample (default: %(default)g)"
@@ -319,7 +332,8 @@ def _add_strangers(bench: Any, command: Command) -> None:
 
 def _add_gpu(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "gpu", _run_of("gpu"), "an accelerator: its tests, GST, workloads by lanes; without one, proofs without",
+        bench, "gpu", _run_of("gpu"),
+        "an accelerator: its tests, GST, workloads by lanes; without one, checks on fake tensors",
         f"{BENCH} gpu --json experiments/results/gpu/h100.json\n{BENCH} gpu --programs gpt,inception --without-tests",
     )  # fmt: skip
     parser.add_argument(

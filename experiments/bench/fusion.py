@@ -24,7 +24,7 @@ import numpy as np
 
 from gst.devices import Device, LoadGate, NativeExecutor, Plan, discover, eager, machine_record, measure, select
 from gst.devices.execute.groups import Fused, fused
-from gst.devices.fusion.legality import pointwise_chains
+from gst.devices.fusion.grouping import pointwise_chains
 from gst.programs import Program, outputs_differ, traced
 
 

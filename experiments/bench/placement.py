@@ -14,7 +14,7 @@ from experiments.bench.executor import ratio_interval
 from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover, machine_record, select
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import median_interval
-from gst.placement.fusion.measured import fused_task, whole_step
+from gst.placement.fusion.measured import chains, fused_task, whole_step
 from gst.placement.objective import MeasuredObjective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
 from gst.placement.planning import Planned, plan_all, plans_by_name
@@ -88,7 +88,7 @@ def _one(
     with IsolatedExecutor(name, devices) as isolated, ExitStack() as stack:
         moldable = measured_task(program, isolated, 0)
         cores = moldable.on(CORES)
-        fused = fused_task(moldable, isolated) if compiled else None
+        fused = fused_task(moldable, isolated, chains(moldable)) if compiled else None
 
         def search(
             task: Task, planned: Mapping[str, Planned], where: str, seed: int, as_run: Callable[[Plan], Plan] = as_is

@@ -1,6 +1,8 @@
-"""Programs that nobody here has tuned: GraphNet samples placed by `gst.place`, beside eager and compiled PyTorch.
+"""Programs that nobody here has tuned, placed by `gst.place`, beside eager and compiled PyTorch: the inference of
+GraphNet samples, or training steps of the transformers library.
 
     python -m experiments.bench strangers --names mnasnet1_0,resnet18
+    python -m experiments.bench strangers --steps --names bert,t5
     python -m experiments.bench strangers --data FOLDER --json strangers.json --plot strangers.png
 
 Each sample runs in a process of its own with an empty compile cache, and its row is on disk as soon as it is known:
@@ -17,13 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.bench import child_environment
 from experiments.bench.speedup_score import TOLERANCES, speedup_score
+from experiments.bench.strangers_child import STEP
 from experiments.bench.strangers_picture import draw
+from experiments.bench.strangers_steps import STEPS
 from gst.data.graphnet import FxSource, read_sources
 from gst.devices.describe.machine import machine_record
 from gst.devices.execute.measure import Log
@@ -31,27 +35,30 @@ from gst.process.progress import Bars, Progress
 from gst.process.tuning import WAITING
 
 MOST_LOAD = 0.1  # share of the cores that others may take while a program is timed
+ROOM = 1.2  # at least, of the programs of which a mean is taken apart
 SLOWER = 0.97  # of the best of eager and compiled: more than 3 % slower
 
 
 def bench(
-    data: Path, names: Sequence[str], out: Path, settings: Mapping[str, Any], time_limit_s: float, progress: Progress
-) -> dict[str, Any]:
-    """Rows of the samples by name, see `experiments.bench.strangers_child.report`, and what they say together.
+    data: Path | None, names: Sequence[str], out: Path, settings: Mapping[str, Any], time_limit_s: float,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Rows of the programs by name, see `experiments.bench.strangers_child.report`, and what they say together.
 
     Args:
-        data: archive or folder of GraphNet samples.
-        names: of samples; all of them if empty.
+        data: archive or folder of GraphNet samples; None for the training steps of `STEPS`.
+        names: of them; all if empty.
         out: directory of the rows.
         settings: see `report`.
-        time_limit_s: of each sample.
+        time_limit_s: of each program.
 
     Raises:
-        ValueError: there is no such sample.
+        ValueError: there is no such program.
     """
-    sources = {each.name: each for each in read_sources(data)}
+    sources: Mapping[str, FxSource | str] = STEPS if data is None else {each.name: each for each in read_sources(data)}
     if missing := [name for name in names if name not in sources]:
-        raise ValueError(f"{data} has no sample {missing[0]!r}; there are {', '.join(sources)}")
+        where = "the benchmark has no step" if data is None else f"{data} has no sample"
+        raise ValueError(f"{where} {missing[0]!r}; there are {', '.join(sources)}")
     log = Log(out / "strangers.jsonl")
     done = {row["key"]: row["row"] for row in log.read() if "failed" not in row["row"]}
     rows: dict[str, dict[str, Any]] = {}
@@ -60,24 +67,27 @@ def bench(
         progress(f"placing and timing {name}", number, len(chosen))
         key = _key(sources[name], settings)
         if key not in done:
-            done[key] = _row(data, name, settings, time_limit_s)
+            source = sources[name]
+            what = (STEP, source) if isinstance(source, str) else (str(data), name)
+            done[key] = _row(what, settings, time_limit_s)
             log.append({"key": key, "name": name, "row": done[key]})
         rows[name] = done[key]
     progress("placed and timed", len(chosen), len(chosen))
     return {"machine": machine_record(), "settings": dict(settings), "programs": rows, **_together(rows)}
 
 
-def _key(source: FxSource, settings: Mapping[str, Any]) -> str:
-    text = json.dumps([source.name, source.model, source.weights, settings], sort_keys=True)
+def _key(source: FxSource | str, settings: Mapping[str, Any]) -> str:
+    content = [source] if isinstance(source, str) else [source.name, source.model, source.weights]
+    text = json.dumps([*content, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _row(data: Path, name: str, settings: Mapping[str, Any], time_limit_s: float) -> dict[str, Any]:
-    """What the child says, or `{"failed": reason}`."""
+def _row(what: tuple[str, str], settings: Mapping[str, Any], time_limit_s: float) -> dict[str, Any]:
+    """What the child says of a program, see `experiments.bench.strangers_child`, or `{"failed": reason}`."""
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as words:
         environment = {key: value for key, value in child_environment().items() if key not in WAITING}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": str(max(settings["threads"]))}
-        command = [sys.executable, "-m", "experiments.bench.strangers_child", str(data), name, json.dumps(settings)]
+        command = [sys.executable, "-m", "experiments.bench.strangers_child", *what, json.dumps(settings)]
         try:
             child = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, stderr=words, text=True, timeout=time_limit_s
@@ -102,11 +112,17 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "speedup_scores": _scores(rows),
         "over_eager": statistics.geometric_mean(row["over_eager"][0] for row in ran.values()),
         "over_best": statistics.geometric_mean(row["over_best"][0] for row in ran.values()),
+        "over_best_with_room": _mean_with_room(ran.values()),
         "slower": sorted(name for name, row in ran.items() if row["over_best"][0] < SLOWER),
         "wrong": sorted(name for name, row in ran.items() if "placed" in row["reasons"]),
         "busy": sorted(name for name, row in ran.items() if row["load"] > MOST_LOAD),
         "seconds_to_plan": statistics.median(row["seconds_to_plan"] for row in ran.values()),
     }
+
+
+def _mean_with_room(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    ratios = [row["over_best"][0] for row in rows if row.get("room", 0.0) >= ROOM]
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def _scores(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -128,15 +144,18 @@ def _speedup(row: Mapping[str, Any], label: str) -> tuple[float, int | None] | N
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The benchmark as its command asks; prints a line for each sample."""
+    ways = options.ways or ("eager,compiled" if options.steps else "eager,compiled,frozen,onnxruntime,openvino")
     settings = {
-        "ways": options.ways.split(","),
+        "ways": ways.split(","),
         "threads": [int(each) for each in options.threads.split(",")],
         "rounds": options.rounds,
-        "seconds": options.seconds,
+        "seconds": options.seconds or None,
+        "tasks": options.tasks.split(","),
     }
     names = [each for each in (options.names or "").split(",") if each]
     with Bars() as bars:
-        result = bench(options.data, names, options.out, settings, options.time_limit, bars.show)
+        data = None if options.steps else options.data
+        result = bench(data, names, options.out, settings, options.time_limit, bars.show)
     result |= {"command": options.command}
     for name, row in result["programs"].items():
         print(_line(name, row))
@@ -145,6 +164,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             f"{result['ran']} programs: {result['over_eager']:.2f} times as fast as eager, {result['over_best']:.2f} "
             f"times as the best of eager and compiled; slower: {', '.join(result['slower']) or 'none'}"
         )
+        if (with_room := result["over_best_with_room"]) is not None:
+            print(f"{with_room:.2f} times as the best where two cores compiled leave room for {ROOM:g} times")
         scores = {label: scores["-5"] for label, scores in result["speedup_scores"].items()}
         print("GraphNet's S(-5): " + ", ".join(f"{label} {score:.2f}" for label, score in scores.items()))
         if result["busy"]:

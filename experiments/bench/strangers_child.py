@@ -1,6 +1,7 @@
-"""One GraphNet sample placed and timed beside what its user has without gst, in a process of its own.
+"""One stranger placed and timed beside what its user has without gst, in a process of its own.
 
-    python -m experiments.bench.strangers_child DATA NAME SETTINGS.json    # out: one line of JSON
+    python -m experiments.bench.strangers_child DATA NAME SETTINGS    # a GraphNet sample; out: one line of JSON
+    python -m experiments.bench.strangers_child step PROGRAM SETTINGS    # a training step
 
 The process is that of a user: nothing is set but the number of threads. It places first, with an empty compile cache,
 so that the time to plan is that of a first visit.
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,52 +29,87 @@ from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
 from experiments.bench.strangers_runtimes import RUNTIMES
 from gst.data.graphnet import read_sources
-from gst.devices.execute.measure import Measurement, measure, timed
-from gst.programs import outputs_differ
+from gst.devices.execute.measure import Measurement, measure
+from gst.devices.execute.plain import rested
+from gst.placement.placed_module import as_written
+from gst.placement.planning import Settings
+from gst.programs import Step, as_module, outputs_differ, resolve, traced
 
 PLACED, DIRECT = "placed", "direct"
-REST_S = 0.01  # between runs, until idle threads of OpenMP sleep
+STEP = "step"  # instead of data: the name is that of a training step
 Run = Callable[[], Any]
 
 
-def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of one sample.
+class Subject(NamedTuple):
+    """What is placed.
 
     Args:
-        data: archive or folder of samples.
-        name: of the sample.
-        settings: `ways` (of `WAYS` and `RUNTIMES`), `threads` (numbers), `rounds`, and `seconds` to plan in.
+        model: the module of a sample, or a training step.
+        inputs: what it is called with.
+        graph: what compilers and other runtimes are given: of a step, what was captured of it.
+        flat_inputs: what that is called with.
+    """
+
+    model: nn.Module | Step
+    inputs: tuple[Any, ...]
+    graph: torch.fx.GraphModule
+    flat_inputs: Sequence[Any]
+
+
+def sample(data: Path, name: str) -> Subject:
+    """The inference of a GraphNet sample; its random weights must give numbers that are finite."""
+    module, inputs = module_of(next(each for each in read_sources(data) if each.name == name))
+    graph = torch.fx.GraphModule(module, module.graph)
+    with torch.no_grad():
+        outputs = pytree.tree_leaves(module(*inputs))
+    if not all(bool(each.isfinite().all()) for each in outputs if isinstance(each, Tensor)):
+        raise ValueError("its random weights give numbers that are not finite, so that no output can be compared")
+    return Subject(module, inputs, graph, inputs)
+
+
+def training(program: str) -> Subject:
+    """A training step, see `gst.programs.resolve`."""
+    step, captured = resolve(program), traced(program)
+    return Subject(step, step.inputs, as_module(captured), captured.inputs)
+
+
+def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a stranger.
+
+    Args:
+        subject: what is placed.
+        settings: `ways` (of `WAYS` and `RUNTIMES`), `threads` (numbers), `rounds`, `seconds` to plan in (None = as long
+            as it takes), and `tasks`, see `gst.placement.planning.Settings`.
 
     Returns:
-        nodes (calls in its graph), parameters, threads (the most), and for each way its median, low and high ms:
-        `eager:2` is the module as written on two threads; the ratios `over_eager`, `over_best` (of eager and compiled
-        on all threads) and `over_direct` (of what was placed with its guard to without, in turns), with intervals;
+        nodes (calls in its graph), parameters (of a step: all numbers of its state), threads (the most), and for each
+        way its median, low and high ms: `eager:2` is as written on two threads; the ratios `over_eager`, `over_best`
+        (of eager and compiled on all threads) and `over_direct` (of what was placed, with its guard to without), with
+        intervals;
         `agrees_at`, for each way the least tolerance at which its outputs are those of the module as written, see
         `experiments.bench.speedup_score`; `winner`, `seconds_to_plan`, `reasons` of ways that failed, and `load`, the
-        share of the cores that other processes took while these were timed.
+        share of the cores that other processes took while these were timed; `room`, two times what it takes compiled on
+        two threads over what on one: what a perfect plan of compiled operations for two cores could gain over it.
     """
-    source = next(each for each in read_sources(data) if each.name == name)
-    module, inputs = module_of(source)
-    most = max(settings["threads"])
+    model, inputs, most = subject.model, subject.inputs, max(settings["threads"])
     torch.set_num_threads(most)
     runs: dict[str, Run] = {}
     started = time.perf_counter()
-    placed = gst.place(module, inputs, seconds=settings["seconds"])
-    runs[PLACED], seconds = partial(placed.module(), *inputs), time.perf_counter() - started
+    chosen = Settings(tasks=tuple(settings["tasks"]))
+    placed = gst.place(model, inputs, seconds=settings["seconds"], settings=chosen)
+    runs[PLACED] = _with_threads(partial(placed.module(), *inputs), most)
+    seconds = time.perf_counter() - started
     pair = {PLACED: runs[PLACED]}
     if placed.winner in placed.runs:
-        pair[DIRECT] = partial(placed.runs[placed.winner].run, *inputs)
+        pair[DIRECT] = _with_threads(partial(placed.runs[placed.winner].run, *inputs), most)
     reasons: dict[str, str] = {}
     agrees_at: dict[str, int | None] = {}
-    with torch.no_grad():
-        want = pytree.tree_leaves(module(*inputs))
-        if not all(bool(each.isfinite().all()) for each in want if isinstance(each, Tensor)):
-            raise ValueError("its random weights give numbers that are not finite, so that no output can be compared")
+    want = pytree.tree_leaves(as_written(model, inputs))
     for way in settings["ways"]:
         for threads in settings["threads"]:
             label = f"{way}:{threads}"
             try:
-                runs[label] = {**WAYS, **RUNTIMES}[way](module, inputs, threads)
+                runs[label] = _way(way, subject, threads)
                 got = pytree.tree_leaves(runs[label]())
                 agrees_at[label] = least_tolerance(got, want)
                 if difference := outputs_differ(got, want):
@@ -86,10 +122,12 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     agrees_at[PLACED] = least_tolerance(got, want)
     if difference := outputs_differ(got, want):
         reasons[PLACED] = f"wrong outputs: {difference}"
-    measured = measure(runs, settings["rounds"], time_of=_rested)
-    alternating = measure(pair, settings["rounds"], time_of=_rested)  # so that both find the same in the caches
-    parameters = sum(each.numel() for each in module.parameters())
-    sizes = {"nodes": len(module.graph.nodes), "parameters": parameters, "threads": most}
+    measured = measure(runs, settings["rounds"], time_of=rested)
+    alternating = measure(pair, settings["rounds"], time_of=rested)  # so that both find the same in the caches
+    given = model.parameters() if isinstance(model, nn.Module) else pytree.tree_leaves(inputs[0])
+    sizes = {
+        "nodes": len(subject.graph.graph.nodes), "parameters": sum(each.numel() for each in given), "threads": most,
+    }  # fmt: skip
     load = max(each.load for each in measured.values())
     return {
         **sizes,
@@ -103,12 +141,6 @@ def report(data: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _rested(run: Run) -> float:
-    elapsed_ms = timed(run)
-    time.sleep(REST_S)
-    return elapsed_ms
-
-
 def _figures(measured: Mapping[str, Measurement], most: int, reasons: Mapping[str, str]) -> dict[str, Any]:
     ms = {label: [each.median_ms, each.low_ms, each.high_ms] for label, each in measured.items() if each.samples_ms}
     had = [label for label in (f"eager:{most}", f"compiled:{most}") if label in ms and label not in reasons]
@@ -118,6 +150,9 @@ def _figures(measured: Mapping[str, Measurement], most: int, reasons: Mapping[st
         "best_other": best,
         "over_eager": _ratio(measured, f"eager:{most}", PLACED),
         "over_best": _ratio(measured, best, PLACED),
+        **(
+            {"room": 2 * ms["compiled:2"][0] / ms["compiled:1"][0]} if {"compiled:1", "compiled:2"} <= ms.keys() else {}
+        ),
     }
 
 
@@ -128,42 +163,50 @@ def _ratio(measured: Mapping[str, Measurement], above: str, below: str) -> tuple
 # What a user has without gst ------------------------------------------------------------------------------------------
 
 
-def _with_threads(function: Callable[..., Any], inputs: Sequence[Tensor], threads: int) -> Run:
-    def run() -> Any:
+def _way(way: str, subject: Subject, threads: int) -> Run:
+    if way == EAGER:
+        return _with_threads(partial(as_written, subject.model, subject.inputs), threads)
+    if way in RUNTIMES:
+        if isinstance(subject.model, Step):
+            raise ValueError("it runs inference alone")
+        return RUNTIMES[way](subject.model, subject.inputs, threads)
+    return _compiled(subject, threads, **OPTIONS[way])
+
+
+def _with_threads(run: Run, threads: int) -> Run:
+    def with_threads() -> Any:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        with torch.no_grad():
-            return function(*inputs)
+        return run()
 
-    return run
-
-
-def _eager(module: nn.Module, inputs: Sequence[Tensor], threads: int) -> Run:
-    return _with_threads(module, inputs, threads)
+    return with_threads
 
 
-def _compiled(module: nn.Module, inputs: Sequence[Tensor], threads: int, **options: Any) -> Run:
+def _compiled(subject: Subject, threads: int, **options: Any) -> Run:
     from torch._inductor import config
 
     torch.set_num_threads(threads)
-    run = _with_threads(torch.compile(torch.fx.GraphModule(module, module.graph)), inputs, threads)
+    function = torch.compile(torch.fx.GraphModule(subject.graph, subject.graph.graph))
+
+    def run() -> Any:
+        with torch.no_grad():
+            return function(*subject.flat_inputs)
+
     with config.patch({"cpp.threads": threads, **options}):
         run()
-    return run
+    return _with_threads(run, threads)
 
 
-WAYS: dict[str, Callable[..., Run]] = {
-    "eager": _eager,
-    "compiled": _compiled,
-    "frozen": partial(_compiled, freezing=True),
-}
+EAGER = "eager"
+OPTIONS: dict[str, dict[str, Any]] = {"compiled": {}, "frozen": {"freezing": True}}  # of the compiler
 
 
 def main() -> None:
     answer = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what compilers print is no answer
     data, name, settings = sys.argv[1:]
-    print(json.dumps(report(Path(data), name, json.loads(settings))), file=answer)
+    subject = training(name) if data == STEP else sample(Path(data), name)
+    print(json.dumps(report(subject, json.loads(settings))), file=answer)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def test_a_program_that_fails_is_a_line_with_its_reason(tmp_path: Path) -> None:
     source = small("return (torch.load('x'),)")
     (tmp_path / "bad" / "model.py").write_text(source.model)
     (tmp_path / "bad" / "weight_meta.py").write_text(source.weights)
-    asked = {"ways": ["eager"], "threads": [1], "rounds": 3, "seconds": 1.0}
+    asked = {"ways": ["eager"], "threads": [1], "rounds": 3, "seconds": 1.0, "tasks": ["placement"]}
     result = strangers.bench(tmp_path, [], tmp_path / "out", asked, 120.0, lambda *_: None)
     assert "torch.load is not a function that may be called" in result["programs"]["bad"]["failed"]
     assert (result["ran"], result["failed"]) == (0, 1)
@@ -94,8 +94,8 @@ def test_a_program_that_fails_is_a_line_with_its_reason(tmp_path: Path) -> None:
 def test_rows_are_taken_over_and_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def row(data: Path, name: str, settings: object, time_limit_s: float) -> dict[str, object]:
-        calls.append(name)
+    def row(what: tuple[str, str], settings: object, time_limit_s: float) -> dict[str, object]:
+        calls.append(what[1])
         ratios = {"over_eager": [2.0, 1.9, 2.1], "over_best": [0.9, 0.8, 0.95]}
         return {
             **ratios,
