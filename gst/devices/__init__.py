@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gst.devices.execute.measure import Log, Measurement, measure
     from gst.devices.execute.native import NativeExecutor
     from gst.devices.execute.plain import PlainPyTorch
-    from gst.devices.fusion.legality import fusion_groups, legalise, pointwise_chains
+    from gst.devices.fusion.grouping import convex_segments, pointwise_chains
+    from gst.devices.fusion.legality import fusion_groups, legalise
     from gst.devices.plan import ExecutionError, Plan, Timeline
 
 _MODULES = {
@@ -29,7 +30,8 @@ _MODULES = {
     "execute.measure": ("Log", "Measurement", "measure"),
     "execute.native": ("NativeExecutor",),
     "execute.plain": ("PlainPyTorch",),
-    "fusion.legality": ("fusion_groups", "legalise", "pointwise_chains"),
+    "fusion.grouping": ("convex_segments", "pointwise_chains"),
+    "fusion.legality": ("fusion_groups", "legalise"),
     "plan": ("ExecutionError", "Plan", "Timeline"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

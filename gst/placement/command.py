@@ -25,7 +25,16 @@ from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
-from gst.placement.pipeline import COSTS, GROUPS, SEARCH_RUNS, cached_task, measured_task, place_measured
+from gst.placement.pipeline import (
+    COSTS,
+    GROUPINGS,
+    SEARCH_RUNS,
+    cached_task,
+    groups_of,
+    measured_task,
+    place_measured,
+    searches_of,
+)
 from gst.placement.plan_trace import trace_of_task
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
 from gst.placement.streams import checked_streams
@@ -35,8 +44,8 @@ from gst.process.progress import Progress
 from gst.programs import Program, kind_for, traced
 from gst.reporting.placement import render
 
-LOGS = ("searches.jsonl", "searches_fused.jsonl", "measurements.jsonl")
-WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", SIGNATURES, "program.txt", "report.html")
+LOGS = ("searches.jsonl", *map(searches_of, GROUPINGS), "measurements.jsonl")
+WRITTEN = (COSTS, *map(groups_of, GROUPINGS), *LOGS, "plan.json", SIGNATURES, "program.txt", "report.html")
 
 
 def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -202,7 +211,8 @@ def _clear(options: Namespace) -> None:
     """Remove what an earlier command wrote, and nothing else, unless this one goes on with it."""
     if options.resume:
         return
-    for name in WRITTEN:
+    begun_with = ("plan.json", SIGNATURES) if options.again else ()  # until there is a new plan
+    for name in set(WRITTEN).difference(begun_with):
         (options.out / name).unlink(missing_ok=True)
     shutil.rmtree(options.out / "dataset", ignore_errors=True)
 

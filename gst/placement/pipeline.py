@@ -32,7 +32,7 @@ from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
 from gst.placement.choosing import winner
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
+from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
 from gst.placement.local_search.population import random_plans
 from gst.placement.objective import MeasuredObjective, Measurer, PlanRunner, SimulatedObjective
 from gst.placement.planning import (
@@ -60,12 +60,15 @@ MOST_ALONE = 16  # devices that are measured alone each; of more the first of ea
 NUM_CALIBRATION = 12  # plans that contention is learned from
 CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
-COSTS, GROUPS = "costs.json", "groups.json"  # what was measured of operations, and of groups compiled into one
+COSTS, SEARCHES = "costs.json", "searches.jsonl"  # what was measured of operations, and found in simulation
+GROUPINGS = {"fused": chains, "segments": segments}  # which operations may be compiled into one
+ROOM = 0.8  # of the time of all operations on the fastest device: what segments in parallel may take
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
 NUM_BASELINES = 12  # that are measured at the end, of those that look best in simulation; and every method's plan
 NUM_AGAIN = 3  # plans that are measured again
 OLD = "old_plan"  # name of the plan of an earlier version of the program
 TO_COMPILE = 0.4  # of the seconds that are left, if there are so many
+ALONE = 5  # times that, at most, for a step of which nothing else is compiled
 
 
 def place_measured(
@@ -112,25 +115,30 @@ def place_measured(
         task = cached_task(program, runner.devices, out, profile)
         if not math.isinf(seconds):
             left = seconds - (time.perf_counter() - started)
-            settings = replace(within(settings, left, task.times_us.sum(1).min() / 1e3), compile_s=TO_COMPILE * left)
+            limited = replace(within(settings, left, task.times_us.sum(1).min() / 1e3), compile_s=TO_COMPILE * left)
+            before = [record["evaluations"] for record in Log(out / SEARCHES).read()]  # of a search that goes on
+            evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
+            settings = replace(limited, evaluations=evaluations)
         simulated = replace(  # `guided_search` is the one method that measures, and fusion is of the task or is not
             settings,
             methods=tuple(name for name in settings.methods if name != "guided_search"),
             tasks=tuple(name for name in settings.tasks if name != "fusion"),
         )
-        planned = plan_by(simulated, task, SimulatedObjective(task), out / "searches.jsonl", progress)
+        planned = plan_by(simulated, task, SimulatedObjective(task), out / SEARCHES, progress)
         if old_plan is not None:
             expected_ms = float(SimulatedObjective(task)([old_plan])[0])
             planned[OLD] = Planned(old_plan, expected_ms, 0.0, 1)
         check_fits(task, planned)
         final_plans = finalists(planned) | {name: each for name, each in planned.items() if name == OLD}
-        fused = fused_task(task, runner, progress, out / GROUPS) if "fusion" in settings.tasks else None
-        starts = planned
-        if fused is not None:
-            fused_objective = SimulatedObjective(fused.task)
-            starts = plan_by(simulated, fused.task, fused_objective, out / "searches_fused.jsonl", progress)
-            best = min(starts, key=lambda name: np.nan_to_num(starts[name].expected_ms, nan=np.inf))
-            final_plans[f"{best}:fused"] = _unfolded(starts[best], fused)
+        fused, starts = None, planned
+        for kind, found in _groupings(task, runner, out, progress) if "fusion" in settings.tasks else ():
+            of_groups = plan_by(
+                simulated, found.task, SimulatedObjective(found.task), out / searches_of(kind), progress
+            )
+            best = _best(of_groups)
+            final_plans[f"{best}:{kind}"] = _unfolded(of_groups[best], found)
+            if fused is None or of_groups[best].expected_ms < starts[_best(starts)].expected_ms:
+                fused, starts = found, of_groups
         if "fusion" in settings.tasks and supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
             final_plans["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         search = None
@@ -156,6 +164,32 @@ def place_measured(
         prepare([dataset], out / "dataset", max_nodes=512)
     drawing = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
     return PlacementResult(task, plans[best], result, drawing)
+
+
+def groups_of(kind: str) -> str:
+    """Name of the file of what was measured of groups of a kind."""
+    return f"groups_{kind}.json"
+
+
+def searches_of(kind: str) -> str:
+    """Name of the log of the searches in which groups of a kind are one operation each."""
+    return f"searches_{kind}.jsonl"
+
+
+def _groupings(task: Task, runner: PlanRunner, out: Path, progress: Progress) -> Iterator[tuple[str, FusedTask]]:
+    """The task with groups of each kind of which some are faster compiled; without segments where even the best plan
+    of them leaves little to gain, as compiling them takes minutes."""
+    for kind, grouping in GROUPINGS.items():
+        groups = grouping(task)
+        if kind == "segments" and not (supports(task.devices) and share_in_parallel(task, groups) <= ROOM):
+            continue
+        found = fused_task(task, runner, groups, progress, out / groups_of(kind))
+        if found is not None:
+            yield kind, found
+
+
+def _best(planned: Mapping[str, Planned]) -> str:
+    return min(planned, key=lambda name: np.nan_to_num(planned[name].expected_ms, nan=np.inf))
 
 
 def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
@@ -317,11 +351,11 @@ def _ways(
     `gst.place` on these cores. A way that is left out raises its reason."""
     with ExitStack() as stack:
         if skip_reason or here or any(device.kind != "cpu" for device in devices):
-            yield stack.enter_context(steps_beside(source, skip_reason, here))
+            yield stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s))
             return
         runs = stack.enter_context(steps_beside(source, "not made yet", here))
         progress("compiling the step in several ways, which takes minutes", 0, 1)
-        cores = max(len(each) for each in core_numbers(devices))
+        cores = len({number for each in core_numbers(devices) for number in each})
         try:
             made, reasons = stack.enter_context(ways_beside(source, cores, settings.compile_s))
         except ValueError as error:  # the child stopped: what it tried is no way to run the step

@@ -15,7 +15,7 @@ from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.groups import fused
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor
-from gst.placement.fusion.measured import FusedTask, fused_task, whole_step
+from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
 from gst.placement.objective import SimulatedObjective
 from gst.placement.pipeline import measured_task, place_measured
 from gst.placement.planning import Settings
@@ -74,7 +74,7 @@ def task(program: Program, isolated: IsolatedExecutor) -> Task:
 
 @pytest.fixture(scope="module")
 def made(task: Task, isolated: IsolatedExecutor) -> FusedTask:
-    found = fused_task(task, isolated)
+    found = fused_task(task, isolated, chains(task))
     assert found is not None, "six passes over 256 kB become one"
     return found
 
@@ -131,7 +131,7 @@ def test_groups_that_pay_nowhere_are_left_alone(
         return {int(np.flatnonzero(plan.fusion == number)[0]): 1.0 for number in set(plan.fusion.tolist()) - {-1}}  # type: ignore[union-attr]
 
     monkeypatch.setattr(isolated, "groups", slower)
-    assert fused_task(task, isolated) is None and asked
+    assert fused_task(task, isolated, chains(task)) is None and asked
 
 
 def test_a_group_that_ends_its_process_is_left_alone(
@@ -147,15 +147,36 @@ def test_a_group_that_ends_its_process_is_left_alone(
 
     monkeypatch.setattr(isolated, "groups", ends)
     kept = tmp_path / "groups.json"
-    found = fused_task(task, isolated, cache=kept)
+    found = fused_task(task, isolated, chains(task), cache=kept)
     assert found is not None and found.groups[bad] == -1
     assert (found.groups >= 0).sum() == (made.groups > 0).sum() > 0
     monkeypatch.undo()
-    again = fused_task(task, isolated, cache=kept)
+    again = fused_task(task, isolated, chains(task), cache=kept)
     assert again is not None and again.task.key == found.task.key, "a search goes on with the groups it began with"
     other = task.on(task.names[:1])
     with pytest.raises(ValueError, match=r"groups\.json was made with devices .*, now it is"):
-        fused_task(other, isolated, cache=kept)
+        fused_task(other, isolated, chains(other), cache=kept)
+
+
+def test_segments_run_as_one_with_the_same_outputs(task: Task, isolated: IsolatedExecutor) -> None:
+    found = fused_task(task, isolated, segments(task))
+    assert found is not None and found.task.num_nodes < task.num_nodes
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        isolated.check(found.unfold(found.task.plan(generator.integers(0, 2, found.task.num_nodes))))
+
+
+def test_the_share_in_parallel_is_that_of_the_independent_work(task: Task, devices: tuple[Device, ...]) -> None:
+    """A chain has nothing to run beside it; two equal products have each other."""
+    alone = np.full(task.num_nodes, -1)
+    assert 0.5 <= share_in_parallel(task, alone) <= 1.05  # handing out operations takes time
+    for step, want in ((lambda x: [x @ x @ x @ x], 1.0), (lambda x: [x @ x, (x + 1) @ x], 0.5)):
+        program = capture(Step("products", step, (torch.ones(4, 4),)))
+        heavy = [1e4 if "mm" in each.name else 0.0 for each in program.operations]
+        share = share_in_parallel(
+            Task.of_profile(program, devices, np.tile(heavy, (len(devices), 1))), np.full(program.num_nodes, -1)
+        )
+        assert share == pytest.approx(want, rel=0.02)
 
 
 def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor) -> None:
@@ -200,7 +221,8 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
 def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], isolated: IsolatedExecutor) -> None:
     products = capture(Step("products", lambda x: [x @ x @ x], (torch.ones(4, 4),)))
     times = np.ones((len(devices), products.num_nodes))
-    assert fused_task(Task.of_profile(products, devices, times), isolated) is None
+    task = Task.of_profile(products, devices, times)
+    assert fused_task(task, isolated, chains(task)) is None
 
 
 def test_without_groups_the_whole_step_is_tried_all_the_same(

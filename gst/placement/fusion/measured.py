@@ -10,17 +10,19 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import ExecutionError, Plan, pointwise_chains
+from gst.devices import ExecutionError, Plan, convex_segments, pointwise_chains
 from gst.devices.fusion.legality import fusion_groups
 from gst.devices.fusion.rewrite import CompiledGroup, rewritten
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
+from gst.placement.baselines.portfolio import portfolio
 from gst.placement.fusion.costs import Contraction, contract, numbered
 from gst.placement.machines import VIEW_US
-from gst.placement.objective import PlanRunner
+from gst.placement.objective import PlanRunner, SimulatedObjective
 from gst.placement.task import Task, check_same
 from gst.process.progress import Progress, no_progress
 
+NUM_SEGMENTS = 24  # of equal work
 AT_ONCE = 4  # groups that are asked about at once: each may have to be compiled
 
 
@@ -44,20 +46,44 @@ class FusedTask:
         return Plan(plan.devices, plan.placement[self.node_of], priority, self.groups)
 
 
+def chains(task: Task) -> Int64[np.ndarray, " nodes"]:
+    """Groups of element-wise operations of a task's program, see `pointwise_chains`."""
+    assert task.program is not None
+    return numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
+
+
+def segments(task: Task) -> Int64[np.ndarray, " nodes"]:
+    """Groups of all kinds of operations of a task's program, see `convex_segments`; their work is measured where an
+    operation has the fewest threads."""
+    assert task.program is not None
+    fewest = min(range(len(task.devices)), key=lambda device: task.devices[device].threads)
+    return numbered(convex_segments(task.program, task.times_us[fewest], NUM_SEGMENTS))
+
+
+def share_in_parallel(task: Task, groups: Int64[np.ndarray, " nodes"]) -> float:
+    """The simulated time of the best of a few plans in which each group is one operation that takes as long as its
+    operations do, as a share of what the fastest device takes for all of them. Nothing is compiled."""
+    contracted = _contracted(task, groups, np.ones((len(task.devices), int(groups.max(initial=-1)) + 1))).task
+    best_ms = min(SimulatedObjective(contracted)(list(portfolio(contracted).values())))
+    return float(best_ms * 1e3 / contracted.times_us.sum(1).min())
+
+
 def fused_task(
     task: Task,
     runner: PlanRunner,
+    groups: Int64[np.ndarray, " nodes"],
     progress: Progress = no_progress,
     cache: Path | None = None,
 ) -> FusedTask | None:
-    """Compile chains of element-wise operations for each kind of device of a task, and make those one operation that
-    are faster for it somewhere. On a device where a group is not faster its operations run one by one.
+    """Compile groups for each kind of device of a task, and make those one operation that are faster for it somewhere.
+    On a device where a group is not faster its operations run one by one.
 
     A group takes of its operations' profiled time the part that it took when both were measured in turns, hot.
 
     Args:
         task: of a program, as profiled.
         runner: entered; of the program, on the devices of the task.
+        groups: that may run as one, legal together, as `chains` and `segments` return them.
         progress: told of groups, as each may have to be compiled.
         cache: file of the times of groups of this task, read if it is there and written if not.
 
@@ -67,8 +93,6 @@ def fused_task(
     Raises:
         ValueError: the file is of another task, or damaged.
     """
-    assert task.program is not None
-    groups = numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
     if cache is not None and cache.exists():
         shares = _read_shares(cache, task)
     else:
@@ -79,7 +103,15 @@ def fused_task(
     pays = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
     if not len(pays):
         return None
-    shares, groups = shares[:, pays], numbered(np.where(np.isin(groups, pays), groups, -1))
+    groups = numbered(np.where(np.isin(groups, pays), groups, -1))
+    contracted = _contracted(task, groups, shares[:, pays])
+    return FusedTask(_with_program(task, contracted, groups), contracted.node_of, groups)
+
+
+def _contracted(
+    task: Task, groups: Int64[np.ndarray, " nodes"], shares: Float64[np.ndarray, "devices groups"]
+) -> Contraction:
+    """The task with each group as one operation that takes these shares of the time of its own."""
 
     def times_us(
         group: Int64[np.ndarray, " nodes"], traffic: Float64[np.ndarray, " new_nodes"]
@@ -91,8 +123,8 @@ def fused_task(
         return whole * part
 
     contracted = contract(task, groups, times_us, np.full(len(task.devices), VIEW_US))
-    assert contracted is not None, "chains never wait for each other"
-    return FusedTask(_with_program(task, contracted, groups), contracted.node_of, groups)
+    assert contracted is not None, "legal groups never wait for each other"
+    return contracted
 
 
 def whole_step(task: Task) -> Plan:
