@@ -160,13 +160,14 @@ def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: s
         metavar="FILE",
         help="write the plan's simulated timeline, with every value under way, as a Chrome trace for ui.perfetto.dev",
     )
-    command.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
+    command.add_argument("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
     command.add_argument(
         "--patience",
         type=float,
         default=20.0,
         metavar="S",
-        help="seconds to wait for quiet cores before plans are measured; 0 = do not look (default: %(default)g)",
+        help="seconds to wait for quiet cores before plans are measured; with --seconds, before operations are; "
+        "0 = do not look (default: %(default)g)",
     )
     command.add_argument(
         "--workers",

@@ -12,7 +12,7 @@ import numpy as np
 from gst.devices import Log, Plan
 from gst.files.untrusted import DAMAGE, parse_json, plain
 from gst.files.writing import atomic_write
-from gst.placement.search import Trial
+from gst.placement.search import RAN, Trial
 from gst.placement.task import save_plan
 from gst.programs import Program
 
@@ -90,17 +90,22 @@ def keep_best(program: Program, log: Path, path: Path) -> str:
         log: of the search.
         path: of the plan.
     """
-    trials = [Trial.from_dict(record) for record in Log(log).read()]
-    ran = [each for each in trials if each.measurement.outcome == "ok"]
-    ran = [each for each in ran if each.plan.placement.size == program.num_nodes]
-    if not ran:
+    samples: dict[str, list[float]] = {}
+    plans: dict[str, Plan] = {}
+    for record in Log(log).read():
+        trial, plan = Trial.from_dict(record), Plan.from_dict(record[RAN] if RAN in record else record["plan"])
+        if trial.measurement.outcome == "ok" and plan.placement.size == program.num_nodes:
+            samples.setdefault(plan.key, []).extend(trial.measurement.samples_ms)
+            plans[plan.key] = plan
+    if not plans:
         return ""
-    best = min(ran, key=lambda each: each.measurement.median_ms)
-    save_plan(best.plan, program, path)
+    medians = {key: float(np.median(each)) for key, each in samples.items()}
+    best = min(medians, key=lambda key: medians[key])
+    save_plan(plans[best], program, path)
     save_signatures(program, path.with_name(SIGNATURES))
     return (
-        f"the best of {len(ran)} plans so far, {best.measurement.median_ms:.2f} ms, is in {path}; the same command "
-        "with --resume goes on"
+        f"the best of {len(plans)} plans so far, {medians[best]:.2f} ms, is in {path}; the same command with --resume "
+        "goes on"
     )
 
 

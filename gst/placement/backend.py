@@ -93,7 +93,11 @@ class _Chosen:
         if self._run is None:
             with self._turn:
                 if self._run is None:
-                    self._run = self._chosen(inputs)
+                    try:
+                        self._run = self._chosen(inputs)
+                    except Exception as error:  # whatever the graph, what is compiled or a backward pass raises
+                        log.info("a graph runs as written: %s: %s", type(error).__name__, error)
+                        self._run = self._graph
         return self._run(*inputs)
 
     def _chosen(self, inputs: Sequence[Any]) -> Function:
@@ -125,14 +129,24 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> list[Any]:
     copies = [_copy(each) for each in inputs]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return [*_both_passes(run, copies), *copies]
+        given = _results(inputs, copies)
+        return [*_both_passes(run, given, copies), *given]
 
 
-def _both_passes(run: Function, inputs: Sequence[Any]) -> list[Any]:
-    """Flat outputs and, where they have some, gradients of the inputs."""
+def _results(inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
+    """The copies, but for inputs that operations made: of those a result again, which may be written in place."""
+    return [
+        torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
+        if isinstance(each, Tensor) and not each.is_leaf and 0 not in each.stride() else copy
+        for each, copy in zip(inputs, copies, strict=True)
+    ]  # fmt: skip
+
+
+def _both_passes(run: Function, inputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+    """Flat outputs and, where they have some, gradients of the leaves from which the inputs come."""
     outputs = pytree.tree_leaves(run(*inputs))
     tops = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
-    leaves = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
+    leaves = [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
     if not tops or not leaves:
         return outputs
     slopes = [torch.linspace(-1, 1, each.numel()).reshape(each.shape).to(each) for each in tops]
@@ -212,12 +226,17 @@ def _inference(graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequenc
     return run
 
 
+def _passes_of(run: Function, inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
+    return _both_passes(run, _results(inputs, copies), copies)
+
+
 def _faster(graph: Function, compiled: Function, inputs: Sequence[Any], seconds: float) -> Function:
     """As written or compiled, by two sets of runs in turns on copies of the inputs."""
     copies = [_copy(each) for each in inputs]
     no_inputs = Guard(None, (), weights=False)
     with torch.random.fork_rng(devices=[]):
-        calls = {name: partial(_both_passes, run, copies) for name, run in ((PYTORCH, graph), (COMPILED, compiled))}
+        both = {PYTORCH: graph, COMPILED: compiled}
+        calls = {name: partial(_passes_of, run, inputs, copies) for name, run in both.items()}
         first = measure(calls, LOOKS, 1, time_of=rested)
         runs = {name: GuardedRun(call, no_inputs, call) for name, call in calls.items()}
         looks = {name: min(each.samples_ms, default=float("inf")) for name, each in first.items()}

@@ -1,4 +1,5 @@
-"""What a placed model takes for granted: shapes, dtypes, gradients, training mode and, if they are constants, weights.
+"""What a placed model takes for granted: shapes, dtypes, gradients, which inputs are expanded, training mode and, if
+they are constants, weights.
 
 Everything is compared before each call, in microseconds: what was found out once is kept as tuples, and the loops are
 those of C (`map`, `all`).
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from gst.devices.execute.calls import is_expanded
 
 _training, _version = attrgetter("training"), attrgetter("_version")
 _requires_grad = attrgetter("requires_grad")
@@ -42,6 +45,8 @@ class Guard:
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._is_flat = all(isinstance(each, Tensor) for each in inputs)
         self._wanted = tuple(_description(each) for each in leaves)
+        expanded = [number for number, each in enumerate(leaves) if isinstance(each, Tensor) and is_expanded(each)]
+        self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
         self._modules = () if model is None else tuple(model.modules())
         self._modes = tuple(map(_training, self._modules))
         rooms = [room for each in self._modules for room in (each._modules, each._parameters, each._buffers) if room]
@@ -68,6 +73,9 @@ class Guard:
             got = _description(value)
             if got != wanted:
                 return f"input {number} is {_words(got)}, not {_words(wanted)}"
+        for number, stride in self._expanded:
+            if leaves[number].stride() != stride:
+                return f"input {number} has strides {leaves[number].stride()}, not those of an expanded one, {stride}"
         if tuple(map(_training, self._modules)) != self._modes:
             return "a module changed between training and evaluation mode"
         for room, values in self._rooms:
@@ -86,11 +94,11 @@ class Guard:
 def _description(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device, value.requires_grad
-    return value
+    return type(value), value
 
 
 def _words(description: Any) -> str:
-    if isinstance(description, tuple) and len(description) == 4 and isinstance(description[0], torch.Size):
-        shape, dtype, device, gradient = description
-        return f"{dtype} {tuple(shape)} on {device}" + " with a gradient" * gradient
-    return repr(description)[:80]
+    if len(description) == 2:
+        return repr(description[1])[:80]
+    shape, dtype, device, gradient = description
+    return f"{dtype} {tuple(shape)} on {device}" + " with a gradient" * gradient

@@ -22,7 +22,7 @@ from gst.placement.drawing import explanation
 from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule, as_written, guard_of
 from gst.placement.planning import Settings
-from gst.placement.room import SHARE, no_room, within
+from gst.placement.room import SHARE, no_room
 from gst.placement.stages import Stages, device_map, stages
 from gst.placement.task import Task
 from gst.placement.whole import repeats
@@ -150,10 +150,10 @@ def place(
             `Step` (`gst.programs.training_step` makes one), which brings its own inputs.
         example_inputs: what the model is called with; one tensor, or several in a sequence.
         devices: names, or one text with commas between them, see `gst devices`; all of this machine and the sets of
-            cores if None.
+            cores if None. Whole ways as written and compiled keep the number of threads that PyTorch has.
         budget: plans that may be measured; 0 = baselines alone.
         out: directory for what is measured, from which the same call goes on; a temporary one if None.
-        memory_limit: bytes that the values of a run may take on each device.
+        memory_limit: bytes that the values of a run may take on each device under a plan; whole ways know no limit.
         settings: further settings; `budget` counts.
         progress: told what is going on; a bar on the terminal if None.
         seconds: about as long as ways are compiled and plans are searched for; what is being compiled then is waited
@@ -177,21 +177,25 @@ def place(
         if isinstance(model, Step):
             whole = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *inputs: as_written(model, inputs))}
             captured = capture(step, kind_for(each.kind for each in chosen))
-            return _by_plans(model, captured, inputs, chosen, parameters, settings, out, shown, whole)
+            left = limit - (time.perf_counter() - started)
+            return _by_plans(model, captured, inputs, chosen, parameters, settings, out, shown, whole, seconds=left)
         program, no_plan = _captured(model, step, inputs, kind_for(each.kind for each in chosen))
-        cores = max((len(each) for each in core_numbers(chosen)), default=1)
+        cores = len({number for each in core_numbers(chosen) for number in each}) or 1
         found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
         runs, reasons = found.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
             no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit)
         if program is not None and not no_plan:
-            settings = within(settings, left, found.first_ms[PYTORCH])
             try:
-                return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons)
+                return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest way to run the model whole is confirmed")
                 no_plan = "stopped before one was measured to the end"
+            except ValueError as error:  # as of operators that only this process knows
+                if memory_limit is not None or out is not None:
+                    raise
+                no_plan = str(error)
         result = confirmed(found, inputs, SHARE * limit, shown)
     result |= {"devices": [device.name for device in chosen], "no_plan": no_plan}
     return Placed(model, inputs, chosen, result, runs, parameters)
@@ -200,7 +204,7 @@ def place(
 def _by_plans(
     model: nn.Module | Step, program: Program, inputs: tuple[Any, ...], devices: tuple[Device, ...],
     parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
-    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str] = MappingProxyType({}),
+    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str] = MappingProxyType({}), seconds: float = math.inf,
 ) -> Placed:  # fmt: skip
     """Search for plans, which are measured beside the ways to run it whole."""
     here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
@@ -208,7 +212,7 @@ def _by_plans(
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) if out is None else Path(out)
         saved = _saved(program, directory)
-        placement = place_measured(program, saved, devices, directory, settings, progress, here=here)
+        placement = place_measured(program, saved, devices, directory, settings, progress, here=here, seconds=seconds)
     result = placement.result | {"left_out": dict(reasons)}
     return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
 

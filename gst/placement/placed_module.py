@@ -40,7 +40,7 @@ class PlacedModule(nn.Module):
         if self._guarded is None:
             if run not in (PLAN, COMPILED):
                 raise ValueError(f"there is no way {run!r} to run it; there are {', '.join(placed.runs)}")
-            if placed.program is None:
+            if placed.program is None or (run == PLAN and placed.plan is None):
                 reason = placed.result["left_out"].get(run) or placed.result["no_plan"]
                 raise ValueError(f"there is no {run} of it: {reason}; place it with seconds=None")
             self._placed, self._program = placed, placed.program
@@ -61,7 +61,7 @@ class PlacedModule(nn.Module):
         if self._compiled is not None:
             tensors = [laid_out(got.detach(), like) for got, like in zip(tensors, program.inputs, strict=True)]
             return program.unflatten(self._compiled(tensors))
-        assert placed.plan is not None
+        assert placed.plan is not None  # as `__init__` found
         if self._executor is None:
             threads = torch.get_num_threads()
             try:

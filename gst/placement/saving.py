@@ -102,6 +102,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
             raise ValueError(f"it won on {threads} threads, here are {len(usable_cores())} cores")
         result = dict(record["result"])
         result = result | {"plans": dict(result["plans"]), "left_out": {}, "winner_ms": float(result["winner_ms"])}
+        result.setdefault("no_plan", "the file holds what won alone")
     except (*DAMAGE, StopIteration) as error:
         raise ValueError(f"{path} cannot be read: {plain(error)}; place the model anew") from error
     if isinstance(model, Step):

@@ -27,6 +27,7 @@ from gst.process.progress import Progress, no_progress
 AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made
 NUM_MUTATED = 256
+RAN = "ran"  # in a line of the log: the plan of the program that ran, where it is not the one that was proposed
 NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many is a lucky one
 
 
@@ -193,7 +194,7 @@ class Search:
 
     def tau(self) -> float:
         """Kendall's tau between predictions and the measurements made after them; NaN without two of them."""
-        ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms)]
+        ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms) and trial.origin != "again"]
         pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in ran])
         return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
 
@@ -275,10 +276,11 @@ class Search:
         predicted = [self.screen([each.plan for each in few]) for few in several]
         batches = [[self.as_run(each.plan) for each in few] for few in several]
         for position, measurements in self.measurer.measure_batches(batches):
-            for each, predicted_ms, measurement in zip(
-                several[position], predicted[position], measurements, strict=True
+            for each, ran, predicted_ms, measurement in zip(
+                several[position], batches[position], predicted[position], measurements, strict=True
             ):
                 trial = Trial(each.plan, each.origin, number, float(predicted_ms), measurement)
-                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict()})
+                as_run = {} if ran is each.plan else {RAN: ran.to_dict()}
+                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict(), **as_run})
                 self.trials.append(trial)
             self.progress("measuring", len(self.trials), self.budget)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gst.devices.execute.calls import eager
 from gst.devices.execute.child import end_with_parent
 from gst.devices.execute.measure import timed
-from gst.devices.execute.plain import PYTORCH, PlainPyTorch
+from gst.devices.execute.plain import FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch
 from gst.placement.choosing import candidates
 from gst.placement.whole import Bound
 from gst.programs import Program, Reference, as_module, outputs_differ, traced
@@ -46,7 +46,8 @@ def ways_beside(
     Raises:
         ValueError: the child could not start.
     """
-    with PlainPyTorch(source, child=(MODULE, str(cores), str(seconds))) as child:
+    limit_s = START_LIMIT_S + seconds  # it stops what it compiles by itself
+    with PlainPyTorch(source, start_limit_s=limit_s, child=(MODULE, str(cores), str(seconds))) as child:
         said = json.loads(child.said)
         yield {name: partial(child, name) for name in said["ways"]}, said["reasons"]
 
@@ -90,7 +91,11 @@ def main() -> None:
     runs, reasons = _serious(program, int(cores), float(seconds))
     print(json.dumps({"ways": list(runs), "reasons": reasons}), file=answers)
     for line in sys.stdin:
-        print(timed(runs[line.rstrip("\n")]), file=answers)
+        try:
+            answer: object = timed(runs[line.rstrip("\n")])
+        except Exception as error:  # whatever compiled code raises; the other ways go on
+            answer = f"{FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        print(answer, file=answers)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gst.devices.execute.calls import is_expanded, laid_out, unexpanded
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.programs import outputs_differ
 
@@ -156,7 +157,7 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
 
     threads = way.threads or torch.get_num_threads()
     if way.kind == AHEAD:
-        return _on_threads(_ahead_of_time(model, inputs, threads), threads)
+        return _on_threads(_with_strides_of(inputs, _ahead_of_time(model, inputs, threads)), threads)
     options: dict[str, Any] = {"cpp.threads": threads}
     if way.kind == FROZEN:
         options["freezing"] = True
@@ -165,8 +166,7 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     # Dynamo compares options when it looks for compiled code of the same model, and asks the global setting whether
     # weights are constants.
     function: Function = torch.compile(model, options=options, dynamic=False)
-    if way.channels_last:
-        function = _with_channels_last(function)
+    function = _with_channels_last(function) if way.channels_last else _with_strides_of(inputs, function)
     run = _on_threads(function, threads)
     # No pool of processes; and every way of every shape is kept, where Dynamo would give up after eight.
     with config.patch(freezing=way.kind == FROZEN, compile_threads=1), dynamo.config.patch(recompile_limit=MOST_KEPT):
@@ -214,6 +214,23 @@ def _on_threads(function: Function, threads: int | None) -> Function:
     return run
 
 
+def _with_strides_of(example: Sequence[Any], function: Function) -> Function:
+    """The same for inputs of other strides, which are copied. What is compiled ahead of time takes the strides of the
+    example for granted and would read something else; other code would be compiled anew."""
+    leaves, spec = pytree.tree_flatten(tuple(example))
+    is_flat = all(isinstance(each, Tensor) for each in example)
+
+    def run(*inputs: Any) -> Any:
+        if is_flat:
+            return function(*map(laid_out, inputs, leaves))
+        given = zip(spec.flatten_up_to(inputs), leaves, strict=True)
+        return function(
+            *spec.unflatten(laid_out(got, like) if isinstance(like, Tensor) else got for got, like in given)
+        )
+
+    return run
+
+
 def _with_channels_last(function: Function) -> Function:
     def run(*inputs: Any) -> Any:
         return function(*pytree.tree_map_only(Tensor, _channels_last, inputs))
@@ -236,7 +253,10 @@ def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(seed)
 
     def fresh(value: Tensor) -> Tensor:
-        new = torch.empty_like(value)
+        if is_expanded(value):
+            once = unexpanded(value.detach())
+            return fresh(once).expand(value.shape).requires_grad_(value.requires_grad)
+        new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         if value.is_floating_point():
             numbers = value.detach().double()
             finite = numbers[numbers.isfinite()]
@@ -276,7 +296,8 @@ def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
     """
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [each for each in pytree.tree_leaves(list(inputs)) if isinstance(each, Tensor)]
-    before = [each._version for each in tensors]
+    versions = [each for each in tensors if not each.is_inference()]  # others have none
+    before = [each._version for each in versions]
     with torch.no_grad():
         first, second = (pytree.tree_leaves(model(*inputs)) for _ in range(2))
-    return outputs_differ(first, second) is None and [each._version for each in tensors] == before
+    return outputs_differ(first, second) is None and [each._version for each in versions] == before

@@ -85,7 +85,7 @@ def best_baseline(record: Record) -> tuple[str, Record]:
 
 def kind_of(origin: Any) -> str:
     """'baseline', 'method', 'mutation' or 'uncertain': what the marks of the charts tell apart."""
-    origin = str(origin).removesuffix(":fused")  # the plan of a method on operations that are fused before
+    origin = str(origin).partition(":")[0]  # what follows says which operations were compiled into one before
     return "method" if origin in METHODS else origin if origin in ("mutation", "uncertain") else "baseline"
 
 

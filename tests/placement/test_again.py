@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,17 +92,28 @@ def test_ctrl_c_keeps_the_best_plan_so_far(
 
     def stopped(*_: object, **__: object) -> None:
         log = Log(tmp_path / "out" / "measurements.jsonl")
-        for each in (trial(slow, 9.0), trial(fast, 2.5), trial(slow, 1.0, "failed")):
+        for each in (trial(slow, 9.0), trial(fast, 2.5), trial(slow, 1.0, "failed"), trial(slow, 0.5)):
             log.append(each.to_dict())
+        of_groups = Plan(("cpu:0",), np.zeros(2, np.int64))  # was proposed; `ran` is the plan of the program
+        ran = replace(slow, fusion=np.zeros(before.num_nodes, np.int64))
+        log.append({**trial(of_groups, 3.0).to_dict(), "ran": ran.to_dict()})
         raise Stopped(2)
 
     monkeypatch.setattr(command, "traced", lambda name, kind: before)
     monkeypatch.setattr(command, "place_measured", stopped)
     assert main(["place", "rnnlm", "--devices", "cpu:0", "--out", str(tmp_path / "out")]) == 130
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "the best of 2 plans so far, 2.50 ms, is in" in last and last.endswith("--resume goes on")
+    assert "the best of 3 plans so far, 2.50 ms, is in" in last and last.endswith("--resume goes on")
     assert Plan.load(tmp_path / "out" / "plan.json").key == fast.key
     assert len(json.loads((tmp_path / "out" / SIGNATURES).read_text())) == before.num_nodes
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_the_plan_that_again_begins_with_stays_until_there_is_another(tmp_path: Path, again: bool) -> None:
+    for name in ("plan.json", SIGNATURES, "costs.json"):
+        (tmp_path / name).write_text("{}")
+    command._clear(Namespace(resume=False, again=again, out=tmp_path))
+    assert {each.name for each in tmp_path.iterdir()} == ({"plan.json", SIGNATURES} if again else set())
 
 
 @pytest.mark.parametrize(("options", "seconds", "budget"), [

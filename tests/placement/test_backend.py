@@ -114,6 +114,30 @@ def test_what_compiles_to_something_else_or_not_at_all_runs_as_written(monkeypat
         assert run._run is graph
 
 
+def test_what_writes_into_a_result_is_tried_on_results() -> None:
+    """A graph that Dynamo cuts out of a training step may write into what another one computed, never into a weight."""
+
+    def in_place(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        x += 1
+        return (x * weight,)
+
+    weight = torch.ones(4, requires_grad=True)
+    result = 2 * torch.linspace(0, 1, 4).requires_grad_()
+    outputs, to_x, to_weight, new, _ = outcome(in_place, [result, weight], 0)
+    torch.testing.assert_close(new, result + 1)
+    torch.testing.assert_close(to_weight, outputs / weight * torch.linspace(-1, 1, 4))
+    torch.testing.assert_close(to_x, weight * torch.linspace(-1, 1, 4))
+
+
+def test_a_graph_that_fails_is_run_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Tensor:
+        raise RuntimeError("no backward pass")
+
+    monkeypatch.setattr(module, "_by_inductor", lambda graph, inputs: fails)
+    run = module._Chosen(of_inputs(torch.sin, 1), [], 1.0)
+    torch.testing.assert_close(run(X)[0], X.sin())
+
+
 def test_the_faster_of_both_runs_and_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(x: Tensor) -> Tensor:
         for _ in range(300):

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import gst
-from gst.devices import eager
+from gst.devices import Log, discover, eager
+from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.planning import Settings
 from gst.programs import training_step
@@ -142,6 +143,46 @@ def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkey
     assert placed.winner in placed.runs and "stopped before" in placed.explain()
     with pytest.raises(KeyboardInterrupt):
         gst.place(training_step("branches", model, lambda m, x: m(x).mean(), [torch.zeros(4, 16)]), devices=["cpu:0"])
+
+
+def test_plans_for_single_cores_are_judged_by_all_of_them(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def no_room(found: object, devices: object, cores: int, settings: object, left: float) -> str:
+        asked.append(cores)
+        return "no plan is wanted"
+
+    monkeypatch.setattr("gst.placement.placed.no_room", no_room)
+    for names, cores in ((["cpu:0"], 1), (["cpu:0", "cpu:1"], 2), (["cpu:0", "cpu:1", "cpu:0-1"], 2)):
+        if set(names) <= {device.name for device in discover()}:
+            gst.place(model, torch.zeros(4, 16), devices=names, settings=QUICK)
+            assert asked.pop() == cores
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
+def test_the_same_call_goes_on_with_what_was_found_in_other_seconds(
+    model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gst.placement.placed.no_room", lambda *_: "")
+    many = replace(QUICK, evaluations=10**6, methods=("annealing",))
+    for seconds in (4.0, 9.0):  # more seconds would be more evaluations, and another search
+        gst.place(model, torch.zeros(4, 16), "cpu:0,cpu:1", 1, tmp_path, settings=many, seconds=seconds)
+    (search,) = Log(tmp_path / "searches.jsonl").read()
+    assert search["evaluations"] < 10**4
+
+
+def test_a_plan_that_cannot_be_made_costs_no_way_that_was(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("there is no operator mine.relu; import the module that registers it")
+
+    monkeypatch.setattr("gst.placement.placed.place_measured", fails)
+    monkeypatch.setattr("gst.placement.placed.no_room", lambda *_: "")
+    placed = gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK)
+    assert placed.winner == "pytorch" and "no plan was made: there is no operator mine.relu" in placed.explain()
+    with pytest.raises(ValueError, match="there is no operator"):  # a limit that nothing but a plan keeps
+        gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK, memory_limit=2**30)
 
 
 def test_a_model_that_cannot_be_captured_runs_whole_if_it_is_a_pure_function() -> None:

@@ -17,7 +17,7 @@ from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.placement import choosing
 from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.placement.guards import Guard
-from gst.placement.whole import AHEAD, FROZEN, Way, difference, fresh_inputs, may_freeze, ways, whole_run
+from gst.placement.whole import AHEAD, FROZEN, Way, difference, fresh_inputs, may_freeze, repeats, ways, whole_run
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -173,6 +173,38 @@ def test_fresh_inputs_have_the_form_of_the_examples_and_other_numbers() -> None:
     assert torch.equal(fresh_inputs((columns,), seed=0)[0], new)
 
 
+def test_fresh_inputs_lie_in_memory_as_the_examples_do() -> None:
+    wide = torch.arange(12.0).reshape(3, 4)
+    examples = (wide[:, :3], wide.t(), wide[:1].expand(5, 4), wide[:, ::2])
+    for given, example in zip(fresh_inputs(examples, 0), examples, strict=True):
+        assert (given.shape, given.stride()) == (example.shape, example.stride()) and not torch.equal(given, example)
+
+
+def test_an_expanded_input_is_not_taken_for_another_one() -> None:
+    row, square = torch.arange(3.0).expand(3, 3), torch.arange(9.0).reshape(3, 3)
+    guard = Guard(None, (row,), weights=False)
+    assert guard.reason((torch.ones(1, 3).expand(3, 3),)) is None
+    assert "not those of an expanded one" in str(guard.reason((square,)))
+    assert Guard(None, (square,), weights=False).reason((square.t(),)) is None, "it is copied"
+
+
+def test_numbers_of_another_type_are_other_numbers() -> None:
+    guard = Guard(None, (2,), weights=False)
+    assert guard.reason((2,)) is None and guard.reason((2.0,)) == "input 0 is 2.0, not 2"
+    assert Guard(None, (1,), weights=False).reason((True,)) == "input 0 is True, not 1"
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("kind", [AHEAD, COMPILED])
+def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).requires_grad_(False).eval()
+    x = torch.linspace(-1, 1, 36).reshape(6, 6)
+    run = whole_run(model, Way(kind), (x,))
+    for given in (x.t(), torch.cat([x, x], 1)[:, ::2]):
+        torch.testing.assert_close(run(given), model(given))
+
+
 def test_what_computes_something_else_is_found(model: Small) -> None:
     assert difference(lambda x: model(x) + 1, model, (IMAGE,), 0) is not None
     assert difference(lambda x: model(x), model, (IMAGE,), 0) is None
@@ -207,6 +239,12 @@ def test_an_interrupt_keeps_what_was_found(model: Small, monkeypatch: pytest.Mon
 def test_no_way_is_begun_when_the_time_is_up(model: Small) -> None:
     found = candidates(model, (IMAGE,), cores=1, seconds=0.0)
     assert found.reasons[COMPILED] == "left out: no time to compile it"
+
+
+def test_tensors_of_inference_mode_have_no_versions_to_compare() -> None:
+    with torch.inference_mode():
+        model, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
+    assert repeats(model, (x,))
 
 
 def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small) -> None:

@@ -87,8 +87,9 @@ def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """`value` with the strides of `like`, for which views were captured and groups compiled: itself if it has them."""
-    if value.stride() == like.stride() or 0 in like.stride():
+    """`value` with the strides of `like`, for which views were captured and groups compiled: itself if it has them, or
+    if `like` is expanded, whose layout other values cannot have."""
+    if value.stride() == like.stride() or is_expanded(like):
         return value
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device).copy_(value)
 
@@ -109,6 +110,16 @@ def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> T
     if 0 not in value.stride():
         return value.to(device, non_blocking=non_blocking, copy=True)
     return unexpanded(value).to(device, non_blocking=non_blocking, copy=True).expand(value.shape)
+
+
+def is_expanded(value: Tensor) -> bool:
+    """Whether several elements of a tensor are one place in memory.
+
+    Examples:
+        >>> is_expanded(torch.ones(2, 1).expand(2, 4)), is_expanded(torch.ones(2, 4))
+        (True, False)
+    """
+    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def unexpanded(value: Tensor) -> Tensor:

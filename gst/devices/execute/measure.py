@@ -41,7 +41,7 @@ class Measurement:
         outcome: 'failed' if the callable raised; it was then not called again.
         reason: what it raised.
         load: share of the cores that other processes took meanwhile, 0 .. 1.
-        quiet: whether the gate found the cores free before every round.
+        quiet: whether the gate found the cores free whenever it was asked; true where it never was.
         machine: see `machine_record`.
         time: when it ended, UTC, ISO 8601.
         peak_bytes: the most that intermediate values took in a run, where that was counted.

@@ -34,12 +34,16 @@ from gst.programs.seeded import unseeded
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
 SPIN_S = 0.01  # for which idle OpenMP threads of this process may go on spinning, at the cost of whatever runs next
+FAILED = "failed: "  # what a child answers, with the reason, instead of milliseconds
 PYTORCH, COMPILED = "pytorch", "compiled"  # the step as written, and as torch.compile makes it
 
 
 @contextmanager
 def steps_beside(
-    program: Path | str, skip_reason: str = "", here: Mapping[str, Callable[[], object]] = MappingProxyType({})
+    program: Path | str,
+    skip_reason: str = "",
+    here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    compile_s: float = START_LIMIT_S,
 ) -> Iterator[dict[str, Callable[[], float]]]:
     """What runs a step without a plan, to be timed in turns with plans: `pytorch`, `compiled` and what else there is;
     each call is one step and returns its milliseconds. A step that does not compile, or then gives other outputs,
@@ -50,6 +54,7 @@ def steps_beside(
         skip_reason: why the step is not compiled; it is if empty.
         here: by name, what runs the step in this process; `pytorch` and `compiled` have processes of their own if they
             are not among them.
+        compile_s: seconds after which the step that is being compiled is given up.
     """
     with ExitStack() as stack:
         runs: dict[str, Callable[[], float]] = {}
@@ -60,14 +65,17 @@ def steps_beside(
             if COMPILED not in here:
                 if skip_reason:
                     raise ValueError(skip_reason)
-                runs[COMPILED] = stack.enter_context(PlainPyTorch(program, compiled=True)).__call__
+                child = PlainPyTorch(program, compiled=True, start_limit_s=min(compile_s, START_LIMIT_S))
+                runs[COMPILED] = stack.enter_context(child).__call__
         except ValueError as error:
             runs[COMPILED] = partial(failing, str(error))
         yield runs
 
 
 def rested(step: Callable[[], object]) -> float:
-    """Milliseconds of a step in this process; afterwards a rest, until its idle threads sleep."""
+    """Milliseconds of a step in this process after one of its own, as in a loop: what ran before may have used another
+    number of threads, which start anew. Afterwards a rest, until its idle threads sleep."""
+    step()
     elapsed_ms = timed(step)
     time.sleep(SPIN_S)
     return elapsed_ms
@@ -147,11 +155,19 @@ class PlainPyTorch:
         return self
 
     def __call__(self, what: str = "step") -> float:
-        """Run one step; its milliseconds, by the clock of the child."""
+        """Run one step; its milliseconds, by the clock of the child.
+
+        Raises:
+            ExecutionError: it failed; the child can be asked again.
+            ValueError: the child died.
+        """
         assert self._child.stdin is not None
         self._child.stdin.write(f"{what}\n")
         self._child.stdin.flush()
-        return float(self._answer())
+        answer = self._answer()
+        if answer.startswith(FAILED):
+            raise ExecutionError(answer.removeprefix(FAILED).strip())
+        return float(answer)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
