@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from embedding_cache.index import KeyIndex
 from embedding_cache.refresh import DriftEstimate
-from embedding_cache.storage import Background, Job, Prefetched, Tier, rows_for
+from embedding_cache.storage import Background, Prefetched, Tier, rows_for
 
 
 class KeyRanges:
@@ -64,7 +64,7 @@ class KeyRanges:
         return first
 
     def state(self) -> dict[str, Any]:
-        return {"slots": self.num_slots, "ranges": {name: list(each) for name, each in self._ranges.items()}}
+        return {"slots": self.num_slots, "ranges": {name: list(each) for name, each in list(self._ranges.items())}}
 
     def load(self, state: dict[str, Any]) -> None:
         self._ranges = {name: (first, size, about) for name, (first, size, about) in state["ranges"].items()}
@@ -226,7 +226,8 @@ class EmbeddingTable(nn.Module):
     def write_back(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
         """`push` in the background. Leave `rows` alone until `wait()`, or until the next `pull` or `push`."""
         self._settle()
-        self._background.run(self._place(keys, rows, step), rows)
+        write = self._place(keys, rows, step)  # of a copy, where some rows or their dtype change
+        self._background.run(write, rows, *(each for each in write.args if isinstance(each, Tensor)))
 
     def wait(self) -> None:
         """Until nothing moves in the background."""
@@ -343,7 +344,7 @@ class EmbeddingTable(nn.Module):
         slots, ages, is_known = self._index.look_up(keys.cpu().contiguous().numpy(), now)
         return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(is_known).to(keys.device)
 
-    def _place(self, keys: Tensor, rows: Tensor, step: int) -> Job:
+    def _place(self, keys: Tensor, rows: Tensor, step: int) -> partial[None]:
         """Give `keys` their slots; what is returned writes the rows there."""
         check_push(keys, rows, step, self.channels)
         numbers, rows = keys.cpu().contiguous().numpy(), rows.detach().to(self.dtype)
@@ -369,7 +370,7 @@ class EmbeddingTable(nn.Module):
         self._background.wait()
         self._place_finite(keys.cpu().contiguous().numpy(), rows, staged.step)()
 
-    def _place_finite(self, numbers: Int64[np.ndarray, " keys"], rows: Tensor, step: int) -> Job:
+    def _place_finite(self, numbers: Int64[np.ndarray, " keys"], rows: Tensor, step: int) -> partial[None]:
         beyond = len(numbers) - self._index.most_rows
         if beyond > 0:
             self._index.find(numbers)  # refuses what is wrong with the keys that are left out

@@ -110,6 +110,10 @@ class Graph:
         has_shape("node_features", self.node_features.ndim == 2, "(nodes, features)")
         require(nodes > 0, "it has no nodes; a graph needs at least one")
         has_shape("edges", self.edges.ndim == 2 and len(self.edges) == 2, "(2, edges)")
+        for label in ("edges", "opcodes", "config_nodes"):
+            kind = getattr(self, label).dtype
+            is_whole = kind.kind == "i" or (kind.kind == "u" and kind.itemsize < 8) or not getattr(self, label).size
+            require(is_whole, f"{label} is {kind}, want whole numbers; .astype(np.int64) makes them")
         problem = trouble_with(self.node_features.dtype)
         require(not problem, f"node_features is {self.node_features.dtype}, {problem}")
         names_nodes("edges", "name")

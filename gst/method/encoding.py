@@ -322,7 +322,7 @@ def _pool_with_torch(
     num_segments: int,
     pooling: Pooling,
 ) -> Float[Tensor, "segments configs channels"]:
-    """The same as in `gst.method.encoding`, on any device."""
+    """The same as `SegmentSums` and `SegmentMaxima`, on any device."""
     dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
     dense = dense.view(*row_of.shape, rows.shape[1])
     if pooling == "max":

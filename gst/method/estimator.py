@@ -608,7 +608,8 @@ class GraphSegmentTraining(nn.Module):
         assert isinstance(self.table, EmbeddingTable)
         like = self._like()
         ahead = like.device.type != "cpu"  # a host may not read what is still on its way to it
-        rows = self.table.pull(keys.clamp(min=0).flatten())[0].to(like, non_blocking=ahead)
+        summed_as = torch.promote_types(like.dtype, torch.float32)  # half precision would lose what is added to a sum
+        rows = self.table.pull(keys.clamp(min=0).flatten())[0].to(like.device, summed_as, non_blocking=ahead)
         return rows.view(*keys.shape, rows.shape[1])
 
     # The encoder and the head --------------------------------------------------------------------------------------

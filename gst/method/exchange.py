@@ -128,7 +128,7 @@ class PendingRows:
     def rows(self, segments: Int64[Tensor, " chosen"], like: Tensor) -> Float[Tensor, "chosen configs channels"]:
         """Rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""
         place = torch.from_numpy(self._traffic.wanted[self._mine].cumsum() - 1)
-        rows = self._wait()[0].to(like)
+        rows = self._wait()[0].to(like.device, torch.promote_types(like.dtype, torch.float32))
         if not len(rows):
             return rows.new_zeros(*self._traffic.own[segments].shape, self.channels)
         return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device, non_blocking=True)]

@@ -187,7 +187,10 @@ class RowRegression:
     def __call__(self, rows: Float[Tensor, "*rows channels"]) -> Float[Tensor, "*rows channels"]:
         """f(x) of each row, in its dtype; the row itself before the first step."""
         learnt = self.map()
-        return rows if learnt is None else rows @ learnt[0].to(rows) + learnt[1].to(rows)
+        if learnt is None:
+            return rows
+        with torch.autocast(rows.device.type, enabled=False):  # which would blur what configurations differ by
+            return rows @ learnt[0].to(rows) + learnt[1].to(rows)
 
     def mean_row(self) -> Float64[Tensor, " channels"]:
         """The mean of the rows of the moments."""
@@ -263,4 +266,5 @@ class StaleSum:
         mean = torch.where(self._known[:, None] > 0, mean, regression.mean_row().to(mean))
         a, b = (part.to(mean) for part in learnt)
         total = torch.zeros_like(self._known).index_add(0, self._graph, self._weights)
-        return (self._sum + (self._lacking[:, None] * mean)[:, None]) @ a + total[:, None, None] * b
+        with torch.autocast(mean.device.type, enabled=False):  # a sum has no place in half precision
+            return (self._sum + (self._lacking[:, None] * mean)[:, None]) @ a + total[:, None, None] * b

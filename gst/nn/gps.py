@@ -59,7 +59,8 @@ def linear_attention(query: Heads, key: Heads, value: Heads) -> Heads:
     """phi(q) (sum of phi(k) v^T) / (phi(q) · sum of phi(k)), phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 5 and
     7): time and memory grow with the nodes of a segment, not with their square."""
     query, key = nn.functional.elu(query) + 1, nn.functional.elu(key) + 1
-    return query @ (key.transpose(-1, -2) @ value) / (query @ key.sum(-2, keepdim=True).transpose(-1, -2))
+    total = query @ key.sum(-2, keepdim=True).transpose(-1, -2)  # 0 where phi underflows
+    return query @ (key.transpose(-1, -2) @ value) / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 ATTENTIONS: dict[Attention, Callable[[Heads, Heads, Heads], Heads]] = {

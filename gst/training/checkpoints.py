@@ -205,7 +205,8 @@ class Stoppable(L.Callback):
         ValueError: another process writes to a directory of checkpoints of this one.
         """
         if trainer.is_global_zero:
-            for directory in {Path(str(each.dirpath)) for each in checkpoint_callbacks(trainer)}:
+            places = {str(each.dirpath) for each in checkpoint_callbacks(trainer)}
+            for directory in (Path(each) for each in places if "://" not in each):  # others have no locks
                 self._held.enter_context(directory_lock(directory))
                 for left in directory.glob("*.partial"):  # of a training that was killed
                     left.unlink()

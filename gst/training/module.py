@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
@@ -126,7 +127,11 @@ class SegmentTrainingModule(L.LightningModule):
         """Initialise lazy layers and make the embedding table."""
         if self.trainer.world_size > 1:  # Lightning seeds anew where processes meet; one alone draws on
             torch.set_rng_state(self._drawn)
-        embedded = self.estimator.embed(step.graphs[:1], step.configs[:1, :1])
+        graphs, configs = step.graphs[:1], step.configs[:1, :1]
+        head = self.estimator.head
+        if isinstance(head, nn.Module) and any(map(is_lazy, head.parameters())):
+            self.estimator.exact(graphs, configs)
+        embedded = self.estimator.embed(graphs, configs)
         if self.wants_table and self.estimator.table is None:
             self.estimator.table = self._table(embedded.shape[-1])
             self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum
@@ -165,7 +170,10 @@ class SegmentTrainingModule(L.LightningModule):
         return loss if step.peers is None else loss * share_of(step, step.peers, self.loss)
 
     def on_train_start(self) -> None:
-        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead."""
+        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead. Parameters that a
+        strategy has wrapped since they were loaded are the same ones, so that rows of a frozen encoder stay exact."""
+        if self.estimator.encoder_frozen:
+            self.estimator._frozen_version = ()
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
             if loader.world_size > 1:

@@ -17,7 +17,8 @@ from gst.method.fixed_step import FixedStep
 
 
 class RecordedStep:
-    """Trains step by step: the first steps run eagerly, the next is recorded, and all behind it are replays.
+    """Trains step by step: the first steps run eagerly, the next is recorded, and all behind it are replays. A learning
+    rate that changes is recorded anew, unless it is a tensor (`capturable=True`).
 
     Args:
         step: what is to be recorded; its model, loss and optimizer.
@@ -50,6 +51,7 @@ class RecordedStep:
         self._stream = torch.Stream(device) if is_here(device) else None
         self._graph: Graph | None = None
         self._steps = 0
+        self._recorded_with: list[dict[str, Any]] = []
         wanted = is_here(device) if is_recorded is None else is_recorded
         self.reason = "" if wanted else f"graphs are recorded on an accelerator; the model is on {device}"
 
@@ -67,6 +69,8 @@ class RecordedStep:
             self._stream.wait_stream(caller)
         with self._stream or nullcontext():
             self.step.fill(graphs, configs, targets)
+            if (now := self._numbers()) != self._recorded_with:  # a schedule changed what the graph holds as constants
+                self._graph, self._recorded_with = None, now
             if not self.reason and self._graph is None and self._steps >= WARM_RUNS:
                 self._record()
             if self._graph is None:
@@ -80,6 +84,11 @@ class RecordedStep:
             value.record_stream(caller)
         self._steps += 1
         return value
+
+    def _numbers(self) -> list[dict[str, Any]]:
+        """What the optimizer computes with that is no tensor: learning rates, momenta."""
+        groups = self.step.optimizer.param_groups
+        return [{key: each for key, each in group.items() if not isinstance(each, Tensor | list)} for group in groups]
 
     def _record(self) -> None:
         """Record the arithmetic of a step, which computes nothing yet."""

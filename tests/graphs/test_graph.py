@@ -38,6 +38,10 @@ def test_labels_of_other_kinds_of_numbers_become_what_is_stored(unchecked: None)
         Graph(**rows | {"node_features": np.zeros((3, 1), np.float16)})
     with pytest.raises(ValueError, match="config_features is float64, want int8 or float32"):
         Graph(**rows, config_nodes=np.array([0]), config_features=np.zeros((1, 1, 1)))
+    with pytest.raises(ValueError, match=r"opcodes is float64, want whole numbers; .astype\(np.int64\) makes them"):
+        Graph(**rows, opcodes=np.zeros(3))
+    with pytest.raises(ValueError, match="edges is uint64, want whole numbers"):
+        Graph(**rows | {"edges": np.zeros((2, 1), np.uint64)})
     with pytest.raises(ValueError, match="targets is <U1, want numbers"):
         Graph(**rows, targets=np.array(["a"]))
 

@@ -347,6 +347,13 @@ def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch
         torch.testing.assert_close(ours, truth, rtol=0.05, atol=0.05 * float(truth.abs().max()))
 
 
+def test_rows_of_a_table_are_summed_in_float32_by_a_model_in_half_precision() -> None:
+    """A thousand terms of 0.001 stop adding up at 0.5 in bfloat16."""
+    model = GraphSegmentTraining(TwoLayers(), nn.Linear(8, 1), table=EmbeddingTable(1, 8)).bfloat16()
+    model([segment(random_graph(0, 18), 6)])
+    assert model._pulled(torch.tensor([[0]])).dtype == torch.float32
+
+
 def test_embeddings_in_double_precision_are_not_rounded_for_a_head_in_float32() -> None:
     model = GraphSegmentTraining(TwoLayers().double(), nn.Linear(8, 1), num_fresh=1)
     with pytest.raises(RuntimeError, match="same dtype"):

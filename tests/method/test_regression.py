@@ -385,6 +385,15 @@ def test_a_linear_change_of_all_embeddings_is_learnt() -> None:
     assert error.square().mean() < 0.02 * (rows @ a).square().mean()
 
 
+def test_autocast_blurs_no_mapped_row() -> None:
+    generator = torch.Generator().manual_seed(0)
+    regression, rows = RowRegression(), torch.randn(500, 3, generator=generator)
+    regression.observe(moments(rows, 2 * rows + 1e-3), NO_PRODUCTS)
+    want = regression(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(regression(rows), want)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6])
 def test_rows_that_are_all_alike_teach_where_they_went_and_nothing_else(scale: float) -> None:
     rows, embedded = scale * torch.ones(3, 4), scale * 2 * torch.ones(3, 4)

@@ -17,6 +17,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import NodeStates, SegmentBatch, assemble
 from gst.nn import GAT, GPS, SAGE
+from gst.nn.gps import linear_attention
 
 PRECISE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -264,3 +265,8 @@ def test_what_is_not_known_is_named(unchecked: None) -> None:
     batch = as_batch(random_graph(0))
     with pytest.raises(ValueError, match="'sideways'"):
         SAGE(8, directions=("sideways",))(batch)
+
+
+def test_linear_attention_of_features_that_underflow_is_finite() -> None:
+    query = torch.full((1, 2, 3, 1), -200.0)
+    assert linear_attention(query, torch.ones(1, 2, 3, 1), torch.ones(1, 2, 3, 1)).isfinite().all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -157,6 +158,35 @@ def test_replays_of_one_recording_are_steps_of_the_estimator(
     assert losses == pytest.approx(want.eager(), rel=1e-4)
     for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_learning_rate_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "pool_nodes", lambda states, batch, pooling: (
+        encoding._pool_owned_with_torch(states, batch, pooling) / batch.node_counts[:, None, None]
+    ))  # fmt: skip
+    training, made = Training("one", "mean"), []
+
+    def new(device: torch.device) -> Replayed:
+        made.append(Replayed(training))
+        return made[-1]
+
+    step = RecordedStep(training.fixed(), new, is_recorded=True)
+    for number in range(STEPS):
+        training.optimizer.param_groups[0]["lr"] = 1e-4 if number < 6 else 0.0
+        before = [each.detach().clone() for each in training.model.parameters()]
+        step(*training.step(number))
+        moves = any(not torch.equal(a, b) for a, b in zip(before, training.model.parameters(), strict=True))
+        assert moves == (number < 6), "a rate of zero moves nothing"
+    assert len(made) == 2 and step.reason == ""
+
+
+def test_a_graph_may_be_in_a_step_several_times() -> None:
+    data = graphs()
+    sizes = Sizes.of(data, 3, 1)
+    largest = max(range(len(data)), key=lambda each: int(np.diff(data[each].row_ptr).max()))
+    segment = int(np.diff(data[largest].row_ptr).argmax())
+    batch = assemble(data, [(largest, segment)] * 3, torch.zeros(len(data), 1, dtype=torch.int64))
+    assert batch.padded_to(*sizes).num_nodes == sizes.nodes
 
 
 def test_a_replay_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
