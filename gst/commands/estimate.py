@@ -57,6 +57,8 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
     machines = [name.strip() for name in options.on.split(",") if name.strip()]
     if options.on == "list":
         return _list()
+    if not machines:
+        raise ValueError("--on names no machine; --on list lists them")
     for name in machines:  # before a program is captured
         machine_of(name)
     program = _program(options.program)

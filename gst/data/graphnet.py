@@ -396,6 +396,8 @@ class _Record:
         if isinstance(target, ast.Name):
             self.names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
+            if isinstance(value, Tensor) and value.dim() and len(value) != len(target.elts):
+                raise ValueError(f"{len(value)} values for {len(target.elts)} names")
             parts = [None] * len(target.elts) if value is None else list(value)
             if len(parts) != len(target.elts):
                 raise ValueError(f"{len(parts)} values for {len(target.elts)} names")
@@ -454,6 +456,8 @@ class _Record:
         if not isinstance(left, Tensor) and not isinstance(right, Tensor):
             if not isinstance(left, int | float) or not isinstance(right, int | float):
                 raise ValueError(f"{type(left).__name__} {type(sign).__name__} {type(right).__name__}")
+            if max(abs(left), abs(right)) > 2**63:
+                raise ValueError(f"a number is larger than {2**63}")
             if isinstance(sign, ast.Pow) and (abs(left) > 2**40 or abs(right) > 8):
                 raise ValueError(f"{left} ** {right} is too large")
         return self._record(OPERATORS.get(function, function.__name__), function, (left, right), {})

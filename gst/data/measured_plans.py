@@ -20,7 +20,7 @@ from gst.graphs.graph import Graph
 
 LOG = "measurements.jsonl"
 GRAPH = "graph.npz"
-VERSION = 1  # of the features of plans
+VERSION = 2  # of the features of plans
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,8 @@ def plans_graph(
     """
     graph, use = profiled.graph, core_use(profiled.devices)
     share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
-    thread = use.argmax(1)
+    leaders = [device.cores[0] if device.cores else -1 - place for place, device in enumerate(profiled.devices)]
+    thread = np.array([leaders.index(each) for each in leaders])
     features = np.empty((len(plans), graph.num_nodes, sum(use.shape) + 3), np.float32)
     numbers = {device.name: number for number, device in enumerate(profiled.devices)}
     for row, plan in zip(features, plans, strict=True):

@@ -148,7 +148,7 @@ def _of_json(path: Path, content: bytes) -> PublicGraph:
 
 def _doppler(path: Path, lines: Sequence[str]) -> PublicGraph:
     """Costs of operations in numbers of them, inputs left out; ids in the lines of edges do not count inputs."""
-    rows = [re.findall(r"-?\d+", line) for line in lines]
+    rows = [re.findall(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?", line) for line in lines]
     if len(rows) < 5:
         raise ValueError(f"{path}: {len(rows)} lines, want a count, inputs, sources, destinations and costs")
     (total, *_), inputs, sources, targets = (list(map(_bounded(path), row)) for row in rows[:4])

@@ -12,6 +12,7 @@ from gst.files.untrusted import plain, shown
 
 MOST_BYTES = 64 << 20  # of one file
 MOST_FILES = 10_000  # of an archive
+MOST_IN_ALL = 4 << 30  # bytes of the files of an archive that are read
 
 
 def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator[tuple[str, bytes]]:
@@ -45,6 +46,7 @@ def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator
         raise ValueError(f"{path}: there is no such file; give the archive of {dataset} or the folder unpacked from it")
     try:
         with tarfile.open(path, "r|*") as archive:
+            total = 0
             for number, member in enumerate(archive):
                 if number > MOST_FILES:
                     raise ValueError(f"it holds more than {MOST_FILES} files")
@@ -55,6 +57,9 @@ def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator
                     raise ValueError(f"{shown(member.name)} leads out of the archive")
                 if member.size > MOST_BYTES:
                     raise ValueError(f"{shown(member.name)} has more than {MOST_BYTES} bytes")
+                total += member.size
+                if total > MOST_IN_ALL:
+                    raise ValueError(f"its files have more than {MOST_IN_ALL} bytes together")
                 content = archive.extractfile(member)
                 assert content is not None
                 yield match[1], content.read()

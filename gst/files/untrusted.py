@@ -143,7 +143,9 @@ def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], cou
         raise ValueError(f"it has weights for at most {len(weights)} layers, its settings want more")
     with torch.device("meta"):
         asked = sum(each.numel() for each in make().parameters() if not nn.parameter.is_lazy(each))
-    held = sum(each.numel() for each in weights.values() if isinstance(each, torch.Tensor))
+    tensors = [each for each in weights.values() if isinstance(each, torch.Tensor)]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    held = min(sum(each.numel() for each in tensors), sum(storages.values()))  # one byte each at least
     if asked > held:
         raise ValueError(f"it has {held} weights, its settings want {asked}")
 

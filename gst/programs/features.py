@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
+from torch.utils import flop_counter
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from gst.programs.operation import Operation, Reference
@@ -94,6 +95,13 @@ def node_features(
     return features.astype(np.float32)
 
 
+ATTENTION: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_counter.sdpa_flop,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_counter.sdpa_backward_flop,
+}
+"""Formulas of operators that PyTorch's flop counter does not list."""
+
+
 def flops(operations: Sequence[Operation]) -> Float64[np.ndarray, " nodes"]:
     """Floating point operations of each node.
 
@@ -110,7 +118,7 @@ def _flops(operation: Operation, operations: Sequence[Operation]) -> float:
     packet = getattr(operation.target, "overloadpacket", None)
     if packet is torch.ops.aten.convolution_backward:
         return _convolution_backward_flops(operation, operations)
-    formula = flop_registry.get(packet)
+    formula = flop_registry.get(packet) or ATTENTION.get(packet)
     if formula is not None:
         shapes = operation.shapes[0] if len(operation.shapes) == 1 else operation.shapes
         return float(formula(*_shapes_of(operation.args, operations), **operation.kwargs, out_val=shapes))

@@ -75,7 +75,13 @@ class _Draws(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def drawn(self, kind: str, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-        """Uniform or normal numbers of the seed and the number of this draw."""
+        """Uniform or normal numbers of the seed and the number of this draw.
+
+        Raises:
+            ValueError: complex numbers are wanted.
+        """
+        if dtype is not None and dtype.is_complex:
+            raise ValueError(f"random numbers of a seed are real; {dtype} is not drawn")
         seed: Tensor = self.seed
         if torch._is_functional_tensor(seed):  # operations in place are being taken away above this mode
             torch._sync(seed)

@@ -104,6 +104,8 @@ def training_step(
     buffers = {key: value.detach() for key, value in model.named_buffers()}
     slots = first_state(optimizer, parameters)
     seeds = {} if seed is None else {SEED: torch.tensor(seed)}
+    if taken := (parameters | frozen | buffers).keys() & (slots | seeds).keys():
+        raise ValueError(f"step {name!r}: the optimizer needs the name {min(taken)!r}; rename that tensor of the model")
     loss_module = _Loss(model, loss_of)
 
     def step(state: State, *tensors: Tensor) -> tuple[Tensor, State]:

@@ -49,7 +49,8 @@ def operators_by_node(program: Program) -> list[list[Operation]]:
     result: list[list[Operation]] = [[] for _ in program.operations]
     count = 0
     for node, operation in enumerate(program.operations):
-        reads = tuple(value for producer in operation.producers for value in made[producer][:1])
+        read = references(operation.args, tuple(operation.kwargs.values()))  # what is read twice is there twice
+        reads = tuple(value for each in read for value in made[each][:1])
         if operation.kind != "operation":
             is_parameter = operation.kind == "constant" or int(program.parameter_home[node]) == node
         else:
@@ -81,6 +82,8 @@ def _operators(
     }
     if name == "convolution_backward":
         gradient, first, weight = (made[each.node][0] for each in arguments[:3] if isinstance(each, Reference))
+        if arguments[7]:  # transposed: it maps the gradient as a convolution maps its input
+            gradient, first = first, gradient
         products = [write for write in writes if len(write.shape) > 1]
         stride: dict[int | str, Any] = {3: arguments[4]}
         return [

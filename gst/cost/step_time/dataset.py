@@ -88,6 +88,7 @@ class TimmStepTimes(GraphSource):
                 graph = step_time_graph(source, fitting) if fitting else None
             except ValueError as error:
                 self.skipped[str(error)] += len(fitting)
+                rows[model] = [each for each in rows[model] if each not in fitting]
                 graph = None
             if graph is not None:
                 rows[model] = [each for each in rows[model] if each not in fitting]
@@ -155,10 +156,8 @@ class TimmStepTimes(GraphSource):
 
     def fingerprint(self) -> str:
         """Equal for equal files and settings, so that a segment store is found without reading the files."""
-        wanted = (".csv", ".py", ".xz")
-        files = [
-            each for each in files_below(self.path, "timm.tar.xz") if each.suffix in wanted and "timm" in str(each)
-        ]
+        every = files_below(self.path, "timm.tar.xz")
+        files = [each for each in every if each.suffix in (".csv", ".py") or each.name.endswith("timm.tar.xz")]
         return fingerprint_of_files(files, f"timm {VERSION} {self.mode} {self.limit}")
 
 

@@ -106,7 +106,8 @@ def kernels_of_groups(groups: Sequence[Sequence[Operation]]) -> Kernels:
     steps, width, full = steps_of([operation for group in groups for operation in group], "fp32")
     places: dict[int, list[int]] = {}
     for place, step in enumerate(steps):
-        places.setdefault(number[id(step.operation)], []).append(place)
+        if id(step.operation) in number:  # no copy that was put in
+            places.setdefault(number[id(step.operation)], []).append(place)
     return _table(grouped(steps, places.values()), width, full, False)
 
 

@@ -93,7 +93,7 @@ def read_tables(path: Path | str, must_hold: bool = True) -> list[Measurement]:
             raise ValueError(f"{path}: {name} is not UTF-8 text: {error.reason}") from error
         setting, table = setting_of(name), name.removeprefix("benchmark-").removesuffix(".csv")
         mode = setting.mode
-        for row in (reader := csv.DictReader(io.StringIO(text))):
+        for row in (reader := csv.DictReader(io.StringIO(text, newline=""))):
             where = f"{name}, line {reader.line_num}"
             try:
                 if not row[f"{mode}_step_time"]:
@@ -106,8 +106,11 @@ def read_tables(path: Path | str, must_hold: bool = True) -> list[Measurement]:
             except (ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{where}: {plain(error)}") from error
             size, batch, step = numbers
-            if not (1 <= size < 2**20 and 1 <= batch < 2**30 and 0 < step < 1e9):
-                raise ValueError(f"{where}: image size, batch, step time are {shown(numbers)}; want positive numbers")
+            if not (1 <= size < 2**20 and 1 <= batch < 2**30 and 0 < step < 1e9 and 0 <= parameters < 1e9):
+                raise ValueError(
+                    f"{where}: image size, batch, step time, parameters are {shown([*numbers, parameters])}; want "
+                    "positive numbers"
+                )
             rows.append(Measurement(table, setting, model, int(size), int(batch), step, parameters))
     if not rows and must_hold:
         raise ValueError(f"{path}: it holds no table benchmark-*.csv; give timm.tar.xz or a folder of tables")

@@ -88,7 +88,7 @@ def _counts(instruction: Any, shapes: dict[int, Any], done: dict[int, Counts]) -
         return Counts(2.0 * size * prod(dimensions_of(operands[0], contracted(instruction))), 0.0)
     if opcode == "convolution" and len(operands) > 1:
         return Counts(_convolution(instruction, operands), 0.0)
-    if not called or not operands:
+    if not called or not (operands or opcode in ("fusion", "call", "async-start")):
         return Counts(0.0, 0.0)
     match opcode:
         case "reduce":

@@ -27,12 +27,17 @@ def combined(sign: str, left: Affine | None, right: Affine | None) -> Affine | N
     if sign == "*":
         scale, other = (left, right) if set(left) <= {""} else (right, left)
         if set(scale) <= {""}:
-            return {name: coefficient * scale.get("", 0) for name, coefficient in other.items()}
+            return _bounded({name: coefficient * scale.get("", 0) for name, coefficient in other.items()})
     if sign == "<<" and set(right) <= {""} and 0 <= right.get("", 0) < 32:
-        return {name: coefficient << right.get("", 0) for name, coefficient in left.items()}
+        return _bounded({name: coefficient << right.get("", 0) for name, coefficient in left.items()})
     if sign == "/" and set(left) | set(right) <= {""} and right.get("", 0):
         return {"": left.get("", 0) // right[""]}
     return None
+
+
+def _bounded(affine: Affine) -> Affine | None:
+    """None where a number is larger than C has integers."""
+    return None if any(abs(each) > 2**63 for each in affine.values()) else affine
 
 
 def middle(affine: Affine | None, middles: dict[str, float]) -> float | None:

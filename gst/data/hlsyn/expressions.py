@@ -23,6 +23,7 @@ LEVELS = (
     ("*", "/", "%"),
 )  # fmt: skip
 KINDS = {"+": "add", "-": "add", "*": "mul", "/": "div", "%": "div"}
+MOST_DIGITS = 20  # of a whole number, as C has
 ABOVE_COMPARISONS = 7  # the first of `LEVELS` that binds closer than comparisons do
 
 
@@ -189,6 +190,8 @@ def _postfix(reading: Reading) -> Value:
         reading.take()
         if re.fullmatch(r"0[xX][0-9a-fA-F]+[uUlL]*|\d+[uUlL]*", token):
             digits = token.rstrip("uUlL")
+            if len(digits) > MOST_DIGITS:
+                raise reading.fail(f"got a number of {len(digits)} digits")
             return Value(affine={"": int(digits, 16 if digits[:2] in ("0x", "0X") else 10)})
         return Value(is_float=True)
     if kind == "text":
