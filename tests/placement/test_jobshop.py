@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +109,19 @@ def test_tabu_search_is_exact_repeats_itself_and_makes_no_circle() -> None:
         assert results[0] == results[1]
 
 
+def test_operations_that_take_no_time_make_no_circle() -> None:
+    by_hand = JobShop(np.array([[0, 1], [1, 0]]), np.array([[3, 0], [0, 4]]))
+    drawn = [generated_job_shop(seed, 6, 5) for seed in range(20)]
+    none = [replace(shop, times=np.where(shop.times % 3 == 0, 0, shop.times)) for shop in drawn]
+    for shop in (by_hand, *none):
+        for seed in range(1, 6):
+            order = np.tile(np.arange(shop.num_jobs), (shop.num_machines, 1))
+            counters, state = np.zeros(2, np.int64), np.full(1, seed, np.uint64)
+            makespan = tabu_search(shop.machines, shop.times.reshape(-1), order, 500, 500, 0, state, counters)
+            assert counters[1] == 0
+            assert_feasible(shop, order, makespan)
+
+
 def test_tabu_search_comes_to_the_optimum_of_small_problems_that_cp_sat_proves() -> None:
     cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="CP-SAT comes with the extra exact")
     for seed in range(3):
@@ -192,6 +206,7 @@ def test_both_formats_say_the_same() -> None:
         ("2 2\n0 3 1 2\n1 2 0 x\n", "line 3"),
         ("2 2\n0 3 1 2\n1 2 0 99999999999999999999\n", "line 3"),
         ("99999 99999\n", "operations"),
+        ("20000 5\n", "20000 jobs on 5 machines need more than 1024 MiB for a search"),
     ],
 )
 def test_the_reader_refuses_what_is_no_job_shop_in_one_line(tmp_path: Path, text: str, words: str) -> None:

@@ -427,6 +427,7 @@ class Machine : public torch::CustomClassHolder {
       } catch (const std::exception& error) {
         failure = error.what();
       }
+      if (!failure.empty()) stack.clear();  // what it was called with is freed before the next run is counted
       run_->end[node] = microseconds();
       run_->live[node] = bytes_->live;
       run_->within[node] = Bytes::most;

@@ -142,7 +142,9 @@ def _compile(library: Path) -> None:
     program = compiler()
     if program is None:
         raise ValueError("plans on core sets need a C++ compiler, and there is none; install g++ or set CXX")
-    notice("compiling the interpreter of plans (once, about 20 s)")
+    asked = os.environ.get("CXX")
+    instead = "" if not asked or shutil.which(asked) else f" with {program}, as CXX={asked} is no program here"
+    notice(f"compiling the interpreter of plans{instead} (once, about 20 s)")
     home = Path(torch.__file__).parent
     library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_suffix(f".{os.getpid()}.partial")

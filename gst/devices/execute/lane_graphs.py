@@ -103,7 +103,7 @@ class LaneGraph:
             given = executor.program.check_inputs(inputs)
             for node, memory in executor.streams.residents.T.tolist():
                 if node < len(given):
-                    self._values[memory][node].copy_(given[node])
+                    self._values[memory][node].copy_(given[node].detach())
             executor.synchronise()
         self._holds_examples = inputs is None
         memories, done = self._memories(), list[Sequence[torch.Event]]()
@@ -200,8 +200,10 @@ class LaneGraph:
         if not isinstance(buffer, Tensor) or buffer.device.type != "cpu" or lane.stream is None:
             return buffer
         lane.stream.synchronize()
-        if 0 in buffer.stride() or self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
+        if 0 in buffer.stride():
             return buffer
+        if self._pinned_bytes + buffer.nbytes > PINNED_BYTES:  # what an accelerator copied without waiting is pinned
+            return torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype).copy_(buffer)
         self._pinned_bytes += buffer.nbytes
         return buffer.pin_memory()
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.placement.bounds.branching_kernels import Placing, partial_bound
 
 PRICING, THIRDS = 0.2, 12  # share of the seconds for prices of bytes, and steps of the search for one
-MOST_OPEN = 200_000  # parts of plans that are kept
+MOST_OPEN, MOST_BYTES = 200_000, 1 << 30  # parts of plans that are kept, and what they may take
 NEAR = 1e-9  # share by which sums of times may differ
 
 
@@ -67,7 +67,8 @@ def branched_bound(
     if bound < most:
         heappush(heap, (bound, 0, 0, b""))
         open_parts[0] = urgent
-    while heap and len(heap) < MOST_OPEN:
+    most_open = min(MOST_OPEN, MOST_BYTES // (16 * max(len(nothing), 1)))
+    while heap and len(heap) < most_open:
         bound, placed, number, packed = heap[0]
         part = np.frombuffer(packed, np.int64) if packed else nothing
         undecided = computing[part[computing] < 0]

@@ -136,11 +136,15 @@ def tabu_search(machines, flat_times, order, most, patience, target, state, coun
                 if low == begin and begin == 0 and high < end and length > 2 and kind >= 1:
                     continue  # inside the first block only moves to its end pay
                 first, second = path[low], path[high]
+                # No way leads from the next operation of the job to `second` if the tail of `second` is not shorter, or
+                # from `first` to the one before it if that ends no later; where one takes no time, it has to be more.
                 if right:
-                    if (first + 1) % last != 0 and tail[second] < tail[first + 1]:
+                    if (first + 1) % last != 0 and tail[second] < tail[first + 1] + (flat_times[first + 1] == 0):
                         continue
-                elif second % last != 0 and head[first] + flat_times[first] < head[second - 1] + flat_times[second - 1]:
-                    continue
+                elif second % last != 0:
+                    end_before = head[second - 1] + flat_times[second - 1]
+                    if head[first] + flat_times[first] < end_before + (flat_times[second - 1] == 0):
+                        continue
                 count = high - low + 1
                 row[0], row[count + 1] = before[first], after[second]
                 forbidden = False

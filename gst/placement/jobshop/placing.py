@@ -41,9 +41,11 @@ def place_by_options(options: Namespace) -> dict[str, Any]:
     Raises:
         ValueError: the file is not readable, or options are given that a job shop has no use for.
     """
-    if options.program is not None or options.machine is not None or options.devices or options.memory_limit:
+    useless = (options.program, options.machine, options.devices, options.memory_limit, options.trace)
+    if any(useless) or options.resume or options.again or isinstance(options.workers, str):
         raise ValueError(
-            f"{options.graph} is a job shop, whose machines it names; give --graph, --seconds, --out alone"
+            f"{options.graph} is a job shop, whose machines it names; give --graph, --seconds, --policy, --seed, --out "
+            "alone"
         )
     seconds = 10.0 if options.seconds is None else options.seconds
     if not 0 <= seconds < float("inf"):

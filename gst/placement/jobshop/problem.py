@@ -11,6 +11,7 @@ from jaxtyping import Int64
 
 MOST_OPERATIONS, MOST_TIME = 100_000, 10**9
 MOST_BYTES = 10_000_000
+MOST_TABU = 2**27  # entries of the table of tabu search: operations x jobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,10 @@ def parse_job_shop(text: str) -> JobShop:
     jobs, machines = [*_integers(number, head[:2]), 0, 0][:2]
     if jobs < 1 or machines < 1 or jobs * machines > MOST_OPERATIONS:
         raise ValueError(f"line {number}: {jobs} jobs and {machines} machines; want 1 to {MOST_OPERATIONS} operations")
+    if jobs * jobs * machines > MOST_TABU:
+        raise ValueError(
+            f"line {number}: {jobs} jobs on {machines} machines need more than {8 * MOST_TABU >> 20} MiB for a search"
+        )
     table = [(number, _integers(number, words)) for number, words in lines[1:]]
     widths = {len(values) for _, values in table}
     if len(table) == jobs and widths == {2 * machines}:

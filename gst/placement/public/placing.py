@@ -143,6 +143,8 @@ def place_by_options(
         raise ValueError(f"give a program or --graph, not both: {options.program} and {options.graph}")
     if options.devices or isinstance(options.workers, str):
         raise ValueError("--graph with --machine is simulated; leave --devices and --workers away")
+    if options.resume or options.again:
+        raise ValueError("--graph with --machine begins anew each time; leave --resume and --again away")
     for name in ("seconds", "proof"):
         if not 0 <= getattr(options, name) < float("inf"):
             raise ValueError(f"--{name} is {getattr(options, name)}, want 0 or more")
