@@ -7,7 +7,8 @@ those of C (`map`, `all`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -19,6 +20,7 @@ from gst.devices.execute.calls import is_expanded
 
 _training, _version = attrgetter("training"), attrgetter("_version")
 _requires_grad = attrgetter("requires_grad")
+_values: Callable[[Any], Iterable[Any]] = dict.values
 
 
 class Guard:
@@ -50,7 +52,8 @@ class Guard:
         self._modules = () if model is None else tuple(model.modules())
         self._modes = tuple(map(_training, self._modules))
         rooms = [room for each in self._modules for room in (each._modules, each._parameters, each._buffers) if room]
-        self._rooms = tuple((room, tuple(room.values())) for room in rooms)
+        self._rooms, self._sizes = tuple(rooms), tuple(map(len, rooms))
+        self._held = tuple(chain.from_iterable(map(_values, rooms)))
         self._parameters = () if model is None else tuple(model.parameters())
         self._gradients = tuple(map(_requires_grad, self._parameters))
         constants = [] if model is None or not weights else [*self._parameters, *model.buffers()]
@@ -78,9 +81,9 @@ class Guard:
                 return f"input {number} has strides {leaves[number].stride()}, not those of an expanded one, {stride}"
         if tuple(map(_training, self._modules)) != self._modes:
             return "a module changed between training and evaluation mode"
-        for room, values in self._rooms:
-            if len(room) != len(values) or not all(map(is_, room.values(), values)):
-                return "a module, a parameter or a buffer was replaced"
+        held = chain.from_iterable(map(_values, self._rooms))
+        if tuple(map(len, self._rooms)) != self._sizes or not all(map(is_, held, self._held)):
+            return "a module, a parameter or a buffer was replaced"
         if torch.is_grad_enabled() and tuple(map(_requires_grad, self._parameters)) != self._gradients:
             return "parameters require other gradients"
         if self._constants and (

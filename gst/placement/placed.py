@@ -22,7 +22,7 @@ from gst.placement.drawing import explanation
 from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule, as_written, guard_of
 from gst.placement.planning import Settings
-from gst.placement.room import SHARE, no_room
+from gst.placement.room import SHARE, chain_share, no_room
 from gst.placement.stages import Stages, device_map, stages
 from gst.placement.task import Task
 from gst.placement.whole import repeats
@@ -185,7 +185,8 @@ def place(
         runs, reasons = found.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
-            no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit)
+            chain = 0.0 if program is None else chain_share(program)
+            no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit, chain)
         if program is not None and not no_plan:
             try:
                 return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left)

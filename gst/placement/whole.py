@@ -1,28 +1,34 @@
 """A model run whole, without a plan: as written, by `torch.compile`, or frozen; on some cores; in some memory layout.
 
 Frozen means that weights are constants of the compiled code (`torch._inductor.config.freezing`): batch normalisations
-are folded into convolutions and weights are packed once instead of in every call. That is for inference alone. Ahead of
-time (AOTInductor) the same code is called without Dynamo's guards, which small models gain from.
+are folded into convolutions, and weights are packed once instead of in every call, for oneDNN where its products are
+faster here than MKL's. That is for inference alone. Ahead of time (AOTInductor) the same code runs without Dynamo's
+guards, which small models gain from.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices.execute.calls import is_expanded, laid_out, unexpanded
+from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.programs import outputs_differ
 
 FROZEN, AHEAD = "frozen", "ahead of time"
 MOST_KEPT = 128  # pieces of compiled code of one model
+PRODUCTS, FASTER = 15, 0.9  # runs of a product by each library; of the time of MKL's that oneDNN's may take
 Function = Callable[..., Any]
 
 
@@ -169,9 +175,37 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     function = _with_channels_last(function) if way.channels_last else _with_strides_of(inputs, function)
     run = _on_threads(function, threads)
     # No pool of processes; and every way of every shape is kept, where Dynamo would give up after eight.
-    with config.patch(freezing=way.kind == FROZEN, compile_threads=1), dynamo.config.patch(recompile_limit=MOST_KEPT):
+    packed = packed_by_onednn() if way.kind == FROZEN and onednn_is_faster() else nullcontext()
+    settings = config.patch(freezing=way.kind == FROZEN, compile_threads=1)
+    with settings, dynamo.config.patch(recompile_limit=MOST_KEPT), packed:
         run(*inputs)
     return run
+
+
+@lru_cache(maxsize=1)
+def onednn_is_faster() -> bool:
+    """Whether oneDNN multiplies matrices faster on this processor than MKL does, for which Inductor packs weights of 32
+    bits; MKL uses less of processors of other makers. Measured once, on a product of a language model."""
+    x, weight = torch.ones(128, 768), torch.ones(1536, 768)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+        by_onednn = partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], "")
+        by_mkl = partial(nn.functional.linear, x, weight)
+        with torch.no_grad():
+            measured = measure({"onednn": by_onednn, "mkl": by_mkl}, PRODUCTS)
+        return measured["onednn"].median_ms < FASTER * measured["mkl"].median_ms
+    except (AttributeError, RuntimeError, NotImplementedError):  # this build of PyTorch has one of them alone
+        return False
+
+
+@contextmanager
+def packed_by_onednn() -> Iterator[None]:
+    """Within it Inductor packs the weights of products for oneDNN, as it does ahead of time and on Arm."""
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    mkldnn_fusion._mkldnn_fusion_init()  # asks what is patched whether this is Arm, once
+    with patch.object(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: True):
+        yield
 
 
 def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Function:

@@ -148,7 +148,7 @@ def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkey
 def test_plans_for_single_cores_are_judged_by_all_of_them(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def no_room(found: object, devices: object, cores: int, settings: object, left: float) -> str:
+    def no_room(found: object, devices: object, cores: int, *_: object) -> str:
         asked.append(cores)
         return "no plan is wanted"
 

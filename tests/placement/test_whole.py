@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gst.devices import Measurement
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.plain import COMPILED, PYTORCH
-from gst.placement import choosing
+from gst.placement import choosing, whole
 from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.placement.guards import Guard
 from gst.placement.whole import AHEAD, FROZEN, Way, difference, fresh_inputs, may_freeze, repeats, ways, whole_run
@@ -203,6 +203,28 @@ def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -
     run = whole_run(model, Way(kind), (x,))
     for given in (x.t(), torch.cat([x, x], 1)[:, ::2]):
         torch.testing.assert_close(run(given), model(given))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("faster", [True, False])
+def test_products_of_a_frozen_model_are_those_of_the_model_by_either_library(
+    faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "onednn_is_faster", lambda: faster)
+    model = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 8, bias=False)).requires_grad_(False).eval()
+    x = torch.linspace(-1, 1, 16 * 24).reshape(16, 24)
+    run = whole_run(model, Way(FROZEN), (x,))
+    torch.testing.assert_close(run(x), model(x))
+
+
+def test_the_faster_library_is_one_that_is_here() -> None:
+    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    assert whole.onednn_is_faster() in ({True, False} if has_both else {False})
+    before = torch.ops.mkldnn._is_mkldnn_acl_supported()
+    with whole.packed_by_onednn():
+        assert torch.ops.mkldnn._is_mkldnn_acl_supported()
+    assert torch.ops.mkldnn._is_mkldnn_acl_supported() == before
 
 
 def test_what_computes_something_else_is_found(model: Small) -> None:
