@@ -158,6 +158,7 @@ def test_a_group_that_ends_its_process_is_left_alone(
         fused_task(other, isolated, chains(other), cache=kept)
 
 
+@pytest.mark.e2e
 def test_segments_run_as_one_with_the_same_outputs(task: Task, isolated: IsolatedExecutor) -> None:
     found = fused_task(task, isolated, segments(task))
     assert found is not None and found.task.num_nodes < task.num_nodes

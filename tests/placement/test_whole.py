@@ -196,7 +196,7 @@ def test_numbers_of_another_type_are_other_numbers() -> None:
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("kind", [AHEAD, COMPILED])
+@pytest.mark.parametrize("kind", [pytest.param(AHEAD, marks=pytest.mark.e2e), COMPILED])
 def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).requires_grad_(False).eval()
     x = torch.linspace(-1, 1, 36).reshape(6, 6)
