@@ -86,11 +86,10 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
         nodes (calls in its graph), parameters (of a step: all numbers of its state), threads (the most), and for each
         way its median, low and high ms: `eager:2` is as written on two threads; the ratios `over_eager`, `over_best`
         (of eager and compiled on all threads) and `over_direct` (of what was placed, with its guard to without), with
-        intervals;
-        `agrees_at`, for each way the least tolerance at which its outputs are those of the module as written, see
-        `experiments.bench.speedup_score`; `winner`, `seconds_to_plan`, `reasons` of ways that failed, and `load`, the
-        share of the cores that other processes took while these were timed; `room`, two times what it takes compiled on
-        two threads over what on one: what a perfect plan of compiled operations for two cores could gain over it.
+        intervals; `agrees_at`, for each way the least tolerance at which its outputs are those of the module as
+        written, see `experiments.bench.speedup_score`; `winner`, `seconds_to_plan`, `reasons` of ways that failed, and
+        `load`, the share of the cores that other processes took while these were timed; `room`, two times what it takes
+        compiled on two threads over what on one: what a perfect plan of compiled operations for two cores could gain.
     """
     model, inputs, most = subject.model, subject.inputs, max(settings["threads"])
     torch.set_num_threads(most)
@@ -123,10 +122,9 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
     agrees_at[PLACED] = least_tolerance(got, want)
     if difference := outputs_differ(got, want):
         reasons[PLACED] = f"wrong outputs: {difference}"
-    measured = measure(runs, settings["rounds"], time_of=rested, seconds=MOST_S)
-    alternating = measure(
-        pair, settings["rounds"], time_of=rested, seconds=MOST_S
-    )  # so that both find the same in the caches
+    in_turns = partial(measure, repetitions=settings["rounds"], time_of=rested, seconds=MOST_S)
+    measured = in_turns(runs)
+    alternating = in_turns(pair)  # so that both find the same in the caches
     given = model.parameters() if isinstance(model, nn.Module) else pytree.tree_leaves(inputs[0])
     sizes = {
         "nodes": len(subject.graph.graph.nodes), "parameters": sum(each.numel() for each in given), "threads": most,

@@ -29,6 +29,7 @@ from gst.placement.pipeline import (
     COSTS,
     GROUPINGS,
     SEARCH_RUNS,
+    SEARCHES,
     cached_task,
     groups_of,
     measured_task,
@@ -44,7 +45,7 @@ from gst.process.progress import Progress
 from gst.programs import Program, kind_for, traced
 from gst.reporting.placement import render
 
-LOGS = ("searches.jsonl", *map(searches_of, GROUPINGS), "measurements.jsonl")
+LOGS = (SEARCHES, *map(searches_of, GROUPINGS), "measurements.jsonl")
 WRITTEN = (COSTS, *map(groups_of, GROUPINGS), *LOGS, "plan.json", SIGNATURES, "program.txt", "report.html")
 
 

@@ -188,13 +188,15 @@ def onednn_is_faster() -> bool:
     bits; MKL uses less of processors of other makers. Measured once, on a product of a language model."""
     x, weight = torch.ones(128, 768), torch.ones(1536, 768)
     try:
+        from torch._inductor.fx_passes.mkldnn_fusion import _mkldnn_fusion_init  # noqa: F401  (for `packed_by_onednn`)
+
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
         by_onednn = partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], "")
         by_mkl = partial(nn.functional.linear, x, weight)
         with torch.no_grad():
             measured = measure({"onednn": by_onednn, "mkl": by_mkl}, PRODUCTS)
         return measured["onednn"].median_ms < FASTER * measured["mkl"].median_ms
-    except (AttributeError, RuntimeError, NotImplementedError):  # this build of PyTorch has one of them alone
+    except (AttributeError, ImportError, RuntimeError):  # this build of PyTorch has one of them alone
         return False
 
 

@@ -88,10 +88,9 @@ class TimmStepTimes(GraphSource):
                 graph = step_time_graph(source, fitting) if fitting else None
             except ValueError as error:
                 self.skipped[str(error)] += len(fitting)
-                rows[model] = [each for each in rows[model] if each not in fitting]
                 graph = None
+            rows[model] = [each for each in rows[model] if each not in fitting]
             if graph is not None:
-                rows[model] = [each for each in rows[model] if each not in fitting]
                 yield graph
         if self.limit is None:
             self.skipped["no source, or one of another size"] += sum(map(len, rows.values()))
