@@ -33,6 +33,7 @@ from gst.devices.execute.measure import Measurement, measure
 from gst.devices.execute.plain import rested
 from gst.placement.placed_module import as_written
 from gst.placement.planning import Settings
+from gst.process.compiling import compiled_by_threads
 from gst.programs import Step, as_module, outputs_differ, resolve, traced
 
 PLACED, DIRECT = "placed", "direct"
@@ -79,8 +80,9 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         subject: what is placed.
-        settings: `ways` (of `WAYS` and `RUNTIMES`), `threads` (numbers), `rounds`, `seconds` to plan in (None = as long
-            as it takes), and `tasks`, see `gst.placement.planning.Settings`.
+        settings: `ways` (`eager`, of `OPTIONS` and `RUNTIMES`; `eager:1` is on one thread, `eager` on each number),
+            `threads` (numbers), `rounds`, `seconds` to plan in (None = as long as it takes), and `tasks`, see
+            `gst.placement.planning.Settings`.
 
     Returns:
         nodes (calls in its graph), parameters (of a step: all numbers of its state), threads (the most), and for each
@@ -105,18 +107,17 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
     reasons: dict[str, str] = {}
     agrees_at: dict[str, int | None] = {}
     want = pytree.tree_leaves(as_written(model, inputs))
-    for way in settings["ways"]:
-        for threads in settings["threads"]:
-            label = f"{way}:{threads}"
-            try:
-                runs[label] = _way(way, subject, threads)
-                got = pytree.tree_leaves(runs[label]())
-                agrees_at[label] = least_tolerance(got, want)
-                if difference := outputs_differ(got, want):
-                    reasons[label] = f"wrong outputs: {difference}"
-            except Exception as error:  # whatever a compiler raises
-                runs.pop(label, None)
-                reasons[label] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    for way, threads in _ways(settings):
+        label = f"{way}:{threads}"
+        try:
+            runs[label] = _way(way, subject, threads)
+            got = pytree.tree_leaves(runs[label]())
+            agrees_at[label] = least_tolerance(got, want)
+            if difference := outputs_differ(got, want):
+                reasons[label] = f"wrong outputs: {difference}"
+        except Exception as error:  # whatever a compiler raises
+            runs.pop(label, None)
+            reasons[label] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     torch.set_num_threads(most)
     got = pytree.tree_leaves(runs[PLACED]())
     agrees_at[PLACED] = least_tolerance(got, want)
@@ -164,6 +165,15 @@ def _ratio(measured: Mapping[str, Measurement], above: str, below: str) -> tuple
 # What a user has without gst ------------------------------------------------------------------------------------------
 
 
+def _ways(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Each way and number of threads, as they are asked for."""
+    pairs: list[tuple[str, int]] = []
+    for each in settings["ways"]:
+        way, _, threads = each.partition(":")
+        pairs += [(way, int(threads))] if threads else [(way, count) for count in settings["threads"]]
+    return pairs
+
+
 def _way(way: str, subject: Subject, threads: int) -> Run:
     if way == EAGER:
         return _with_threads(partial(as_written, subject.model, subject.inputs), threads)
@@ -193,7 +203,7 @@ def _compiled(subject: Subject, threads: int, **options: Any) -> Run:
         with torch.no_grad():
             return function(*subject.flat_inputs)
 
-    with config.patch({"cpp.threads": threads, **options}):
+    with config.patch({"cpp.threads": threads, **options}), compiled_by_threads():
         run()
     return _with_threads(run, threads)
 

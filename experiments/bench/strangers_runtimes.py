@@ -1,6 +1,6 @@
 """Runtimes beside PyTorch, for inference on the CPU: ONNX Runtime and OpenVINO, each if it is installed.
 
-    pip install onnx onnxscript onnxruntime openvino    # or the extra `dev`
+pip install onnx onnxscript onnxruntime openvino    # or the extra `dev`
 """
 
 from __future__ import annotations

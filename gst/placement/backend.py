@@ -28,6 +28,7 @@ from gst.placement.guards import Guard
 from gst.placement.placed import place
 from gst.placement.room import SHARE
 from gst.placement.whole import Bound
+from gst.process.compiling import compiled_by_threads
 from gst.programs import outputs_differ
 
 SECONDS = 60.0  # that a graph is placed for, unless the options say otherwise
@@ -190,12 +191,11 @@ def _is_of_module(node: fx.Node) -> bool:
 
 def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str:
     """As `backend="inductor"` makes it, but with the random numbers of eager PyTorch; or why it could not."""
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     own = fx.GraphModule(graph, _copied(graph.graph))
     try:
-        with config.patch(compile_threads=1):  # no pool of processes
+        with compiled_by_threads():
             run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True})
     except Exception as error:  # whatever a compiler raises
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"

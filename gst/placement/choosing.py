@@ -20,7 +20,7 @@ from gst.devices.describe.machine import machine_record
 from gst.devices.execute.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.placement.guards import Guard
-from gst.placement.whole import AHEAD, FROZEN, Function, Way, difference, ways, whole_run
+from gst.placement.whole import AHEAD, Function, Way, difference, ways, whole_run
 from gst.process.progress import Progress, no_progress
 
 LOOKS = 3  # runs of each way before only those that may win are timed in earnest
@@ -29,7 +29,7 @@ SCALES = 1.3  # times as long on one core as on all: then no way is compiled for
 AUTOTUNE_S = 240.0  # that must be left, for the compiler to measure kernels
 SEED = 0  # of the inputs on which outputs are compared
 MOST_ROUNDS = 25  # of each set of runs at the end
-ATTEMPTS, NEAR = 3, 1.03  # sets with twice as many runs, while a way looks faster by more than 3 % and may be luck
+ATTEMPTS, NEAR = 2, 1.03  # sets with twice as many runs, while a way looks faster by more than 3 % and may be luck
 TIMES = ("median_ms", "low_ms", "high_ms")
 
 
@@ -198,9 +198,10 @@ def stopped_after(seconds: float) -> Iterator[None]:
 
 
 def _promise(way: Way) -> tuple[bool, ...]:
-    """What is tried first (False before True): nothing to compile, then the fastest as a rule."""
-    is_last = way.autotune or way.kind == AHEAD
-    return way.kind != PYTORCH, is_last, way.threads is not None, way.channels_last, way.kind != FROZEN
+    """What is tried first (False before True): nothing to compile, then the fastest as a rule, then what a user would
+    try."""
+    order = way.kind != PYTORCH, way.autotune, way.threads is not None, way.channels_last
+    return *order, way.kind != AHEAD, way.kind != COMPILED
 
 
 def _left_out(way: Way, compiled: bool, late: str, took: Mapping[str, float]) -> str:
@@ -255,7 +256,7 @@ def confirmed(
     Args:
         found: the ways.
         inputs: what the model is called with.
-        seconds: about as long as each set may take, at first; where noise hides which is faster, two and four times.
+        seconds: about as long as each set may take, at first; where noise hides which is faster, twice as long.
         progress: told which set runs.
 
     Returns:

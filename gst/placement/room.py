@@ -18,7 +18,7 @@ from gst.programs import Program
 ROOM, FUSED_ROOM = 0.9, 0.5  # of all cores' share of the time on one core: what plans may come down to, with fusion
 LEAST_MS = 1.0  # of a program that a plan is made for
 TO_PLAN = 0.4  # of the seconds, at least: operations are profiled before anything is planned
-SHARE = 0.1  # of the seconds that each of two sets of runs at the end may take
+SHARE = 0.05  # of the seconds that each of two sets of runs at the end may take
 RUNS = 8  # of a plan that a search measures, with those that warm up and compare outputs
 FINALISTS = 12
 

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from gst.devices.execute.calls import is_expanded, laid_out, unexpanded
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH
+from gst.process.compiling import compiled_by_threads
 from gst.programs import outputs_differ
 
 FROZEN, AHEAD = "frozen", "ahead of time"
@@ -174,10 +175,10 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     function: Function = torch.compile(model, options=options, dynamic=False)
     function = _with_channels_last(function) if way.channels_last else _with_strides_of(inputs, function)
     run = _on_threads(function, threads)
-    # No pool of processes; and every way of every shape is kept, where Dynamo would give up after eight.
     packed = packed_by_onednn() if way.kind == FROZEN and onednn_is_faster() else nullcontext()
-    settings = config.patch(freezing=way.kind == FROZEN, compile_threads=1)
-    with settings, dynamo.config.patch(recompile_limit=MOST_KEPT), packed:
+    # Every way of every shape is kept, where Dynamo would give up after eight.
+    settings, limit = config.patch(freezing=way.kind == FROZEN), dynamo.config.patch(recompile_limit=MOST_KEPT)
+    with settings, limit, packed, compiled_by_threads():
         run(*inputs)
     return run
 

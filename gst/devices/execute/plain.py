@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -28,6 +28,7 @@ from gst.devices.execute.calls import eager, pytorch
 from gst.devices.execute.child import end_with_parent
 from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
+from gst.process.compiling import compiled_by_threads
 from gst.process.tuning import WAITING
 from gst.programs import Program, TrainingStep, as_module, outputs_differ, resolve, traced
 from gst.programs.seeded import unseeded
@@ -92,12 +93,13 @@ def failing(reason: str) -> NoReturn:
 
 def compiled_step(program: Program) -> Callable[[Sequence[Tensor]], list[Any]]:
     """A program compiled whole by `torch.compile`, which the first call does: flat inputs to flat outputs."""
-    from torch._inductor import config
-
     module = torch.compile(as_module(program))
+    compiling: AbstractContextManager[None] = compiled_by_threads()
 
     def run(inputs: Sequence[Tensor]) -> list[Any]:
-        with torch.no_grad(), config.patch(compile_threads=1):  # no pool of processes
+        nonlocal compiling
+        with torch.no_grad(), compiling:
+            compiling = nullcontext()
             return list(module(*inputs))
 
     return run

@@ -1,0 +1,26 @@
+"""How TorchInductor compiles the C++ of kernels in this process: several files at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from unittest.mock import patch
+
+
+@contextmanager
+def compiled_by_threads() -> Iterator[None]:
+    """Within it Inductor runs as many C++ compilers at a time as this process has cores, and starts no pool of
+    processes, which Triton alone needs. What still waits when it ends, as after Ctrl-C, is not compiled."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    count = max(len(os.sched_getaffinity(0)), 1) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = ThreadPoolExecutor(count)
+    own = {"pool": staticmethod(lambda: threads), "use_process_pool": classmethod(lambda cls: False)}
+    try:
+        with config.patch(compile_threads=count), patch.multiple(AsyncCompile, **own):
+            yield
+    finally:
+        threads.shutdown(cancel_futures=True)
