@@ -273,12 +273,15 @@ def _add_placement_simulated(bench: Any, command: Command) -> None:
 
 def _add_search_loop(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "search_loop", _run_of("search_loop"), "the search loop against annealing on the hardware alone",
+        bench, "search_loop", _run_of("search_loop"), "the search loop against the same without measurements, without a screen, and by the GST cost model",
         f"{BENCH} search_loop\n{BENCH} search_loop --machines cores:4,gpus:4 --seeds 5",
     )  # fmt: skip
     parser.add_argument("--programs", default="rnnlm,inception,wavenet", help="(default: %(default)s)")
     parser.add_argument("--machines", default="", help="simulated ones, such as cores:4,gpus:4 (default: this one)")
     parser.add_argument("--budget", type=int, default=50, help="measurements (default: %(default)s)")
+    parser.add_argument(
+        "--more", type=int, default=10, help="times as many on the hardware alone; 1 = no more (default: %(default)s)"
+    )
     parser.add_argument("--repetitions", type=int, default=25, help="of each plan at the end, on this machine")
     parser.add_argument("--seeds", type=int, default=1, help="searches (default: %(default)s)")
 

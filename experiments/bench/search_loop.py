@@ -1,15 +1,16 @@
-"""Is the cost model worth it? The same search with it, and on the hardware alone with ten times the measurements.
+"""Are measurements and the cost model worth it? The search with both, without the one, and without the other.
 
     python -m experiments.bench search_loop
     python -m experiments.bench search_loop --machines cores:4,gpus:4 --seeds 5
 
 `loop`: `gst.placement.search.Search` with a budget of 50 measurements, which screens thousands of plans by the
-simulator corrected by what was measured. `alone`: annealing that asks the hardware about every plan, from the same
-baselines, with 50 and with 500 measurements. All plans found are measured afresh in turns.
+simulator corrected by what was measured. `simulated`: no measurement; the best in simulation of the baselines and of
+annealing that asks the simulator as often as the loop does. `alone`: no screen; annealing that asks the hardware about
+every plan, from the same baselines, with 50 and with 500 measurements. `network`: the loop by the GST cost model, which
+is asked about a quarter as many plans. All plans found are measured afresh in turns.
 
 With `--machines` the hardware is simulated: costs that the search does not know (`unlike`), and noise. What was found
-is then judged without noise, `portfolio` is the best of the baselines, and `network` the loop by the GST cost model,
-which is asked about a quarter as many plans.
+is then judged without noise, and `portfolio` is the best of the baselines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gst.devices.execute.measure import median_interval
 from gst.devices.simulate.simulator import Contention
 from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
-from gst.placement.objective import Batches, Budgeted, MeasuredObjective, Objective, SimulatedObjective
+from gst.placement.objective import Batches, Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.screening import NetworkSurrogate
@@ -43,7 +44,6 @@ from gst.process.progress import bar
 from gst.programs import traced
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:0-1")
-MORE = 10  # times as many measurements on the hardware alone
 EVALUATIONS, NETWORK_EVALUATIONS = 2_000, 500  # plans of each annealing of the loop
 SPREAD, NOISE = 0.2, 0.03  # standard deviations of logarithms: of costs from what is believed, and of runs
 SHARED = Contention(slowdown=0.1, memory_slowdown=0.05, remote_ns_per_byte=0.02)  # of cores; nobody told the search
@@ -87,50 +87,67 @@ def unlike(task: Task, seed: int) -> Task:
     return replace(task, costs=changed, contention=SHARED if task.devices[0].kind == "cpu" else task.contention)
 
 
-def starts_of(task: Task, seed: int) -> dict[str, Plan]:
-    return plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), EVALUATIONS, seed=seed))
+def starts_of(task: Task, seed: int, evaluations: int = EVALUATIONS) -> dict[str, Plan]:
+    return plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), evaluations, seed=seed))
 
 
-def alone(task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int) -> dict[str, Plan]:
-    """What annealing on the hardware has found after `budget` measurements, and after `MORE` times as many."""
-    budgeted = Budgeted(runtime, MORE * budget)
+def simulated(task: Task, seed: int) -> Plan:
+    """The best in simulation, of as many plans as the loop asks about: once to start, twice in every round."""
+    plans = list(starts_of(task, seed, (1 + 2 * Search.rounds) * EVALUATIONS).values())
+    return plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
+
+
+def loops(
+    task: Task, measurer: Measurer, starts: Mapping[str, Plan], budget: int, seed: int
+) -> Iterator[tuple[str, Plan]]:
+    """What the search finds with each cost model."""
+    for key, surrogate, evaluations in (
+        ("loop", None, EVALUATIONS), ("network", NetworkSurrogate(task, seed), NETWORK_EVALUATIONS),
+    ):  # fmt: skip
+        with TemporaryDirectory() as empty:
+            log = Log(Path(empty) / "measurements.jsonl")
+            search = Search(task, measurer, log, starts, budget, evaluations, seed=seed, surrogate=surrogate)
+            yield key, search.run()
+
+
+def alone(
+    task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int, more: int
+) -> dict[str, Plan]:
+    """What annealing on the hardware has found after `budget` measurements, and after `more` times as many, if more."""
+    budgeted = Budgeted(runtime, more * budget)
     anneal(task, budgeted, seed, start=[plan for name, plan in starts.items() if name != "annealing"])
     found = zip(budgeted.curve, budgeted.improvements, strict=True)
     early = [plan for (asked, _), plan in found if asked <= budget]
-    return {"alone": early[-1], "alone_more": budgeted.improvements[-1]}
+    return {"alone": early[-1]} | ({"alone_more": budgeted.improvements[-1]} if more > 1 else {})
 
 
-def measured(name: str, budget: int, repetitions: int, seeds: int) -> dict[str, Any]:
+def measured(name: str, budget: int, repetitions: int, seeds: int, more: int) -> dict[str, Any]:
     """On two cores and the set of both: the median over rounds of the mean over seeds, with its interval."""
     program, devices = traced(name), select(DEVICES, discover())
     plans: list[tuple[str, Plan]] = []
-    with IsolatedExecutor(name, devices) as isolated, TemporaryDirectory() as empty:
+    with IsolatedExecutor(name, devices) as isolated:
         for seed in range(seeds):
             task = measured_task(program, isolated, seed)
-            starts, log = starts_of(task, seed), Log(Path(empty) / f"{seed}.jsonl")
+            starts = starts_of(task, seed)
             gated = MeasuredObjective(isolated, SEARCH_RUNS, gate=LoadGate())
-            plans.append(("loop", Search(task, gated, log, starts, budget, EVALUATIONS, seed=seed).run()))
-            plans += alone(task, MeasuredObjective(isolated, SEARCH_RUNS), starts, budget, seed).items()
+            plans += [("simulated", simulated(task, seed)), *loops(task, gated, starts, budget, seed)]
+            plans += alone(task, MeasuredObjective(isolated, SEARCH_RUNS), starts, budget, seed, more).items()
         seen = measure_plans(isolated, [plan for _, plan in plans], repetitions, 2, LoadGate())
-    good: dict[str, list[Measurement]] = {"loop": [], "alone": [], "alone_more": []}
+    good: dict[str, list[Measurement]] = {key: [] for key, _ in plans}
     for (key, _), each in zip(plans, seen, strict=True):
         if each.outcome == "ok":
             good[key].append(each)
     return times(good)
 
 
-def pretended(name: str, machine_name: str, budget: int, seed: int) -> dict[str, float]:
+def pretended(name: str, machine_name: str, budget: int, seed: int, more: int) -> dict[str, float]:
     """The same on a simulated machine that is not as the search believes; milliseconds without noise."""
     task = machine(machine_name).task(traced(name))
     real = unlike(task, seed)
     starts = starts_of(task, seed)
-    plans = alone(task, PretendedObjective(real, seed), starts, budget, seed)
-    loops = {"loop": (None, EVALUATIONS), "network": (NetworkSurrogate(task, seed), NETWORK_EVALUATIONS)}
-    for key, (surrogate, evaluations) in loops.items():
-        with TemporaryDirectory() as empty:
-            log, runtime = Log(Path(empty) / "measurements.jsonl"), PretendedObjective(real, seed)
-            search = Search(task, runtime, log, starts, budget, evaluations, seed=seed, surrogate=surrogate)
-            plans[key] = search.run()
+    plans = alone(task, PretendedObjective(real, seed), starts, budget, seed, more)
+    plans |= loops(task, PretendedObjective(real, seed), starts, budget, seed)
+    plans["simulated"] = simulated(task, seed)
     truth = SimulatedObjective(real)
     best = float(np.nanmin(truth([plan for key, plan in starts.items() if key != "annealing"])))
     return {"portfolio_ms": best} | {f"{key}_ms": float(truth([plan])[0]) for key, plan in plans.items()}
@@ -138,7 +155,8 @@ def pretended(name: str, machine_name: str, budget: int, seed: int) -> dict[str,
 
 def over_loop(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """How many times as long the plans of the others take, geometric means."""
-    others = [key for key in ("portfolio", "alone", "alone_more", "network") if f"{key}_ms" in rows[0]]
+    keys = ("portfolio", "simulated", "alone", "alone_more", "network")
+    others = [key for key in keys if f"{key}_ms" in rows[0]]
     return {key: statistics.geometric_mean(row[f"{key}_ms"] / row["loop_ms"] for row in rows) for key in others}
 
 
@@ -148,15 +166,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--seeds is {options.seeds}; want 1 or more")
     programs, machines = options.programs.split(","), [name for name in options.machines.split(",") if name]
     path = options.json or RESULTS / f"search_loop{'_simulated' if machines else ''}.json"
-    asked = f"--programs {options.programs} --budget {options.budget} --seeds {options.seeds}"
+    asked = f"--programs {options.programs} --budget {options.budget} --more {options.more} --seeds {options.seeds}"
     known = {
-        "budget": options.budget, "more": MORE, "seeds": options.seeds, "evaluations": EVALUATIONS,
+        "budget": options.budget, "more": options.more, "seeds": options.seeds, "evaluations": EVALUATIONS,
         "machine": machine_record(),
     }  # fmt: skip
     rows: dict[str, Any] = {}
     for where, name in bar([(where, name) for where in machines or [""] for name in programs]):
         if where:
-            runs = [pretended(name, where, options.budget, seed) for seed in range(options.seeds)]
+            runs = [pretended(name, where, options.budget, seed, options.more) for seed in range(options.seeds)]
             each = {key: [run[key] for run in runs] for key in runs[0]} | {"over_loop": over_loop(runs)}
             rows.setdefault(where, {})[name] = each
             result = {
@@ -165,7 +183,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 "command": f"python -m experiments.bench search_loop {asked} --machines {options.machines}",
             }  # fmt: skip
         else:
-            rows[name] = measured(name, options.budget, options.repetitions, options.seeds)
+            rows[name] = measured(name, options.budget, options.repetitions, options.seeds, options.more)
             result = {
                 "rows": rows, "over_loop": over_loop(list(rows.values())), **known,
                 "command": f"python -m experiments.bench search_loop {asked}",

@@ -92,12 +92,17 @@ def public_graphs() -> str:
 def search_loop() -> str:
     found = result("search_loop")
     names = {"loop": f"guided search, {found['budget']} measurements, plans screened by the corrected simulator",
+             "network": f"the same, {found['budget']} measurements, the simulator corrected by the GST cost model",
+             "simulated": "best of baselines and annealing in simulation, no measurement",
              "alone": f"annealing on the hardware alone, {found['budget']} measurements",
              "alone_more": f"the same, {found['more'] * found['budget']} measurements"}  # fmt: skip
+    programs = found["rows"]
+    names = {key: about for key, about in names.items() if all(f"{key}_ms" in each for each in programs.values())}
     return table(
-        ["ms, fastest plan, measured again", *found["rows"]],
+        ["ms, fastest plan, measured again", *programs, "geometric mean over guided search"],
         [[about, *(f"{each[f'{key}_ms']:.1f} ({each[f'{key}_low_ms']:.1f}..{each[f'{key}_high_ms']:.1f})"
-                   for each in found["rows"].values())] for key, about in names.items()],
+                   for each in programs.values()), f"{found['over_loop'].get(key, 1.0):.3f}"]
+         for key, about in names.items()],
     )  # fmt: skip
 
 

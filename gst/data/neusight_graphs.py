@@ -13,7 +13,7 @@ from gst.data.neusight import Case, Machine, Operation, read_neusight
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph
 
-VERSION = 1  # of what is read
+VERSION = 2  # of what is read
 PRODUCTS = ("addmm", "Linear", "Conv1D", "bmm", "matmul", "baddbmm", "einsum")
 KINDS = (
     *PRODUCTS, "Embedding", "LayerNorm", "Dropout", "softmax", "add", "mul", "truediv", "div", "sub", "pow", "tanh",
@@ -52,17 +52,16 @@ class NeuSightTimes(GraphSource):
 
     def __iter__(self) -> Iterator[Graph]:
         dataset = read_neusight(self.path)
-        groups: dict[tuple[str, str, int, int, str], list[Case]] = {}
+        groups: dict[tuple[str, str, int, int, str], dict[int, list[Case]]] = {}
         for case in dataset.cases:
             if case.operations and case.time_ms > 0 and self.mode in ("all", case.mode):
                 key = (case.model, case.mode, case.length, case.batch, case.option)
-                groups.setdefault(key, []).append(case)
+                groups.setdefault(key, {}).setdefault(len(case.operations), []).append(case)
         for key in sorted(groups):
-            cases = groups[key]
-            alike = [each for each in cases if len(each.operations) == len(cases[0].operations)]
-            yield _graph(
-                "/".join(map(str, filter(None, key))), alike, [dataset.machines[each.machine] for each in alike]
-            )
+            name = "/".join(map(str, filter(None, key)))
+            for number, (count, cases) in enumerate(groups[key].items()):  # some GPUs ran other operators
+                machines = [dataset.machines[each.machine] for each in cases]
+                yield _graph(f"{name}/{count} operators" if number else name, cases, machines)
 
     def fingerprint(self) -> str:
         """Equal for equal files and settings, so that a segment store is found without reading the files."""

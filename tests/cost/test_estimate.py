@@ -87,6 +87,12 @@ def test_peak_memory_by_hand() -> None:
     assert peak_memory(operators(layer)) == (4.0 * (200 + 20), 4.0 * (50 + 100))
 
 
+def test_a_table_of_which_rows_are_looked_up_has_all_its_bytes() -> None:
+    words = torch.zeros(2, 7, dtype=torch.int64)
+    found = estimate(nn.Sequential(nn.Embedding(500, 16), nn.Linear(16, 4)), (words,))
+    assert found.parameter_bytes == 4 * (500 * 16 + 16 * 4 + 4)
+
+
 def test_costs_add_up_and_the_interval_holds_the_time() -> None:
     for on in ("rtx4090", "h100", "cpu-r9_7950x"):
         found = gst.estimate(model(), (images(),), on=on, is_compiled=True)

@@ -39,9 +39,10 @@ def test_every_search_ends_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_loop, "NETWORK_EVALUATIONS", 10)
     monkeypatch.setattr("gst.placement.screening.EPOCHS", 2)
     monkeypatch.setattr("gst.placement.screening.MORE_EPOCHS", 1)
-    row = pretended(TINY, "cores:2", budget=24, seed=0)
-    assert row.keys() == {f"{key}_ms" for key in ("portfolio", "loop", "network", "alone", "alone_more")}
-    assert pretended(TINY, "cores:2", budget=24, seed=0) == row
+    row = pretended(TINY, "cores:2", budget=24, seed=0, more=2)
+    keys = ("portfolio", "simulated", "loop", "network", "alone", "alone_more")
+    assert row.keys() == {f"{key}_ms" for key in keys}
+    assert pretended(TINY, "cores:2", budget=24, seed=0, more=2) == row
 
 
 def test_ratios_are_geometric_means() -> None:

@@ -143,6 +143,16 @@ def _renews(program: Program, node: int) -> bool:
     return operation.kind == "operation" and int(program.parameter_home[node]) >= 0 and not operation.is_view
 
 
+def parameter_bytes(program: Program) -> float:
+    """Bytes of the parameters and constants that a program reads, each whole, also where rows of it are looked up."""
+    read = {each for operation in program.operations for each in operation.producers}
+    homes = program.parameter_home
+    return math.fsum(
+        operation.output_bytes for node, operation in enumerate(program.operations)
+        if node in read and (operation.kind == "constant" or (operation.kind == "input" and int(homes[node]) == node))
+    )  # fmt: skip
+
+
 def peak_memory(operations: list[Operation]) -> tuple[float, float]:
     """Bytes of parameters that are read, and the most bytes of other values at once if each is freed after its last
     use; values of a step's inputs and results count while they are used."""

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from torch import nn
 
-from gst.cost.step_time.captured import batch_of, is_training, operators, operators_by_node, peak_memory
+from gst.cost.step_time.captured import batch_of, is_training, operators, operators_by_node, parameter_bytes, peak_memory
 from gst.cost.step_time.fusion import runs_channels_last
 from gst.cost.step_time.kernels import CLASSES, PER_SAMPLE, Kernels, kernels_of
 from gst.cost.step_time.machines import Machine, machine_of
@@ -132,6 +132,8 @@ def estimate(
         parameters, activations, share = program.parameter_bytes, program.activation_bytes(), 1.0
     else:
         (parameters, activations), share = peak_memory(operations), 0.5 if precision == "half" else 1.0
+        if isinstance(program, nn.Module | Program):  # tables of embeddings are read by rows
+            parameters = parameter_bytes(captured)
     interval = (time / math.exp(width), time * math.exp(width))
     return Estimate(name, on, time, interval, costs, parameters * share, activations * share * growth, basis)
 

@@ -22,7 +22,7 @@ from gst.data.hlo.counts import Counts, counts_of, entry_of
 from gst.data.hlo.modules import read_module
 from gst.files.untrusted import plain
 
-MOST_KERNELS = 10_000_000
+MOST_KERNELS = 1_000_000
 
 
 @dataclass(frozen=True)
