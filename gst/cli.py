@@ -88,12 +88,12 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
     with _alone(options):
         result = run(options)
+        if options.json:
+            write_json(options.json, result)
         if getattr(options, "wandb", False):
             from gst.training.plan_run import log_plan
 
             log_plan(options, result)
-    if options.json:
-        write_json(options.json, result)
     return int(result.get("exit_status", 0))
 
 

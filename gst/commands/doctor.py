@@ -210,7 +210,8 @@ def _threads() -> Finding:
     if "OMP_PROC_BIND" in os.environ or "KMP_AFFINITY" in os.environ:
         return Finding("threads", "note", found, "unset these: plans pin the threads of their devices themselves")
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
-        advice = "unset OMP_WAIT_POLICY before gst place: operations on core sets take twice as long"
+        advice = "unset OMP_WAIT_POLICY where plans run in your process (placed.module()) and before gst devices "
+        advice += "--measure: operations on core sets take twice as long"
         return Finding("threads", "note", found, advice)
     return Finding("threads", "well", found)
 

@@ -31,7 +31,7 @@ def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser])
         "gst estimate step.mlir --on a100,h100  # StableHLO, jax.jit(f).lower(x).as_text(); by jaxlib",
     )
     estimate.add_argument(
-        "program",
+        "program", nargs="?",
         help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), the folder of a "
         "GraphNet sample, or a file with an XLA program: HLO text or protobuf, or StableHLO text",
     )
@@ -59,6 +59,8 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
         return _list()
     if not machines:
         raise ValueError("--on names no machine; --on list lists them")
+    if options.program is None:
+        raise ValueError("give a program, such as inception (gst estimate --help)")
     for name in machines:  # before a program is captured
         machine_of(name)
     program = _program(options.program)

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gst.process.interrupts import Stopped
 from gst.process.progress import Bars
 from gst.process.tuning import wait_briefly
+
+OF_PROGRAMS = ("runtime", "methods", "tasks", "budget", "evaluations", "cost_model", "no_compile", "wandb")
+"""Options that published problems have no use for."""
 
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -118,6 +122,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
             action="store_true",
             help="log the result and the plan to W&B, offline unless you are logged in (WANDB_MODE decides if set)",
         )
+    place.set_defaults(usual={name: place.get_default(name) for name in (*OF_PROGRAMS, "proof")})
 
 
 def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: str) -> None:
@@ -205,11 +210,15 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.graph is not None and (options.show_streams or options.verify):
         raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
-    if options.graph is not None and (result := _place_job_shop(options)) is not None:
-        return result
+    if options.graph is None and getattr(options, "policy", "shipped") != "shipped":
+        raise ValueError("--policy is for published problems, --graph; leave it away with a program")
+    if options.graph is not None:
+        try:
+            if (result := _place_published(options)) is not None:
+                return result
+        except Stopped as stop:
+            raise Stopped(stop.number, "run it again") from None
     _fill_in(options)
-    if options.graph is not None and options.machine is not None:
-        return _place_public(options)
     if options.out is None:
         raise ValueError("give --out DIR, the directory of results")
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
@@ -257,11 +266,21 @@ def _fill_in(options: argparse.Namespace) -> None:
     options.budget = 50 if options.budget is None else options.budget
 
 
+def _place_published(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What came of a job shop, or of a published problem on a machine; None of another graph."""
+    if (result := _place_job_shop(options)) is not None or options.machine is None:
+        return result
+    _check_unused(options, *OF_PROGRAMS)
+    _fill_in(options)
+    return _place_public(options)
+
+
 def _place_job_shop(options: argparse.Namespace) -> dict[str, Any] | None:
     from gst.placement.jobshop.placing import is_job_shop, place_by_options, table
 
     if not is_job_shop(options.graph):
         return None
+    _check_unused(options, *OF_PROGRAMS, "proof")
     result = place_by_options(options)
     print(table(result))
     print(f"The plan is in {result['plan_file']}")
@@ -284,6 +303,15 @@ def _place_public(options: argparse.Namespace) -> dict[str, Any]:
     print(words(result["certificate"]))
     print(f"The plan is in {result['plan_file']}")
     return result
+
+
+def _check_unused(options: argparse.Namespace, *names: str) -> None:
+    """Raises:
+    ValueError: one of these options, which a published problem has no use for, is given.
+    """
+    for name in names:
+        if getattr(options, name) != options.usual[name]:
+            raise ValueError(f"--{name.replace('_', '-')} is for programs; leave it away with {options.graph}")
 
 
 def _names(text: str) -> tuple[str, ...]:

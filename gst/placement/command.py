@@ -73,6 +73,8 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
             with atomic_write(options.out / "program.txt") as file:
                 file.write(streams.text(names.__getitem__) + "\n")
     save_plan(placement.plan, placement.task, options.out / "plan.json", streams)  # can be used before it is certified
+    if placement.task.program is not None:
+        save_signatures(placement.task.program, options.out / SIGNATURES)
     if options.trace is not None:
         save_trace(trace_of_task(placement.task, placement.plan), options.trace)
     certificate = _certificate(options, placement, result, progress)
@@ -80,8 +82,6 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     if placement.plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate.bound)
     save_plan(placement.plan, placement.task, options.out / "plan.json", streams, result["certificate"])
-    if placement.task.program is not None:
-        save_signatures(placement.task.program, options.out / SIGNATURES)
     drawing = plan_drawing(placement.task, placement.plan) | placement.drawing
     with atomic_write(options.out / "report.html") as file:
         file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))
@@ -172,6 +172,9 @@ def _place_measured(
         )
     except Stopped as stop:
         words = keep_best(program, options.out / "measurements.jsonl", options.out / "plan.json")
+        if options.again:
+            words = words or "the same command with --resume goes on"
+            words = words.replace("with --resume", "with --resume in place of --again")
         raise Stopped(stop.number, words) from None
 
 
@@ -193,6 +196,7 @@ def _place_by_fleet(
     with joined(address):
         progress("starting workers", 0, 1)
         names = _names(options)
+        _clear(options)
         kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
         program = _captured(options, progress, kind.selected(names, with_sets=False))
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
@@ -213,9 +217,11 @@ def _clear(options: Namespace) -> None:
     if options.resume:
         return
     begun_with = ("plan.json", SIGNATURES) if options.again else ()  # until there is a new plan
+    has_dataset = any((options.out / name).exists() for name in LOGS)  # what lies beside no log may be the user's
     for name in set(WRITTEN).difference(begun_with):
         (options.out / name).unlink(missing_ok=True)
-    shutil.rmtree(options.out / "dataset", ignore_errors=True)
+    if has_dataset:
+        shutil.rmtree(options.out / "dataset", ignore_errors=True)
 
 
 def _names(options: Namespace) -> list[str] | None:

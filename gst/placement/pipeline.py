@@ -113,12 +113,13 @@ def place_measured(
     started = time.perf_counter()
     with fleet or IsolatedExecutor(source, devices) as runner:
         task = cached_task(program, runner.devices, out, profile)
+        limited = settings
         if not math.isinf(seconds):
             left = seconds - (time.perf_counter() - started)
             limited = replace(within(settings, left, task.times_us.sum(1).min() / 1e3), compile_s=TO_COMPILE * left)
-            before = [record["evaluations"] for record in Log(out / SEARCHES).read()]  # of a search that goes on
-            evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
-            settings = replace(limited, evaluations=evaluations)
+        before = [record["most_evaluations"] for record in Log(out / SEARCHES).read()]  # of a search that goes on
+        evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
+        settings = replace(limited, evaluations=evaluations)
         simulated = replace(  # `guided_search` is the one method that measures, and fusion is of the task or is not
             settings,
             methods=tuple(name for name in settings.methods if name != "guided_search"),

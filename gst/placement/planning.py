@@ -189,7 +189,7 @@ def plan_all(
         "task": task.key,
         "devices": list(task.names),
         "seed": seed,
-        "evaluations": evaluations,
+        "most_evaluations": evaluations,
         "tasks": list(tasks),
         "memory_limits": task.memories,
     }

@@ -301,7 +301,7 @@ def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
             normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
             if finite.numel():
                 fresh_numbers = float(finite.mean()) + (spread or 1.0) * normal
-                new.copy_(torch.where(numbers.isfinite(), fresh_numbers, numbers))
+                new.copy_(torch.where(numbers.isfinite(), fresh_numbers.to(numbers.device), numbers))
             else:
                 new.copy_(value.detach())
             return new.requires_grad_(value.requires_grad)

@@ -251,12 +251,22 @@ def test_a_published_graph_is_placed_by_its_published_latency(graph_file: Path) 
     assert (placement >= 2).sum() == 4
 
 
+def test_a_directory_of_the_user_stays_and_a_method_that_asked_less_goes_on() -> None:
+    """On one device ColocRL asks about one plan, whatever it may."""
+    Path("out/dataset").mkdir(parents=True)
+    Path("out/dataset/mine").write_text("mine")
+    command = ["place", PROGRAM, "--machine", "cores:1", "--methods", "colocrl", "--proof", "0", "--out", "out"]
+    assert main(command) == 0 and Path("out/dataset/mine").exists()
+    assert main([*command, "--resume"]) == 0
+
+
 def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], graph_file: Path) -> None:
     out = ["--out", "out"]
     refused(capsys, ["place", *out], "a program", "--graph")
     refused(capsys, ["place", PROGRAM, "--graph", str(graph_file), *out], "--graph")
     refused(capsys, ["place", "--graph", str(graph_file), "--devices", "cpu:0", *out], "--devices", "--machine")
     refused(capsys, ["place", PROGRAM, "--machine", "tpus:2", *out], "tpus:2", "gpus:4")
+    refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--policy", "mine.npz", *out], "--policy")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--methods", "magic", *out], "magic", "annealing")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--tasks", "schedule", *out], "placement")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--budget", "-1", *out], "budget")

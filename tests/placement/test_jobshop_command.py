@@ -41,6 +41,8 @@ def test_gst_place_writes_a_feasible_plan(tmp_path: Path, capsys: pytest.Capture
 def test_gst_place_refuses_a_machine_for_a_job_shop(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", "--graph", str(FT06), "--machine", "gpus:2"]) == 2
     assert "job shop" in capsys.readouterr().err
+    assert main(["place", "--graph", str(FT06), "--budget", "5"]) == 2
+    assert "--budget is for programs" in capsys.readouterr().err
 
 
 def test_problems_of_the_table_keep_bound_and_best_known_in_order() -> None:

@@ -335,6 +335,8 @@ def test_what_a_graph_on_a_machine_refuses(tmp_path: Path, capsys: pytest.Captur
         ([*graph, "--out", str(tmp_path)], "of the format doppler, which needs a machine; add --machine"),
         ([*graph], "give --out DIR"),
         (["place", "rnnlm", *graph[1:], "--machine", "gpus:2"], "not both"),
+        ([*graph, "--machine", "gpus:2", "--methods", "hdp"], "--methods is for programs"),
+        ([*graph, "--machine", "gpus:2", "--wandb"], "--wandb is for programs"),
         (["place", "--graph", str(tmp_path / "none"), "--machine", "gpus:2"], "there is no such file"),
     ):
         assert main(arguments) == 2

@@ -80,9 +80,11 @@ def _connect(address: str) -> None:
         address_here = _cluster_address_here()
         if address_here is None:
             _start_cluster_here(quiet)
-        else:
+            return
+        if not address_here.startswith(CLIENT):  # a cluster that this host is part of
             ray.init(address_here, **quiet)
-        return
+            return
+        address = address_here
     if _ip_address(address) not in ("127.0.0.1", "::1") and "RAY_AUTH_MODE" not in os.environ:
         raise ValueError(
             f"{address} would be joined without authentication; export RAY_AUTH_MODE=token here and on all hosts, see "

@@ -269,6 +269,8 @@ def cache_program(files: Mapping[str, bytes], digest: str) -> Path:
     try:
         for name, content in files.items():
             (partial / name).write_bytes(content)
+        if cached_program(digest) is not None:  # another worker of this host was quicker, and its child may read it
+            return directory
         shutil.rmtree(directory, ignore_errors=True)  # a damaged one
         try:
             partial.rename(directory)
