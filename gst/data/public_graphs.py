@@ -118,7 +118,7 @@ def read_public_graph(path: Path) -> PublicGraph:
         raise ValueError(f"{path}: {_UNKNOWN}") from None
     first = next((line for line in lines if line.strip()), "")
     if re.fullmatch(r"\s*\d+\s*,?\s*", first):
-        return _doppler(path, lines)
+        return _doppler(path, lines[lines.index(first) :])
     if " -- " in first:
         return _pipedream(path, lines)
     raise ValueError(f"{path}: {_UNKNOWN}")
@@ -250,7 +250,7 @@ def _piper(path: Path, record: dict[str, Any]) -> PublicGraph:
     if bandwidth <= 0:
         raise ValueError(f"{path}: the file: bandwidth is {bandwidth:g}, want a number > 0")
     return _graph(
-        path, "piper", [str(node.get("name") or f"{each:g}") for each, node in zip(ids, nodes, strict=True)],
+        path, "piper", [str(node.get("name") or f"{each:.17g}") for each, node in zip(ids, nodes, strict=True)],
         list(pairs), list(pairs.values()), ("device",), np.array([times]), sizes=np.array(sizes),
         limits=[_number(path, "the file", record, "maxMemoryPerDevice")],
         counts=[int(_number(path, "the file", record, "maxDevices"))], unit="s", bytes_per_unit=bandwidth,
@@ -371,7 +371,7 @@ def _moirai(path: Path) -> PublicGraph:
             pairs[number, position[target]] = [each[min(nth, len(each) - 1)] if each else 0.0 for each in moved]
     limits = [next((each for row in rows for each in numbers(row, f"m{k}")), np.inf) for k in range(count)]
     return _graph(
-        path, "moirai", [f"{each:g}" for each in ids], list(pairs), [0.0] * len(pairs), tuple(kinds),
+        path, "moirai", [f"{each:.17g}" for each in ids], list(pairs), [0.0] * len(pairs), tuple(kinds),
         np.array([[first(row, kind, 0.0) for row in rows] for kind in kinds]),
         pair_times=np.array(list(pairs.values())).reshape(-1, count, count),
         sizes=np.array([first(row, "mi", 0.0) for row in rows]), limits=limits, counts=[1] * count,
@@ -469,7 +469,7 @@ def _number(path: Path, owner: str, record: Mapping[str, Any], key: str) -> floa
 
 def _bounded(path: Path) -> Any:
     def whole(text: str) -> int:
-        if len(text) > 15:
+        if len(text) > 15 or not text.removeprefix("-").isdecimal():
             raise ValueError(f"{path}: {shown(text)} is no number of an operation")
         return int(text)
 

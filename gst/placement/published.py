@@ -32,6 +32,8 @@ class PublishedObjective:
     def __init__(self, graph: CostGraph) -> None:
         if graph.backward.any():
             raise ValueError(f"{graph.name} has a backward pass; the latency objective is of inference: simulate it")
+        if not graph.num_cores:
+            raise ValueError(f"{graph.name} has no CPU, which its latency is defined with; add --machine gpus:4, say")
         self.graph = graph
         self._leader = np.unique(graph.colocation, return_index=True)[1][graph.colocation]
         self._able = np.isfinite(graph.accelerator_ms)
@@ -43,7 +45,7 @@ class PublishedObjective:
 
     def excess(self, plan: Plan) -> float:
         """How much of what it may take a plan takes too much, of the accelerator that is worst off: 0 = it fits."""
-        return max(0.0, float(self._taken(self.home(plan)).max(initial=0.0)) / self.graph.memory_limit - 1)
+        return max(0.0, float(self._taken(self.home(plan)).max(initial=0.0)) / max(self.graph.memory_limit, LEAST) - 1)
 
     def home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
         """Accelerator of each node, -1 on the CPU.
@@ -294,6 +296,7 @@ def _best_cuts(num_readers, producer_indptr, producers, cpu_ms, accelerator_ms, 
     return home
 
 
+LEAST = 1e-300  # in place of 0 where it is divided by
 HOT, COLD = 0.003, 0.00002
 """First and last temperature of annealing, as shares of the latency it starts from."""
 
@@ -364,7 +367,7 @@ def _anneal(start, start_ms, steps, state, graph, groups):
     chosen, taken = np.empty(nodes, np.int64), np.zeros(count)
     since = 0
     for step in range(steps):
-        temperature = start_ms * HOT * (COLD / HOT) ** (step / steps)
+        temperature = max(start_ms * HOT * (COLD / HOT) ** (step / steps), LEAST)
         trial, size = current.copy(), 0
         if uniform(state) < 0.5:  # a node, and on a random walk from there
             node = np.int64(uniform(state) * nodes)

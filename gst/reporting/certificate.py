@@ -12,6 +12,11 @@ BY = {
     "simulator": "in the simulated run",
     "file": "by the sizes that the file states of its operations",
 }
+COUNTED = {
+    "longest path": "neither transfers nor memory limits",
+    "chains and work": "transfers and no memory limits",
+}
+"""What a bound takes into account beside the operations, by the method that proved it, where that is not everything."""
 
 
 def certificate(record: Record) -> str:
@@ -27,10 +32,13 @@ def certificate(record: Record) -> str:
         return ""
     unit = certified.get("unit") or "ms"
     told = "No plan takes less" if certified.get("proved") else f"At most {brief(100 * gap)} % above the least"
+    if math.isnan(gap) and not certified.get("proved"):
+        told = "How far it is above the least is not known"
+    counted = COUNTED.get(str(certified.get("bound_by")), "transfers and memory limits")
     words = (
         f"{told}: by the costs that plans were made from, this one takes {brief(took)} {unit}, and no plan less than "
         f"{brief(bound)} {unit} ({certified.get('bound_by')}, proved in {brief(certified.get('seconds'))} s). "
-        "The bound counts transfers and memory limits; operations are taken one by one. "
+        f"The bound counts {counted}; operations are taken one by one. "
         f"What the plan takes of each memory at most is {BY.get(str(certified.get('memory_by')), 'as recorded')}."
     )
     peaks, limits = mapping(certified.get("peak_bytes")), mapping(certified.get("limit_bytes"))

@@ -80,12 +80,19 @@ def _common(words: Iterable[str]) -> str:
 
 def _segment_table(segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
     lines = []
-    order = np.argsort(segment, kind="stable")
-    for part, nodes in enumerate(np.split(order, np.cumsum(np.bincount(segment))[:-1])[:MAX_DISCS]):
+    sizes, order = np.bincount(segment), np.argsort(segment, kind="stable")
+    parts = np.split(order, np.cumsum(sizes)[:-1])
+    for part in _largest(sizes).tolist():
+        nodes = parts[part]
         where = Counter(names[index] for index in device[nodes].tolist())
         lines.append((part, ", ".join(where), _common(opcode[n] for n in nodes.tolist()), f"{len(nodes):,}"))
     heads = ("segment", "devices", "most frequent operations", "nodes")
     return rows("Segments", heads, lines, words=3, anchor="segment-")
+
+
+def _largest(sizes: Ints) -> Ints:
+    """Numbers of the segments that are drawn, ascending."""
+    return np.sort(np.argsort(-sizes, kind="stable")[:MAX_DISCS])
 
 
 def _device_table(edges: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
@@ -268,7 +275,7 @@ def draw_segments(edges: Ints, segment: Ints, device: Ints, names: Sequence[str]
         names: of the devices.
     """
     sizes = np.bincount(segment)
-    kept = np.sort(np.argsort(-sizes, kind="stable")[:MAX_DISCS])
+    kept = _largest(sizes)
     pairs, counts, crossing = quotient(edges, segment, device[edges[0]] != device[edges[1]])
     shown = np.flatnonzero(np.isin(pairs, kept).all(axis=0))
     shown = shown[np.argsort(-counts[shown], kind="stable")[:MAX_WIRES]]

@@ -119,6 +119,13 @@ def test_contiguous_plans_of_a_chain_are_proved_to_be_the_best() -> None:
     assert PublishedObjective(graph)([contiguous.plan])[0] == pytest.approx(contiguous.objective_ms)
 
 
+def test_an_operation_that_fits_no_accelerator_stays_on_the_cpu() -> None:
+    graph = cost_graph(2, 0, accelerators=2, limit=100.0, together=False)
+    graph = replace(graph, edges=np.array([[0], [1]]), sizes=np.array([10.0, 200.0]))
+    found = published_optimum(graph, time_limit_s=20)
+    assert found.proved and found.objective_ms == pytest.approx(best_home(graph))
+
+
 @pytest.mark.slow
 def test_a_published_graph_is_solved() -> None:
     graph = read_cost_graph(FIXTURE)

@@ -205,6 +205,7 @@ def test_both_formats_say_the_same() -> None:
         ("2 2\n0 3 1 2\n1 2 0 -4\n", "times from -4"),
         ("2 2\n0 3 1 2\n1 2 0 x\n", "line 3"),
         ("2 2\n0 3 1 2\n1 2 0 99999999999999999999\n", "line 3"),
+        ("2 2\n0 3 1 2\n1 2 0 -99999999999999999999\n", "line 3"),
         ("99999 99999\n", "operations"),
         ("20000 5\n", "20000 jobs on 5 machines need more than 1024 MiB for a search"),
     ],

@@ -26,6 +26,12 @@ def test_a_job_shop_is_told_from_other_published_problems() -> None:
     assert not is_job_shop(FIXTURES / "none.txt")
 
 
+def test_words_before_the_numbers_are_those_of_taillard(tmp_path: Path) -> None:
+    path = tmp_path / "tai.txt"
+    path.write_text("Nb of jobs, Nb of Machines\n 2 2\nTimes\n3 2\n2 4\nMachines\n1 2\n2 1\n")
+    assert is_job_shop(path) and read_job_shop(path).times.tolist() == [[3, 2], [2, 4]]
+
+
 @pytest.mark.parametrize("policy", ["shipped", "none"])
 def test_gst_place_writes_a_feasible_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str) -> None:
     out = tmp_path / "out"

@@ -325,6 +325,27 @@ def test_each_format_is_placed_from_end_to_end(
     assert all(plan in printed for plan in result["plans"]) and "no plan takes less than" in printed
 
 
+def test_a_file_with_two_kinds_on_a_machine_of_cpus_has_the_times_of_its_cpu() -> None:
+    problem = problem_of("msr.json", "cpu-r9_5950x:2")
+    assert problem.devices == ("cpu:0", "cpu:1") and (problem.kind == 0).all()
+
+
+def test_transfers_between_kinds_are_means_over_pairs_of_devices() -> None:
+    problem = problem_of("moirai.xls", "gpus:5")
+    first, second = (problem.kind[each] for each in np.nonzero(~np.eye(5, dtype=bool)))
+    assert problem.mean_transfers == pytest.approx(problem.arrays.table[:, first, second].mean(1))
+
+
+def test_blank_lines_before_a_problem_are_left_out(tmp_path: Path) -> None:
+    text = (FIXTURES / "doppler.txt").read_text()
+    path = tmp_path / "doppler.txt"
+    path.write_text("\n\n" + text)
+    assert read_public_graph(path).num_nodes == read_public_graph(FIXTURES / "doppler.txt").num_nodes
+    path.write_text(text.replace(text.splitlines()[2], "0.5", 1))
+    with pytest.raises(ValueError, match="is no number of an operation"):
+        read_public_graph(path)
+
+
 def test_what_a_graph_on_a_machine_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = ["place", "--graph", str(FIXTURES / "doppler.txt")]
     for arguments, words in (

@@ -71,6 +71,14 @@ def test_plans_of_other_graphs_and_graphs_with_a_backward_pass_are_refused() -> 
         runtime([Plan(("accelerator:9",), np.zeros(8, np.int64))])
     with pytest.raises(ValueError, match="backward pass"):
         PublishedObjective(replace(graph, backward=np.ones(8, bool)))
+    with pytest.raises(ValueError, match="has no CPU"):
+        PublishedObjective(replace(graph, num_cores=0))
+
+
+def test_operations_that_take_no_time_are_placed() -> None:
+    graph = cost_graph(8, 0)
+    free = replace(graph, cpu_ms=np.zeros(8), transfer_ms=np.zeros_like(graph.transfer_ms))
+    assert PublishedObjective(free)([search_published(free, steps=2_000)])[0] == 0.0
 
 
 def test_excess_is_what_the_fullest_accelerator_takes_too_much() -> None:

@@ -216,7 +216,7 @@ def _pruned(graph: CostGraph, tree: Tree, size: float) -> Tree:
     while True:
         degree = np.bincount(np.array(tree).ravel(), minlength=graph.num_nodes)
         spare = (degree == 1) & (size - graph.sizes > graph.memory_limit)
-        if not spare.any():
+        if len(tree) == 1 or not spare.any():
             return tree
         leaf = int(np.where(spare, graph.sizes, np.inf).argmin())
         tree = [edge for edge in tree if leaf not in edge]

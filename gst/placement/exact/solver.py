@@ -46,7 +46,7 @@ def solve(cp: Any, model: Any, time_limit_s: float, seed: int, callback: Any = N
     solver = cp.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
+    solver.parameters.random_seed = seed % 2**31
     solver.parameters.linearization_level = 2  # its bound comes from the linear program
     return solver, solver.solve(model, callback)
 

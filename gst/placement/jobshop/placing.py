@@ -28,7 +28,7 @@ def is_job_shop(path: Path) -> bool:
     try:
         with path.open(encoding="utf-8") as file:
             for line in file.read(4096).splitlines():
-                if line.strip() and not line.lstrip().startswith("#"):
+                if line.strip()[:1].isdigit():
                     return re.fullmatch(r"\s*\d+(\s+\d+)+\s*", line) is not None
     except (OSError, UnicodeDecodeError):
         pass

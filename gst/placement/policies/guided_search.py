@@ -184,7 +184,7 @@ def guided_annealing(
         found = asked(around, trial)
         if objective.left < left:
             moves.learn(kind, found < now)
-            guide.tell(state, trial, (now - found) / now if np.isfinite(found) else -1.0)
+            guide.tell(state, trial, (now - found) / max(now, 1e-300) if np.isfinite(found) else -1.0)
         spent = budget - objective.left
         if now < found < np.inf and spent <= WARM_UP:
             uphill.append(found - now)

@@ -60,8 +60,9 @@ class Problem:
         if count < 2:
             return np.zeros(len(arrays.amounts))
         if len(arrays.table):
-            first, second = (self.kind[each] for each in np.nonzero(apart))
-            return arrays.table[:, first, second].mean(1)
+            pairs = np.zeros(arrays.table.shape[1:])  # how many of each two kinds
+            np.add.at(pairs, tuple(self.kind[each] for each in np.nonzero(apart)), 1.0)
+            return (arrays.table * pairs).sum((1, 2)) / pairs.sum()
         return arrays.fixed[apart].mean() + arrays.per_amount[apart].mean() * arrays.amounts
 
 
@@ -82,12 +83,12 @@ def public_problem(graph: PublicGraph, name: str, memory_limit: int | None = Non
     count = len(chips.chips)
     if count > MOST_DEVICES:
         raise ValueError(f"--machine {name} has {count} devices, want at most {MOST_DEVICES}")
-    word, names, notes = name.partition(":")[0], [device.name for device in chips.devices], list(graph.notes)
+    names, notes = [device.name for device in chips.devices], list(graph.notes)
     kind = np.arange(count) % len(graph.kinds)
     if graph.format == "msr":
-        cores = 0 if word == "cores" else graph.counts[0]
+        cores = graph.counts[0] if chips.has_accelerators else 0
         names = [f"cpu:{n}" for n in range(cores)] + names
-        kind = np.array([0] * cores + [int(word != "cores")] * count)
+        kind = np.array([0] * cores + [int(chips.has_accelerators)] * count)
         if cores:
             notes.append(f"beside {name} the {cores} CPU core{'s' * (cores > 1)} that the file has")
     elif len(graph.kinds) > 1:

@@ -137,7 +137,7 @@ def proved_bound(
     model.minimize(span)
     solver = cp.CpSolver()
     solver.parameters.max_time_in_seconds, solver.parameters.num_workers = seconds, 1
-    solver.parameters.random_seed = seed
+    solver.parameters.random_seed = seed % 2**31
     status = solver.solve(model)
     bound = max(solver.best_objective_bound, 0.0) * unit / problem.graph.scale
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
