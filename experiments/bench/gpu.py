@@ -98,7 +98,7 @@ def gpu_tests(time_limit_s: float) -> dict[str, Any]:
     """Run the tests marked gpu: exit status and the last line of pytest. A file that needs a package which is not here
     fails by name, and the others go on."""
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rf", "--continue-on-collection-errors", *files]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rfE", "--continue-on-collection-errors", *files]
     try:
         ran = subprocess.run(
             command, cwd=ROOT, env=child_environment(), capture_output=True, text=True, timeout=time_limit_s

@@ -18,13 +18,20 @@ Run = Callable[[], list[Any]]
 
 
 def as_written(step: Step, device: torch.device) -> Run:
-    """The step with its inputs, and the tensors that it makes, on a device."""
+    """The step with its inputs on a device; the tensors that it makes too, where it does not see to that itself."""
     inputs = pytree.tree_map_only(Tensor, lambda value: value.detach().to(device), step.inputs)
 
     def run() -> list[Any]:
-        with device:
-            return pytree.tree_leaves(step.function(*inputs))
+        return pytree.tree_leaves(step.function(*inputs))
 
+    def run_there() -> list[Any]:
+        with device:  # each call of it goes through Python
+            return run()
+
+    try:
+        run()
+    except (RuntimeError, ValueError, TypeError):
+        return run_there
     return run
 
 
@@ -67,6 +74,8 @@ def compiled(program: Program, device: torch.device, mode: str) -> Run:
     )
     module = torch.compile(as_module(replace(program, operations=operations)).to(device), mode=mode)
     inputs = [value.detach().to(device) for value in program.inputs]
+    for value in inputs:  # else modes that record graphs copy all of them in every run
+        torch._dynamo.mark_static_address(value)
 
     def run() -> list[Any]:
         with torch.no_grad():

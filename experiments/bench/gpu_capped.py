@@ -110,8 +110,9 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         kind: of the accelerator. With `cpu` memory of the CPU stands for that of an accelerator.
 
     Returns:
-        whole_bytes; limit_bytes, half of them; plan_bytes, proven for the plan; ways, by name: median_ms, or the reason
-        why one was not timed.
+        whole_bytes; limit_bytes, half of them; plan_bytes, proven for the plan, and plan_measured_bytes, the most that
+        PyTorch held on the accelerator in a run of it, with libraries' workspaces; ways, by name: median_ms, or the
+        reason why one was not timed.
     """
     model = model_of(settings["blocks"], settings["width"])
     inputs = (input_of(settings),)
@@ -125,6 +126,7 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
     _, streams, taken = capped_plan(program, devices, limit)
     graph = LaneGraph(LaneExecutor(program, streams, devices))
     runs: dict[str, Callable[[], list[Any]]] = {"plan over both": graph.run}
+    held = None if kind == "cpu" else _held_bytes(graph.run, place)
     reasons: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -139,9 +141,15 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
     alone = {"median_ms": None, "reason": ONE_ACCELERATOR}
     ways["pipeline stages"] = pipelined(settings, kind, 2) if several else alone
     return {
-        "whole_bytes": whole, "limit_bytes": limit, "plan_bytes": taken, "graphs": graph.num_graphs,
-        "graphs_reason": graph.reason, "ways": ways,
+        "whole_bytes": whole, "limit_bytes": limit, "plan_bytes": taken, "plan_measured_bytes": held,
+        "graphs": graph.num_graphs, "graphs_reason": graph.reason, "ways": ways,
     }  # fmt: skip
+
+
+def _held_bytes(run: Callable[[], object], device: torch.device) -> int:
+    torch.accelerator.reset_peak_memory_stats(device)
+    run()
+    return int(torch.accelerator.max_memory_allocated(device))
 
 
 def _whole_bytes(program: Program, devices: list[Device]) -> int:

@@ -199,7 +199,9 @@ def score(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     result, wrong = dict[str, Any](), list[str]()
     for variant, bf16 in scoring.VARIANTS.items():
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            got = estimator.scores(graph, few)  # it warms up, too
+            got = estimator.scores(graph, few)
+            estimator.scores(graph, torch.arange(min(scoring.CONFIGS_AT_ONCE, setting.configs)))  # it warms up
+        synchronise([device])
         started = time.perf_counter()
         scoring.score(estimator, graph, bf16, device.type)
         synchronise([device])

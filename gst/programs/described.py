@@ -95,6 +95,7 @@ def is_foreign(operator: str) -> bool:
 def _tracing_for_cuda() -> Iterator[None]:
     """New tensors lie on `DEVICE`, attention runs on devices of all kinds, and gradients need no thread of it."""
     limit, capability = proxy_tensor.CONSTANT_NUMEL_LIMIT, torch.cuda.get_device_capability
+    cudnn, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False  # else operators that it alone has
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY
     proxy_tensor.CONSTANT_NUMEL_LIMIT = -1  # else tracing computes with constants of one element, on the device
     try:
@@ -102,6 +103,7 @@ def _tracing_for_cuda() -> Iterator[None]:
             yield
     finally:
         proxy_tensor.CONSTANT_NUMEL_LIMIT, torch.cuda.get_device_capability = limit, capability
+        torch.backends.cudnn.enabled = cudnn
 
 
 def _child(function: Callable[[], None], library: str, sender: Connection) -> None:

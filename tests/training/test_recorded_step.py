@@ -227,6 +227,16 @@ def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: 
         FixedStep(plans, pairwise_hinge, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), Sizes(9, 9, 9))
 
 
+def test_targets_of_the_caller_stay_as_they_are() -> None:
+    training = Training("one", "mean")
+    step, batches = RecordedStep(training.fixed()), [training.step(number) for number in range(3)]
+    before = [targets.clone() for _, _, targets in batches]
+    for batch in batches:
+        step(*batch)
+    for was, (_, _, targets) in zip(before, batches, strict=True):
+        torch.testing.assert_close(targets, was, rtol=0, atol=0)
+
+
 def test_a_step_of_another_shape_is_refused() -> None:
     training = Training("one", "mean")
     step, (data, configs, targets) = RecordedStep(training.fixed()), training.step(0)

@@ -28,14 +28,16 @@ def synchronise_accelerators() -> None:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or not _module(accelerator).is_initialized():
         return
+    is_used = getattr(torch._C, f"_{accelerator.type}_hasPrimaryContext", lambda number: True)
     for number in range(torch.accelerator.device_count()):
-        torch.accelerator.synchronize(number)
+        if is_used(number):
+            torch.accelerator.synchronize(number)
 
 
-def limit_memory(device: torch.device, limit: int) -> None:
-    """Let this process take no more than `limit` bytes of the memory of an accelerator, from now on."""
-    _, total = torch.accelerator.get_memory_info(device)
-    _module(device).set_per_process_memory_fraction(min(1.0, limit / total), device)
+def limit_memory(device: torch.device, limit: int | None) -> None:
+    """Let this process take no more than `limit` bytes of the memory of an accelerator, from now on; None = all."""
+    share = 1.0 if limit is None else min(1.0, limit / torch.accelerator.get_memory_info(device)[1])
+    _module(device).set_per_process_memory_fraction(share, device)
 
 
 def _module(device: torch.device) -> Any:

@@ -147,7 +147,11 @@ class Runner:
         elif accelerators:
             for device in accelerators:
                 limit_memory(device, self.limit)
-            yield
+            try:
+                yield
+            finally:
+                for device in accelerators:
+                    limit_memory(device, None)
         else:
             before = resource.getrlimit(resource.RLIMIT_AS)
             in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

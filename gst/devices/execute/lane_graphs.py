@@ -23,6 +23,7 @@ from torch import Tensor
 from gst.devices.execute.calls import laid_out
 from gst.devices.execute.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
 from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.devices.execute.storages import fixed_values
 from gst.devices.execute.stream_program import COPY, RUN
 from gst.devices.execute.stretches import Stretches, inner_steps, stretches
 
@@ -71,6 +72,9 @@ class LaneGraph:
         if not self._recorded:
             where = ", ".join(map(str, dict.fromkeys(devices)))
             self.reason = f"graphs are recorded on an accelerator; this runs on {where}"
+            return
+        if any(getattr(each.target, "namespace", "") == "gst" for each in executor.program.operations):
+            self.reason = "its random numbers are drawn on the host, which a graph cannot wait for"
             return
         try:
             with no_garbage():
@@ -124,7 +128,8 @@ class LaneGraph:
         executor = self.executor
         for _ in range(WARM_RUNS):
             executor.run()
-        self._values = [{node: _own(value) for node, value in values.items()} for values in executor.residents()]
+        self._values = _taken(executor.residents(), fixed_values(executor.program))
+        executor.forget_residents()  # an eager run brings them anew
         hosts = [memory for memory in range(len(executor.devices)) if memory not in self._recorded]
         cut = stretches(executor.streams, np.array(hosts, np.int64))
         lanes = {key: Lane(executor.devices[key[0]], key[0]) for key in _keys(cut)}
@@ -222,6 +227,19 @@ class _Part:
 def _keys(cut: Stretches) -> list[tuple[int, bool]]:
     """Of each stretch its memory and whether it copies: those of one key take turns on one lane."""
     return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))
+
+
+def _taken(residents: Sequence[Values], given: Sequence[Any]) -> list[Values]:
+    """What lies in each memory, to be overwritten: what the program was given, and what lies there twice, as copies."""
+    seen = {value.untyped_storage()._cdata for value in given if isinstance(value, Tensor)}
+    taken: list[Values] = []
+    for values in residents:
+        taken.append({})
+        for node, value in values.items():
+            storage = value.untyped_storage()._cdata
+            taken[-1][node] = _own(value) if storage in seen else value
+            seen.add(storage)
+    return taken
 
 
 def _own(value: Tensor) -> Tensor:

@@ -189,6 +189,10 @@ class LaneExecutor:
             memories[memory][node] = value
         return memories
 
+    def forget_residents(self) -> None:
+        """Keep no longer what was brought to the devices; whoever holds it may write to it."""
+        self._placed.clear()
+
     def turns(self, order: Ints) -> Turns:
         """Steps in an order in which they can be issued, and the lane of each."""
         return [(lane, list(steps)) for lane, steps in groupby(order.tolist(), self._lane_of_step.__getitem__)]

@@ -35,23 +35,38 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
     """
     if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
         return neutral(pool=pool)
-    graph = getattr(torch.get_device_module(device), f"{device.type.upper()}Graph")()
-    if pool is not None:
-        graph.capture_begin = partial(graph.capture_begin, pool=pool)
+    module = torch.get_device_module(device)
+    graph = getattr(module, f"{device.type.upper()}Graph")()
+    graph.memory = module.graph_pool_handle() if pool is None else pool
+    graph.capture_begin = partial(graph.capture_begin, pool=graph.memory)
     return graph
 
 
 @contextmanager
 def recorded(graph: Graph) -> Iterator[None]:
-    """What is launched inside on the current stream becomes the graph, which ends whatever happens."""
+    """What is launched inside on the current stream becomes the graph, which ends whatever happens. What was cached and
+    is not in use is given back first: a graph's memory cannot take it."""
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
     graph.capture_begin()
     try:
         yield
     except BaseException:
-        with suppress(RuntimeError):  # what was recorded is of no use
+        try:
             graph.capture_end()
+        except RuntimeError:  # what was recorded is of no use
+            _end_allocation(graph)
         raise
     graph.capture_end()
+
+
+def _end_allocation(graph: Graph) -> None:
+    """Releases of PyTorch before 2.13 leave this out where a recording fails, and keep what is freed afterwards."""
+    kind = torch.accelerator.current_accelerator()
+    end = None if kind is None else getattr(torch._C, f"_{kind.type}_endAllocateToPool", None)
+    if end is not None and hasattr(graph, "memory"):
+        with suppress(RuntimeError):  # no allocation goes there any more
+            end(torch.accelerator.current_device_index(), graph.memory)
 
 
 @contextmanager
