@@ -40,16 +40,21 @@ class GuardedRun:
         model: as written, for calls of another kind.
         guard: what tells.
         run: called as the model is.
+        takes_leaves: it is called with what the inputs hold, one by one, instead.
     """
 
-    def __init__(self, model: Function, guard: Guard, run: Function) -> None:
-        self.model, self.guard, self.run = model, guard, run
+    def __init__(self, model: Function, guard: Guard, run: Function, takes_leaves: bool = False) -> None:
+        self.model, self.guard, self.run, self.takes_leaves = model, guard, run, takes_leaves
         self._has_warned = False
 
     def __call__(self, *inputs: Any) -> Any:
-        reason = self.guard.reason(inputs)
+        try:
+            leaves = self.guard.leaves(inputs)
+            reason = self.guard.reason_of(leaves)
+        except ValueError as error:
+            reason = str(error)
         if reason is None:
-            return self.run(*inputs)
+            return self.run(*(leaves if self.takes_leaves else inputs))
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class Guard:
     def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool) -> None:
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._is_flat = all(isinstance(each, Tensor) for each in inputs)
+        self._read = _reader(tuple(inputs)) or self._spec.flatten_up_to
         self._wanted = tuple(_description(each) for each in leaves)
         expanded = [number for number, each in enumerate(leaves) if isinstance(each, Tensor) and is_expanded(each)]
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
@@ -63,15 +64,31 @@ class Guard:
 
     def reason(self, inputs: tuple[Any, ...]) -> str | None:
         """Why the call is another one than that which was placed; None if it is not."""
+        try:
+            return self.reason_of(self.leaves(inputs))
+        except ValueError as error:
+            return str(error)
+
+    def leaves(self, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        """What the inputs hold, in the order of those that were placed.
+
+        Raises:
+            ValueError: they have another structure.
+        """
         if self._is_flat:
             if len(inputs) != len(self._wanted):
-                return f"{len(inputs)} inputs, not {len(self._wanted)}"
-            leaves: Sequence[Any] = inputs
-        else:
+                raise ValueError(f"{len(inputs)} inputs, not {len(self._wanted)}")
+            return inputs
+        try:
+            return self._read(inputs)
+        except (LookupError, TypeError, ValueError):
             try:
-                leaves = self._spec.flatten_up_to(inputs)
+                return self._spec.flatten_up_to(inputs)
             except ValueError as error:
-                return f"inputs have another structure: {error}"
+                raise ValueError(f"inputs have another structure: {error}") from error
+
+    def reason_of(self, leaves: Sequence[Any]) -> str | None:
+        """The same, of inputs of the structure of those that were placed."""
         for number, (value, wanted) in enumerate(zip(leaves, self._wanted, strict=True)):
             got = _description(value)
             if got != wanted:
@@ -92,6 +109,30 @@ class Guard:
         ):
             return "weights changed, which are constants of the compiled code"
         return None
+
+
+def _reader(example: Any) -> Callable[[Any], Sequence[Any]] | None:
+    """What reads the leaves of values that are made of lists, tuples and dictionaries as an example is, or raises a
+    LookupError; None of an example that is made of something else."""
+    kind = type(example)
+    if kind not in (tuple, list, dict):
+        return (lambda value: (value,)) if pytree.tree_is_leaf(example) else None
+    keys = list(example) if kind is dict else list(range(len(example)))
+    parts = [_reader(example[key]) for key in keys]
+    if any(part is None for part in parts):
+        return None
+    pick = itemgetter(*keys) if len(keys) > 1 else lambda value: tuple(value[key] for key in keys)
+    is_deep = any(not pytree.tree_is_leaf(example[key]) for key in keys)
+
+    def read(value: Any) -> Sequence[Any]:
+        if type(value) is not kind or len(value) != len(keys):
+            raise LookupError
+        picked: Sequence[Any] = pick(value)
+        if not is_deep:
+            return picked
+        return [leaf for part, each in zip(parts, picked, strict=True) if part is not None for leaf in part(each)]
+
+    return read
 
 
 def _description(value: Any) -> Any:

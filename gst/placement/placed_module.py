@@ -45,7 +45,7 @@ class PlacedModule(nn.Module):
                 raise ValueError(f"there is no {run} of it: {reason}; place it with seconds=None")
             self._placed, self._program = placed, placed.program
             self._compiled = compiled_step(placed.program) if run == COMPILED else None
-            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_program)
+            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_program, takes_leaves=True)
 
     def forward(self, *inputs: Any) -> Any:
         """What the model, or the step, returns for `inputs`."""
@@ -53,13 +53,15 @@ class PlacedModule(nn.Module):
         with self._turn:
             return self._guarded(*inputs)
 
-    def _by_program(self, *inputs: Any) -> Any:
-        """By the plan, or the captured program compiled."""
+    def _by_program(self, *leaves: Tensor) -> Any:
+        """By the plan, or the captured program compiled, of flat inputs that the guard let pass."""
         placed, program = self._placed, self._program
-        state = [value.detach() for value in placed.parameters.values()]
-        tensors = program.check_inputs([*state, *pytree.tree_structure(placed.inputs).flatten_up_to(inputs)])
+        tensors = [each.detach() if each.requires_grad else each for each in (*placed.parameters.values(), *leaves)]
         if self._compiled is not None:
-            tensors = [laid_out(got.detach(), like) for got, like in zip(tensors, program.inputs, strict=True)]
+            tensors = [
+                got if got.stride() == like.stride() else laid_out(got, like)
+                for got, like in zip(tensors, program.inputs, strict=True)
+            ]
             return program.unflatten(self._compiled(tensors))
         assert placed.plan is not None  # as `__init__` found
         if self._executor is None:

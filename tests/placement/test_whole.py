@@ -320,3 +320,21 @@ def test_a_frozen_model_computes_what_the_model_does(model: Small) -> None:
     for frozen in (Way(FROZEN), Way(AHEAD)):
         torch.testing.assert_close(runs[frozen](IMAGE), stale)  # weights are constants: why they are guarded
     torch.testing.assert_close(runs[Way(COMPILED)](IMAGE), model(IMAGE))
+
+
+def test_a_guard_reads_nested_inputs_in_the_order_of_those_that_were_placed() -> None:
+    def inputs(*order: str) -> tuple[Any, ...]:
+        numbers = {"a": 1.0, "b": 2.0, "c": 3.0}
+        state = {name: {"step": torch.tensor(numbers[name]), "moment": torch.full((2,), numbers[name])} for name in order}
+        return state, [torch.ones(3), (torch.zeros(1), None)], torch.arange(2)
+
+    guard, placed = Guard(None, inputs("a", "b", "c"), weights=False), inputs("a", "b", "c")
+    want = torch.utils._pytree.tree_leaves(placed)
+    for given in (placed, inputs("c", "a", "b")):
+        got = guard.leaves(given)
+        assert len(got) == len(want) == 10 and guard.reason(given) is None
+        assert all(one is two or bool((one == two).all()) for one, two in zip(got, want, strict=True))
+    for other in (inputs("a", "b"), (*placed, 1), inputs("a", "b", "c")[::-1], ()):
+        assert "structure" in str(guard.reason(other))
+    placed[0]["b"]["moment"] = torch.ones(3)
+    assert "not torch.float32 (2,)" in str(guard.reason(placed))
