@@ -273,7 +273,7 @@ def _add_placement_simulated(bench: Any, command: Command) -> None:
 
 def _add_search_loop(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "search_loop", _run_of("search_loop"), "the search loop against the same without measurements, without a screen, and by the GST cost model",
+        bench, "search_loop", _run_of("search_loop"), "the search loop, without measurements, without a screen",
         f"{BENCH} search_loop\n{BENCH} search_loop --machines cores:4,gpus:4 --seeds 5",
     )  # fmt: skip
     parser.add_argument("--programs", default="rnnlm,inception,wavenet", help="(default: %(default)s)")

@@ -31,7 +31,8 @@ def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser])
         "gst estimate step.mlir --on a100,h100  # StableHLO, jax.jit(f).lower(x).as_text(); by jaxlib",
     )
     estimate.add_argument(
-        "program", nargs="?",
+        "program",
+        nargs="?",
         help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), the folder of a "
         "GraphNet sample, or a file with an XLA program: HLO text or protobuf, or StableHLO text",
     )

@@ -149,7 +149,8 @@ class FixedStep:
     def _keep(self, batch: SegmentBatch, inputs: dict[str, Tensor]) -> None:
         """Copy into the tensors of the first step."""
         if self._batch is None:
-            self._batch, self._inputs = batch, {name: each.clone() for name, each in inputs.items()}  # ours to overwrite
+            self._batch = batch
+            self._inputs = {name: each.clone() for name, each in inputs.items()}  # targets are the caller's
             return
         new, old = {**batch.tensors(), **inputs}, {**self._batch.tensors(), **self._inputs}
         for name, tensor in new.items():

@@ -19,6 +19,7 @@ ROOM, FUSED_ROOM = 0.9, 0.5  # of all cores' share of the time on one core: what
 LEAST_MS = 1.0  # of a program that a plan is made for
 TO_PLAN = 0.4  # of the seconds, at least: operations are profiled before anything is planned
 SHARE = 0.05  # of the seconds that each of two sets of runs at the end may take
+TO_SEARCH = 0.25  # of the seconds that measuring plans may take; compiling the step takes most of the others
 RUNS = 8  # of a plan that a search measures, with those that warm up and compare outputs
 FINALISTS = 12
 
@@ -87,14 +88,14 @@ def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
 
     Examples:
         >>> within(Settings(budget=50), seconds=30.0, run_ms=100.0).budget
-        17
+        8
         >>> within(Settings(budget=50), seconds=math.inf, run_ms=100.0).budget
         50
     """
     if math.isinf(seconds):
         return settings
     seconds, run_s = max(seconds, 0.0), run_ms / 1e3
-    plans = int(seconds / 2 / (RUNS * run_s + 0.05))
+    plans = int(TO_SEARCH * seconds / (RUNS * run_s + 0.05))
     rounds = int(seconds * SHARE / (FINALISTS * run_s))
     return replace(
         settings,

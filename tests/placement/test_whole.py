@@ -325,7 +325,9 @@ def test_a_frozen_model_computes_what_the_model_does(model: Small) -> None:
 def test_a_guard_reads_nested_inputs_in_the_order_of_those_that_were_placed() -> None:
     def inputs(*order: str) -> tuple[Any, ...]:
         numbers = {"a": 1.0, "b": 2.0, "c": 3.0}
-        state = {name: {"step": torch.tensor(numbers[name]), "moment": torch.full((2,), numbers[name])} for name in order}
+        state = {
+            name: {"step": torch.tensor(numbers[name]), "moment": torch.full((2,), numbers[name])} for name in order
+        }
         return state, [torch.ones(3), (torch.zeros(1), None)], torch.arange(2)
 
     guard, placed = Guard(None, inputs("a", "b", "c"), weights=False), inputs("a", "b", "c")

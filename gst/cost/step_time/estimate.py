@@ -13,7 +13,14 @@ import numpy as np
 from jaxtyping import Float64
 from torch import nn
 
-from gst.cost.step_time.captured import batch_of, is_training, operators, operators_by_node, parameter_bytes, peak_memory
+from gst.cost.step_time.captured import (
+    batch_of,
+    is_training,
+    operators,
+    operators_by_node,
+    parameter_bytes,
+    peak_memory,
+)
 from gst.cost.step_time.fusion import runs_channels_last
 from gst.cost.step_time.kernels import CLASSES, PER_SAMPLE, Kernels, kernels_of
 from gst.cost.step_time.machines import Machine, machine_of
