@@ -80,7 +80,9 @@ def test_a_log_on_a_full_disk_ends_with_a_whole_line_and_goes_on(disk: Path) -> 
     assert log.read() == [row] * written + [{"row": "after"}]
 
 
-@pytest.mark.parametrize("leave", [4096, 8192, 16384])
+@pytest.mark.parametrize(
+    "leave", [8192, *(pytest.param(bytes_left, marks=pytest.mark.e2e) for bytes_left in (4096, 16384))]
+)
 def test_a_search_on_a_full_disk_goes_on_once_there_is_room(
     leave: int, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def train(rank: int, world_size: int, strategy: str) -> list[Tensor]:
     return [getattr(each, "full_tensor", lambda each=each: each)().detach() for each in model.parameters()]
 
 
+@pytest.mark.e2e
 def test_ddp_and_fsdp2_learn_the_same(tmp_path: Path) -> None:
     ddp, fsdp2 = in_processes(2, train, tmp_path, "ddp"), in_processes(2, train, tmp_path, "fsdp2")
     for weights in (*ddp, *fsdp2):

@@ -327,6 +327,7 @@ def test_annealing_begins_with_the_best_plan_of_a_policy() -> None:
     assert "annealing" in nothing["plans"] and nothing["objective"] <= without["objective"]
 
 
+@pytest.mark.e2e
 def test_gst_place_begins_with_the_policy_unless_told_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

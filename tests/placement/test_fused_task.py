@@ -188,6 +188,7 @@ def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor)
     assert len(set(plan.placement.tolist())) == 1
 
 
+@pytest.mark.e2e
 def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], iso
     assert fused_task(task, isolated, chains(task)) is None
 
 
+@pytest.mark.e2e
 def test_without_groups_the_whole_step_is_tried_all_the_same(
     program: Program, saved: Path, devices: tuple[Device, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
