@@ -34,7 +34,7 @@ from gst.devices.execute.plain import rested
 from gst.placement.placed_module import as_written
 from gst.placement.planning import Settings
 from gst.process.compiling import compiled_by_threads
-from gst.programs import Step, as_module, outputs_differ, resolve, traced
+from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
 
 PLACED, DIRECT = "placed", "direct"
 STEP = "step"  # instead of data: the name is that of a training step
@@ -107,13 +107,18 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
     reasons: dict[str, str] = {}
     agrees_at: dict[str, int | None] = {}
     want = pytree.tree_leaves(as_written(model, inputs))
+    leaves, spec = pytree.tree_flatten(tuple(inputs))
+
+    def again(moved: Sequence[Any]) -> list[Any]:
+        return pytree.tree_leaves(as_written(model, spec.unflatten(moved)))
+
     for way, threads in _ways(settings):
         label = f"{way}:{threads}"
         try:
             runs[label] = _way(way, subject, threads)
             got = pytree.tree_leaves(runs[label]())
             agrees_at[label] = least_tolerance(got, want)
-            if difference := outputs_differ(got, want):
+            if difference := differ_beyond_rounding(got, want, again, leaves):
                 reasons[label] = f"wrong outputs: {difference}"
         except Exception as error:  # whatever a compiler raises
             runs.pop(label, None)
@@ -121,7 +126,7 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(most)
     got = pytree.tree_leaves(runs[PLACED]())
     agrees_at[PLACED] = least_tolerance(got, want)
-    if difference := outputs_differ(got, want):
+    if difference := differ_beyond_rounding(got, want, again, leaves):
         reasons[PLACED] = f"wrong outputs: {difference}"
     in_turns = partial(measure, repetitions=settings["rounds"], time_of=rested, seconds=MOST_S)
     measured = in_turns(runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 _LAYERS = "num_hidden_layers=4,hidden_size=256,num_attention_heads=4,intermediate_size=1024"
 _WORDS = "vocab_size=2000,length=64,batch=4,optimizer=adam"
 _ENCODER = f"{_LAYERS},{_WORDS}"
-_GPT2 = "n_embd=256,n_layer=4,n_head=4,bos_token_id=0,eos_token_id=0"
+_GPT2 = "n_embd=256,n_layer=4,n_head=4,bos_token_id=1,eos_token_id=1"
 
 STEPS = {
     "bert": f"transformers:bert:{_ENCODER}",

@@ -26,7 +26,7 @@ from gst.devices.execute.measure import timed
 from gst.devices.execute.plain import FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch
 from gst.placement.choosing import candidates
 from gst.placement.whole import Bound
-from gst.programs import Program, Reference, as_module, outputs_differ, traced
+from gst.programs import Program, Reference, as_module, differ_beyond_rounding, traced
 
 MODULE = "gst.placement.ways_beside"
 
@@ -77,7 +77,8 @@ def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Ca
     runs, reasons = found.serious()
     want = eager(program)
     for name in [name for name in runs if name != PYTORCH]:
-        if difference := outputs_differ(list(runs[name](*inputs)), want):
+        got = list(runs[name](*inputs))
+        if difference := differ_beyond_rounding(got, want, partial(eager, program), program.inputs):
             reasons[name] = f"gives other outputs: {difference}"
     return {name: partial(run, *inputs) for name, run in runs.items() if name not in (PYTORCH, *reasons)}, reasons
 

@@ -25,7 +25,7 @@ from gst.devices.execute.calls import is_expanded, laid_out, unexpanded
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.process.compiling import compiled_by_threads
-from gst.programs import outputs_differ
+from gst.programs import differ_beyond_rounding, outputs_differ
 
 FROZEN, AHEAD = "frozen", "ahead of time"
 MOST_KEPT = 128  # pieces of compiled code of one model
@@ -321,7 +321,12 @@ def difference(run: Function, model: Function, inputs: Sequence[Any], seed: int)
     given = fresh_inputs(inputs, seed)
     with torch.no_grad():
         want = pytree.tree_leaves(model(*given))
-        return outputs_differ(pytree.tree_leaves(run(*given)), want)
+        leaves, spec = pytree.tree_flatten(list(given))
+
+        def again(moved: Sequence[Any]) -> list[Any]:
+            return pytree.tree_leaves(model(*spec.unflatten(moved)))
+
+        return differ_beyond_rounding(pytree.tree_leaves(run(*given)), want, again, leaves)
 
 
 def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:

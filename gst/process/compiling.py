@@ -18,9 +18,10 @@ def compiled_by_threads() -> Iterator[None]:
 
     count = max(len(os.sched_getaffinity(0)), 1) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = ThreadPoolExecutor(count)
-    own = {"pool": staticmethod(lambda: threads), "use_process_pool": classmethod(lambda cls: False)}
+    pool = patch.object(AsyncCompile, "pool", staticmethod(lambda: threads))
+    no_processes = patch.object(AsyncCompile, "use_process_pool", classmethod(lambda cls: False))
     try:
-        with config.patch(compile_threads=count), patch.multiple(AsyncCompile, **own):
+        with config.patch(compile_threads=count), pool, no_processes:
             yield
     finally:
         threads.shutdown(cancel_futures=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
     from gst.programs.kinds import kind_for
     from gst.programs.operation import Operation, Reference
-    from gst.programs.program import Program, as_module, outputs_differ
+    from gst.programs.program import Program, as_module, differ_beyond_rounding, outputs_differ
     from gst.programs.seeded import drawn_from
     from gst.programs.step import Step, TrainingStep, inference_step, training_step
     from gst.programs.traces import resolve, trace_path, traced
@@ -23,7 +23,7 @@ _HOMES = {
     "features": ("FEATURE_NAMES", "NUM_OPCODES"),
     "kinds": ("kind_for",),
     "operation": ("Operation", "Reference"),
-    "program": ("Program", "as_module", "outputs_differ"),
+    "program": ("Program", "as_module", "differ_beyond_rounding", "outputs_differ"),
     "seeded": ("drawn_from",),
     "step": ("Step", "TrainingStep", "inference_step", "training_step"),
     "traces": ("resolve", "trace_path", "traced"),
@@ -33,8 +33,8 @@ _HOMES = {
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
-    "as_module", "capture", "capture_module", "drawn_from", "inference_step", "kind_for", "outputs_differ", "resolve",
-    "trace_path", "traced", "training_step",
+    "as_module", "capture", "capture_module", "differ_beyond_rounding", "drawn_from", "inference_step", "kind_for",
+    "outputs_differ", "resolve", "trace_path", "traced", "training_step",
 ]  # fmt: skip
 
 

@@ -1,9 +1,13 @@
 """Outputs are compared within the tolerance of their dtype; inputs are checked."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
-from gst.programs import TrainingStep, capture, outputs_differ
+from gst.programs import TrainingStep, capture, differ_beyond_rounding, outputs_differ
+from gst.programs.program import rounding_margins
 
 
 def test_rounding_is_no_difference_and_anything_else_is() -> None:
@@ -29,3 +33,24 @@ def test_inputs_of_another_shape_are_refused() -> None:
         program.check_inputs([torch.ones(3)])
     with pytest.raises(ValueError, match="takes 1 flat inputs, got 2"):
         program.check_inputs([torch.ones(2), torch.ones(2)])
+
+
+def test_rounding_excuses_what_is_badly_conditioned_and_nothing_else() -> None:
+    """The second output is a difference of nearly equal numbers; other code may have another last place there."""
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        x, count = inputs
+        return [x * 2.0, (x - 1.0) * 1e3, count]
+
+    inputs = [1.0 + 1e-6 * torch.arange(1, 9, dtype=torch.float32), torch.tensor(3)]
+    want = run(inputs)
+    margins = rounding_margins(run, inputs, want)
+    assert margins[2] == 0.0 and margins[1] > 10 * margins[0] > 0
+    rounded = [want[0], ((inputs[0].double() - 1.0 + 2e-7) * 1e3).float(), inputs[1]]
+    assert outputs_differ(rounded, want) is not None and differ_beyond_rounding(rounded, want, run, inputs) is None
+    for wrong in (
+        [want[0] + 1, want[1], inputs[1]],
+        [want[0], want[1] + 1e-2, inputs[1]],
+        [*want[:2], torch.tensor(4)],
+    ):
+        assert differ_beyond_rounding(wrong, want, run, inputs) is not None

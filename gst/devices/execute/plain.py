@@ -30,7 +30,7 @@ from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
 from gst.process.compiling import compiled_by_threads
 from gst.process.tuning import WAITING
-from gst.programs import Program, TrainingStep, as_module, outputs_differ, resolve, traced
+from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding, resolve, traced
 from gst.programs.seeded import unseeded
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
@@ -208,7 +208,7 @@ def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
     if not compiled:
         return partial(eager, program)
     run = partial(compiled_step(program), program.inputs)
-    if difference := outputs_differ(run(), eager(program)):
+    if difference := differ_beyond_rounding(run(), eager(program), partial(eager, program), program.inputs):
         raise ValueError(f"wrong outputs: {difference}")
     return run
 
