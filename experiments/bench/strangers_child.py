@@ -29,11 +29,11 @@ from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
 from experiments.bench.strangers_runtimes import RUNTIMES
 from gst.data.graphnet import read_sources
+from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import Measurement, measure
 from gst.devices.execute.plain import rested
 from gst.placement.placed_module import as_written
 from gst.placement.planning import Settings
-from gst.process.compiling import compiled_by_threads
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
 
 PLACED, DIRECT = "placed", "direct"
@@ -107,18 +107,14 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
     reasons: dict[str, str] = {}
     agrees_at: dict[str, int | None] = {}
     want = pytree.tree_leaves(as_written(model, inputs))
-    leaves, spec = pytree.tree_flatten(tuple(inputs))
-
-    def again(moved: Sequence[Any]) -> list[Any]:
-        return pytree.tree_leaves(as_written(model, spec.unflatten(moved)))
-
+    again = partial(as_written, model)
     for way, threads in _ways(settings):
         label = f"{way}:{threads}"
         try:
             runs[label] = _way(way, subject, threads)
             got = pytree.tree_leaves(runs[label]())
             agrees_at[label] = least_tolerance(got, want)
-            if difference := differ_beyond_rounding(got, want, again, leaves):
+            if difference := differ_beyond_rounding(got, want, again, inputs):
                 reasons[label] = f"wrong outputs: {difference}"
         except Exception as error:  # whatever a compiler raises
             runs.pop(label, None)
@@ -126,7 +122,7 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(most)
     got = pytree.tree_leaves(runs[PLACED]())
     agrees_at[PLACED] = least_tolerance(got, want)
-    if difference := differ_beyond_rounding(got, want, again, leaves):
+    if difference := differ_beyond_rounding(got, want, again, inputs):
         reasons[PLACED] = f"wrong outputs: {difference}"
     in_turns = partial(measure, repetitions=settings["rounds"], time_of=rested, seconds=MOST_S)
     measured = in_turns(runs)

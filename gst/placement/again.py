@@ -103,10 +103,7 @@ def keep_best(program: Program, log: Path, path: Path) -> str:
     best = min(medians, key=lambda key: medians[key])
     save_plan(plans[best], program, path)
     save_signatures(program, path.with_name(SIGNATURES))
-    return (
-        f"the best of {len(plans)} plans so far, {medians[best]:.2f} ms, is in {path}; the same command with --resume "
-        "goes on"
-    )
+    return f"the best of {len(plans)} plans so far, {medians[best]:.2f} ms, is in {path}"
 
 
 def _is_text(value: object) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH, rested
 from gst.placement.choosing import LOOKS, Candidates, GuardedRun, confirmed
@@ -28,7 +29,6 @@ from gst.placement.guards import Guard
 from gst.placement.placed import place
 from gst.placement.room import SHARE
 from gst.placement.whole import Bound
-from gst.process.compiling import compiled_by_threads
 from gst.programs import outputs_differ
 
 SECONDS = 60.0  # that a graph is placed for, unless the options say otherwise

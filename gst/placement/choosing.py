@@ -40,21 +40,16 @@ class GuardedRun:
         model: as written, for calls of another kind.
         guard: what tells.
         run: called as the model is.
-        takes_leaves: it is called with what the inputs hold, one by one, instead.
     """
 
-    def __init__(self, model: Function, guard: Guard, run: Function, takes_leaves: bool = False) -> None:
-        self.model, self.guard, self.run, self.takes_leaves = model, guard, run, takes_leaves
+    def __init__(self, model: Function, guard: Guard, run: Function) -> None:
+        self.model, self.guard, self.run = model, guard, run
         self._has_warned = False
 
     def __call__(self, *inputs: Any) -> Any:
-        try:
-            leaves = self.guard.leaves(inputs)
-            reason = self.guard.reason_of(leaves)
-        except ValueError as error:
-            reason = str(error)
+        reason = self.guard.reason(inputs)
         if reason is None:
-            return self.run(*(leaves if self.takes_leaves else inputs))
+            return self.run(*inputs)
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(

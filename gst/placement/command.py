@@ -171,11 +171,9 @@ def _place_measured(
             program, options.program, devices, options.out, settings, progress, old_plan=old, seconds=seconds
         )
     except Stopped as stop:
-        words = keep_best(program, options.out / "measurements.jsonl", options.out / "plan.json")
-        if options.again:
-            words = words or "the same command with --resume goes on"
-            words = words.replace("with --resume", "with --resume in place of --again")
-        raise Stopped(stop.number, words) from None
+        kept = keep_best(program, options.out / "measurements.jsonl", options.out / "plan.json")
+        go_on = f"the same command with --resume {'in place of --again ' if options.again else ''}goes on"
+        raise Stopped(stop.number, f"{kept}; {go_on}" if kept else go_on) from None
 
 
 def _cost_graph(path: Path) -> CostGraph:
@@ -196,8 +194,7 @@ def _place_by_fleet(
     with joined(address):
         progress("starting workers", 0, 1)
         names = _names(options)
-        _clear(options)
-        kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl")
+        kind = kind_of_search(kinds_with(names), options.out / "measurements.jsonl" if options.resume else None)
         program = _captured(options, progress, kind.selected(names, with_sets=False))
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
         fleet = FleetWorkers(kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s)

@@ -65,30 +65,9 @@ class Guard:
     def reason(self, inputs: tuple[Any, ...]) -> str | None:
         """Why the call is another one than that which was placed; None if it is not."""
         try:
-            return self.reason_of(self.leaves(inputs))
+            leaves = self.leaves(inputs)
         except ValueError as error:
             return str(error)
-
-    def leaves(self, inputs: tuple[Any, ...]) -> Sequence[Any]:
-        """What the inputs hold, in the order of those that were placed.
-
-        Raises:
-            ValueError: they have another structure.
-        """
-        if self._is_flat:
-            if len(inputs) != len(self._wanted):
-                raise ValueError(f"{len(inputs)} inputs, not {len(self._wanted)}")
-            return inputs
-        try:
-            return self._read(inputs)
-        except (LookupError, TypeError, ValueError):
-            try:
-                return self._spec.flatten_up_to(inputs)
-            except ValueError as error:
-                raise ValueError(f"inputs have another structure: {error}") from error
-
-    def reason_of(self, leaves: Sequence[Any]) -> str | None:
-        """The same, of inputs of the structure of those that were placed."""
         for number, (value, wanted) in enumerate(zip(leaves, self._wanted, strict=True)):
             got = _description(value)
             if got != wanted:
@@ -109,6 +88,24 @@ class Guard:
         ):
             return "weights changed, which are constants of the compiled code"
         return None
+
+    def leaves(self, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        """What the inputs hold, in the order of those that were placed.
+
+        Raises:
+            ValueError: they have another structure.
+        """
+        if self._is_flat:
+            if len(inputs) != len(self._wanted):
+                raise ValueError(f"{len(inputs)} inputs, not {len(self._wanted)}")
+            return inputs
+        try:
+            return self._read(inputs)
+        except (LookupError, TypeError, ValueError):
+            try:
+                return self._spec.flatten_up_to(inputs)
+            except ValueError as error:
+                raise ValueError(f"inputs have another structure: {error}") from error
 
 
 def _reader(example: Any) -> Callable[[Any], Sequence[Any]] | None:

@@ -45,7 +45,7 @@ class PlacedModule(nn.Module):
                 raise ValueError(f"there is no {run} of it: {reason}; place it with seconds=None")
             self._placed, self._program = placed, placed.program
             self._compiled = compiled_step(placed.program) if run == COMPILED else None
-            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_program, takes_leaves=True)
+            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_program)
 
     def forward(self, *inputs: Any) -> Any:
         """What the model, or the step, returns for `inputs`."""
@@ -53,10 +53,12 @@ class PlacedModule(nn.Module):
         with self._turn:
             return self._guarded(*inputs)
 
-    def _by_program(self, *leaves: Tensor) -> Any:
-        """By the plan, or the captured program compiled, of flat inputs that the guard let pass."""
+    def _by_program(self, *inputs: Any) -> Any:
+        """By the plan, or the captured program compiled, of inputs that the guard let pass."""
         placed, program = self._placed, self._program
-        tensors = [each.detach() if each.requires_grad else each for each in (*placed.parameters.values(), *leaves)]
+        assert self._guarded is not None
+        given = (*placed.parameters.values(), *self._guarded.guard.leaves(inputs))
+        tensors = [each.detach() if each.requires_grad else each for each in given]
         if self._compiled is not None:
             tensors = [
                 got if got.stride() == like.stride() else laid_out(got, like)

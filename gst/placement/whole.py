@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices.execute.calls import is_expanded, laid_out, unexpanded
+from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH
-from gst.process.compiling import compiled_by_threads
 from gst.programs import differ_beyond_rounding, outputs_differ
 
 FROZEN, AHEAD = "frozen", "ahead of time"
@@ -321,12 +321,7 @@ def difference(run: Function, model: Function, inputs: Sequence[Any], seed: int)
     given = fresh_inputs(inputs, seed)
     with torch.no_grad():
         want = pytree.tree_leaves(model(*given))
-        leaves, spec = pytree.tree_flatten(list(given))
-
-        def again(moved: Sequence[Any]) -> list[Any]:
-            return pytree.tree_leaves(model(*spec.unflatten(moved)))
-
-        return differ_beyond_rounding(pytree.tree_leaves(run(*given)), want, again, leaves)
+        return differ_beyond_rounding(pytree.tree_leaves(run(*given)), want, lambda moved: model(*moved), given)
 
 
 def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:

@@ -196,33 +196,31 @@ def _with(template: Any, values: dict[int, fx.Node]) -> Any:
 
 
 def differ_beyond_rounding(
-    got: Sequence[Any], want: Sequence[Any], run: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Any]
+    got: Sequence[Any], want: Sequence[Any], run: Callable[[Any], Any], inputs: Any
 ) -> str | None:
     """What differs first between flat outputs, as of `outputs_differ`, and by more than `rounding_margins` allows.
 
     Args:
         got: of other code.
-        want: what `run` makes of `inputs`.
-        run: from flat inputs to flat outputs; called only if outputs differ.
-        inputs: flat.
+        want: what `run` makes of `inputs`, flat.
+        run: called with inputs as one argument, and only if outputs differ.
+        inputs: tensors in any structure.
     """
     if outputs_differ(got, want) is None:
         return None
     return outputs_differ(got, want, rounding_margins(run, inputs, want))
 
 
-def rounding_margins(
-    run: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Any], want: Sequence[Any]
-) -> list[float]:
+def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]) -> list[float]:
     """How far each output may be off by rounding alone: `MARGIN` times what it moves by when each number of the inputs
     moves by a unit in the last place, up or down at random. What Adam's first step makes of a gradient near zero moves
     much. That is the measure of backward error (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
     1.5): outputs are right that are exact for inputs a few roundings away.
 
     Args:
-        run: from flat inputs to flat outputs.
-        inputs: flat.
-        want: flat outputs for them.
+        run: called with inputs as one argument.
+        inputs: tensors in any structure.
+        want: outputs for them, flat.
 
     Examples:
         >>> x = torch.tensor([1.0, 1.0])
@@ -230,17 +228,18 @@ def rounding_margins(
         >>> [margin < 1e-4 for margin in rounding_margins(less_one, [x], less_one([x]))]
         [True, True]
     """
-    generator, moved = torch.Generator().manual_seed(0), []
-    for value in inputs:
-        if isinstance(value, Tensor) and value.is_floating_point() and 0 not in value.stride():
-            signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, value.dtype) * 2 - 1
-            factor = 1 + torch.finfo(value.dtype).eps * signs
-            value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(
-                value.detach() * factor
-            )
-        moved.append(value)
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(value: Tensor) -> Tensor:
+        if not value.is_floating_point() or 0 in value.stride():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, value.dtype) * 2 - 1
+        new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return new.copy_(value.detach() * (1 + torch.finfo(value.dtype).eps * signs))
+
     margins = []
-    for a, b in zip(run(moved), want, strict=True):
+    outputs = pytree.tree_leaves(run(pytree.tree_map_only(Tensor, moved, inputs)))
+    for a, b in zip(outputs, want, strict=True):
         has_numbers = isinstance(b, Tensor) and b.is_floating_point() and b.numel() > 0
         off = (_real(a).double() - _real(b).double()).abs() if has_numbers else torch.zeros(1)
         margins.append(MARGIN * float(torch.nan_to_num(off, nan=0.0, posinf=0.0).max()))

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from gst.devices.execute.calls import eager, pytorch
 from gst.devices.execute.child import end_with_parent
+from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
-from gst.process.compiling import compiled_by_threads
 from gst.process.tuning import WAITING
 from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding, resolve, traced
 from gst.programs.seeded import unseeded

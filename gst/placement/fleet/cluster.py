@@ -222,14 +222,15 @@ def select_kinds(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kin
     return sorted(fit, key=lambda kind: (-kind.num_hosts, kind.key))
 
 
-def kind_of_search(kinds: Sequence[Kind], log: Path) -> Kind:
+def kind_of_search(kinds: Sequence[Kind], log: Path | None) -> Kind:
     """The kind of host that a search on `log` measures on, as rows of several kinds cannot be compared: the one that it
-    began with, or the first of `kinds`. The workers of the others are ended.
+    began with, or the first of `kinds` where it begins now (`log` is None, or empty). The workers of the others are
+    ended.
 
     Raises:
         ValueError: it began on hosts of a kind that is not there, or without a cluster.
     """
-    measured_kinds = {row["measurement"]["machine"].get("kind") for row in Log(log).read()}
+    measured_kinds = {row["measurement"]["machine"].get("kind") for row in (Log(log).read() if log else ())}
     fit = [kind for kind in kinds if measured_kinds <= {kind.key}]
     end_workers(worker for kind in kinds if kind not in fit[:1] for worker in kind.workers)
     if not fit:

@@ -133,7 +133,8 @@ def _integers(line: int, words: Sequence[str]) -> list[int]:
         values = [int(word) for word in words]
     except ValueError:
         raise ValueError(f"line {line}: {' '.join(words)[:40]!r} holds what is no integer") from None
-    if (largest := max(values, key=abs)) and abs(largest) > MOST_TIME:
+    largest = max(values, key=abs)
+    if abs(largest) > MOST_TIME:
         raise ValueError(f"line {line}: {largest} is beyond {MOST_TIME}")
     return values
 

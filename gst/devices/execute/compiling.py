@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest.mock import patch
+
+from gst.devices.describe.machine import usable_cores
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def compiled_by_threads() -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
-    count = max(len(os.sched_getaffinity(0)), 1) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(usable_cores())
     threads = ThreadPoolExecutor(count)
     pool = patch.object(AsyncCompile, "pool", staticmethod(lambda: threads))
     no_processes = patch.object(AsyncCompile, "use_process_pool", classmethod(lambda cls: False))
