@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from experiments.bench.gpu_baselines import Run
 from experiments.bench.gpu_pipeline import pipelined
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.on_accelerator import Run
 from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import storages
 from gst.devices.execute.stream_program import StreamProgram

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from experiments.bench.gpu_baselines import as_written, compiled, one_graph
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.costs import profiled_costs
 from gst.devices.execute.event_times import event_times_us
@@ -23,6 +22,7 @@ from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.measure import timed
+from gst.devices.execute.on_accelerator import as_written, one_graph, whole
 from gst.devices.plan import ExecutionError
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
@@ -80,7 +80,7 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
     for mode in settings["modes"]:
         way = f"compiled, {mode}"
         try:
-            runs[way] = compiled(program, device, mode)
+            runs[way] = whole(program, device, mode)
         except RuntimeError as error:  # no such mode
             reasons[way] = _first_line(error)
         else:

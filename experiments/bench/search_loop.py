@@ -6,7 +6,7 @@
 `loop`: `gst.placement.search.Search` with a budget of 50 measurements, which screens thousands of plans by the
 simulator corrected by what was measured. `simulated`: no measurement; the best in simulation of the baselines and of
 annealing that asks the simulator as often as the loop does. `alone`: no screen; annealing that asks the hardware about
-every plan, from the same baselines, with 50 and with 500 measurements. `network`: the loop by the GST cost model, which
+every plan, from the same plans, with 50 and with 500 measurements. `network`: the loop by the GST cost model, which
 is asked about a quarter as many plans. All plans found are measured afresh in turns.
 
 With `--machines` the hardware is simulated: costs that the search does not know (`unlike`), and noise. What was found
@@ -115,7 +115,7 @@ def alone(
 ) -> dict[str, Plan]:
     """What annealing on the hardware has found after `budget` measurements, and after `more` times as many, if more."""
     budgeted = Budgeted(runtime, more * budget)
-    anneal(task, budgeted, seed, start=[plan for name, plan in starts.items() if name != "annealing"])
+    anneal(task, budgeted, seed, start=list(starts.values()))
     found = zip(budgeted.curve, budgeted.improvements, strict=True)
     early = [plan for (asked, _), plan in found if asked <= budget]
     return {"alone": early[-1]} | ({"alone_more": budgeted.improvements[-1]} if more > 1 else {})
@@ -131,7 +131,7 @@ def measured(name: str, budget: int, repetitions: int, seeds: int, more: int) ->
             starts = starts_of(task, seed)
             gated = MeasuredObjective(isolated, SEARCH_RUNS, gate=LoadGate())
             plans += [("simulated", simulated(task, seed)), *loops(task, gated, starts, budget, seed)]
-            plans += alone(task, MeasuredObjective(isolated, SEARCH_RUNS), starts, budget, seed, more).items()
+            plans += alone(task, gated, starts, budget, seed, more).items()
         seen = measure_plans(isolated, [plan for _, plan in plans], repetitions, 2, LoadGate())
     good: dict[str, list[Measurement]] = {key: [] for key, _ in plans}
     for (key, _), each in zip(plans, seen, strict=True):

@@ -33,8 +33,8 @@ from gst.devices.describe.machine import machine_record
 from gst.devices.execute.measure import Log
 from gst.process.progress import Bars, Progress
 from gst.process.tuning import WAITING
+from gst.reporting.headline import MOST_LOAD
 
-MOST_LOAD = 0.1  # share of the cores that others may take while a program is timed
 ROOM = 1.2  # at least, of the programs of which a mean is taken apart
 SLOWER = 0.97  # of the best of eager and compiled: more than 3 % slower
 
@@ -113,10 +113,25 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "over_eager": statistics.geometric_mean(row["over_eager"][0] for row in ran.values()),
         "over_best": statistics.geometric_mean(row["over_best"][0] for row in ran.values()),
         "over_best_with_room": _mean_with_room(ran.values()),
+        "over_each": _over_each(ran.values()),
         "slower": sorted(name for name, row in ran.items() if row["over_best"][0] < SLOWER),
         "wrong": sorted(name for name, row in ran.items() if "placed" in row["reasons"]),
         "busy": sorted(name for name, row in ran.items() if row["load"] > MOST_LOAD),
         "seconds_to_plan": statistics.median(row["seconds_to_plan"] for row in ran.values()),
+    }
+
+
+def _over_each(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """How many times as fast as each other way what was placed is: geometric mean, on how many programs, and on how many
+    of them it is ahead."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        for label, (median_ms, *_) in row["ms"].items():
+            if label != "placed":
+                ratios.setdefault(label, []).append(median_ms / row["ms"]["placed"][0])
+    return {
+        label: {"mean": statistics.geometric_mean(each), "programs": len(each), "ahead": sum(one > 1 for one in each)}
+        for label, each in sorted(ratios.items())
     }
 
 

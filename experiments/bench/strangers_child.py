@@ -32,8 +32,8 @@ from gst.data.graphnet import read_sources
 from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import Measurement, measure
 from gst.devices.execute.plain import rested
-from gst.placement.placed_module import as_written
 from gst.placement.planning import Settings
+from gst.placement.whole import as_written
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
 
 PLACED, DIRECT = "placed", "direct"

@@ -60,13 +60,13 @@ def against_full() -> str:
 
 def claims() -> str:
     against, memory, theirs, ours = map(result, ("against_full", "memory", "published_step", "step"))
-    until = against["seconds_to"]["0.75"]["speedup"]
+    best, worst = (against["seconds_to"][tau]["speedup"] for tau in ("0.75", "0.80"))
     peaks = memory["train_peak_mib"]
     return table(
         ["", "published", "here"],
         [
             ["training beside whole graphs", "3 times as fast", f"{against['step_speedup']:.1f} times a step, "
-             f"{until:.1f} times until tau is 0.75"],
+             f"{best:.1f} times until tau is first 0.75, {worst:.1f} times until 0.80"],
             ["memory of training", "constant", f"{min(peaks):.0f} to {max(peaks):.0f} MiB from 10^4 to 10^7 nodes"],
             ["a step of the published network", f"{1e3 * theirs['step_median']:,.0f} ms (its code, run here)",
              f"{ours['step_ms']:,.0f} ms"],

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
+WITHIN_A_GRAPH = frozenset({"pairwise_hinge", "diff_mat", "list_mle"})
+"""Losses that compare configurations of one graph: with one target a graph they are 0."""
 
 
 def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> None:

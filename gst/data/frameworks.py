@@ -69,7 +69,8 @@ def _column(rows: Sequence[tuple[str, dict[str, Any]]], key: str) -> np.ndarray:
 
 def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
     """A DGL graph of one type of nodes and edges as a `Graph`: `ndata[x]` becomes the node features, and the other
-    tensors of `ndata` and `edata` become `node_data` and `edge_data` under their names.
+    tensors of `ndata` and `edata` become `node_data` and `edge_data` under their names; a name that both have, as of
+    `dgl.to_homogeneous`, is `edge_TYPE` of edges where it is `_TYPE` of nodes.
 
     Raises:
         ValueError: the graph has no `ndata[x]`, or several types of nodes or edges.
@@ -92,5 +93,7 @@ def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
         np.stack([as_array(ends) for ends in graph.edges()]).astype(np.int64),
         name=name,
         node_data={key: as_array(value) for key, value in graph.ndata.items() if key != x},
-        edge_data={key: as_array(value) for key, value in graph.edata.items()},
+        edge_data={
+            f"edge{key}" if key in graph.ndata else key: as_array(value) for key, value in graph.edata.items()
+        },
     )

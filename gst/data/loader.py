@@ -66,8 +66,10 @@ class Prefetched(Generic[Item, Draw, Read]):
         passed: seconds since the first step was yielded.
     """
 
-    def __init__(self, steps: Iterable[Item], reader: Reader[Item, Draw, Read]) -> None:
-        self.steps, self.reader = steps, reader
+    def __init__(
+        self, steps: Iterable[Item], reader: Reader[Item, Draw, Read], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.steps, self.reader, self._clock = steps, reader, clock
         self.waited = self.passed = 0.0
 
     def __iter__(self) -> Iterator[tuple[Item, Read]]:
@@ -77,19 +79,19 @@ class Prefetched(Generic[Item, Draw, Read]):
         with ThreadPoolExecutor(1, "prefetch") as thread:
             step = next(steps, None)
             while step is not None:
-                asked = time.perf_counter()
+                asked = self._clock()
                 pending = pending or self._begin(thread, step, 0)
                 assert pending is not None, "draw decides when no step before is still to be computed"
                 read = pending.result()
-                handed = time.perf_counter()
+                handed = self._clock()
                 if began is not None:
                     self.waited += handed - asked
-                began = began or handed
+                began = handed if began is None else began
                 self.passed = handed - began
                 following = next(steps, None)
                 pending = None if following is None else self._begin(thread, following, 1)
                 yield step, read
-                self.passed = time.perf_counter() - began
+                self.passed = self._clock() - began
                 step = following
 
     def _begin(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:

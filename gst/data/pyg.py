@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,8 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     Features keep their dtype (halves become float32). Other tensors with a row for each edge or node, such as
     `edge_attr` and `pos`, become `edge_data` and `node_data`, but for masks. Of a `HeteroData` the nodes of one type
     stand behind those of another, features are padded with zeros to the widest, and `node_type` and `edge_type` hold
-    the types' numbers; `hetero_inputs` takes them apart again.
+    the types' numbers; `hetero_inputs` takes them apart again. Other tensors come along if all types have them in one
+    shape; a warning names those that are left out.
 
     Examples:
         >>> import torch
@@ -52,7 +54,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
 
 
 def _plain(data: Any) -> dict[str, Any]:
-    x = _matrix(data, "x", "(nodes, features)", "gst.data.degree_profile makes features of degrees")
+    x = _matrix(data, "x", "(nodes, features)", "gst.data.degree_profile.degree_profile(edges, num_nodes) makes some")
     edge_index = _matrix(data, "edge_index", "(2, edges)", "leave out PyG's ToSparseTensor")
     if len(edge_index) != 2:
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, want (2, edges)")
@@ -62,6 +64,8 @@ def _plain(data: Any) -> dict[str, Any]:
             edge_data[key] = as_array(tensor)
         elif len(tensor) == len(x):
             node_data[key] = as_array(tensor)
+        elif len(tensor) == edge_index.shape[1]:
+            edge_data[key] = as_array(tensor)
     arguments = {
         "node_features": as_array(x), "edges": as_array(edge_index.long()),
         "node_data": node_data, "edge_data": edge_data,
@@ -125,12 +129,30 @@ def _typed(data: Any) -> dict[str, Any]:
     for source, _, target in data.edge_types:
         edge_index = _matrix(data[source, _, target], "edge_index", "(2, edges)", "leave out PyG's ToSparseTensor")
         shifted.append(as_array(edge_index.long()) + np.array([[first[source]], [first[target]]]))
+    node_counts, edge_counts = [len(each) for each in features.values()], [each.shape[1] for each in shifted]
+    node_data, left_nodes = _of_all_types([data[kind] for kind in data.node_types], node_counts)
+    edge_data, left_edges = _of_all_types([data[kind] for kind in data.edge_types], edge_counts)
+    if left_nodes or left_edges:
+        names = ", ".join(sorted(left_nodes | left_edges))
+        warnings.warn(f"left out: {names}, which not all types have in one shape and dtype", stacklevel=3)
     return {
         "node_features": np.concatenate(padded),
         "edges": np.concatenate(shifted, axis=1) if shifted else np.zeros((2, 0), np.int64),
-        "node_data": {"node_type": np.repeat(np.arange(len(features)), [len(each) for each in features.values()])},
-        "edge_data": {"edge_type": np.repeat(np.arange(len(shifted)), [each.shape[1] for each in shifted])},
-    }  # fmt: skip
+        "node_data": node_data | {"node_type": np.repeat(np.arange(len(features)), node_counts)},
+        "edge_data": edge_data | {"edge_type": np.repeat(np.arange(len(shifted)), edge_counts)},
+    }
+
+
+def _of_all_types(parts: Sequence[Any], counts: Sequence[int]) -> tuple[dict[str, np.ndarray], set[str]]:
+    """Tensors with a row for each node, or edge, that all types have, joined; and the names of those that some have."""
+    found = [
+        {key: as_array(tensor) for key, tensor in _others(part) if len(tensor) == count}
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    names = {key for each in found for key in each}
+    forms = {key: {(each[key].dtype, each[key].shape[1:]) if key in each else None for each in found} for key in names}
+    joined = {key: np.concatenate([each[key] for each in found]) for key in sorted(names) if len(forms[key]) == 1}
+    return joined, names - joined.keys()
 
 
 def hetero_inputs(data: Any) -> dict[str, Any]:

@@ -8,11 +8,11 @@ what it meets, not 167,335.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt, UInt64
 
+from gst.graphs.kept import OnceForEach
 from gst.graphs.segments import SegmentedGraph
 
 BLOCK_BYTES = 1 << 26  # of configuration features read at once
@@ -48,9 +48,6 @@ class ConfigClasses:
         return classes
 
 
-_of_graph: WeakKeyDictionary[SegmentedGraph, ConfigClasses] = WeakKeyDictionary()
-
-
 def config_classes(graph: SegmentedGraph) -> ConfigClasses:
     """The classes of configurations of `graph`. The first call reads its configuration features, a bounded part at a
     time; the result is kept as long as the graph, at most 4 bytes for each configuration and segment.
@@ -67,18 +64,21 @@ def config_classes(graph: SegmentedGraph) -> ConfigClasses:
         >>> config_classes(segment(graph, parts=np.array([0, 1]))).of(np.arange(3)).tolist()
         [[0, 1, 0], [0, 0, 1]]
     """
-    if graph not in _of_graph:
-        counts, place = np.ones(graph.num_segments, np.int64), np.full(graph.num_segments, -1)
-        rows: list[np.ndarray] = []
-        for segment in np.flatnonzero(np.diff(graph.config_ptr)).tolist():
-            first, classes = np.unique(_hashes(graph, segment), return_index=True, return_inverse=True)[1:]
-            counts[segment] = len(first)
-            if 1 < len(first) < graph.num_configs:
-                place[segment] = len(rows)
-                rows.append(np.argsort(np.argsort(first)).astype(_integer(len(first)))[classes])
-        table = np.stack(rows) if rows else np.zeros((0, graph.num_configs), np.uint8)
-        _of_graph[graph] = ConfigClasses(counts, table, place)
-    return _of_graph[graph]
+    return _classes(graph)
+
+
+@OnceForEach
+def _classes(graph: SegmentedGraph) -> ConfigClasses:
+    counts, place = np.ones(graph.num_segments, np.int64), np.full(graph.num_segments, -1)
+    rows: list[np.ndarray] = []
+    for segment in np.flatnonzero(np.diff(graph.config_ptr)).tolist():
+        first, classes = np.unique(_hashes(graph, segment), return_index=True, return_inverse=True)[1:]
+        counts[segment] = len(first)
+        if 1 < len(first) < graph.num_configs:
+            place[segment] = len(rows)
+            rows.append(np.argsort(np.argsort(first)).astype(_integer(len(first)))[classes])
+    table = np.stack(rows) if rows else np.zeros((0, graph.num_configs), np.uint8)
+    return ConfigClasses(counts, table, place)
 
 
 def _integer(count: int) -> np.dtype:

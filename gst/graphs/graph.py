@@ -76,6 +76,9 @@ class Graph:
         if self.config_features is None:
             configs = 1 if self.targets is None else len(self.targets)
             fill("config_features", np.zeros((configs, len(self.config_nodes), 0), np.int8))
+        for label in ("edges", "opcodes", "config_nodes"):
+            if isinstance(given := getattr(self, label), np.ndarray) and not given.size:
+                fill(label, given.astype(np.int64))  # np.zeros((2, 0)) is of floats
         configs = len(self.config_features)
         if self.targets is None:
             fill("targets", np.full(configs, np.nan))
@@ -129,6 +132,8 @@ class Graph:
                 require(_finite(array), f"{label} holds NaN or infinity; clean them before")
         has_shape("opcodes", self.opcodes.shape == (nodes,), f"({nodes},)")
         require(not self.opcodes.size or int(self.opcodes.min()) >= 0, "opcodes holds negative numbers")
+        largest = int(self.opcodes.max(initial=0))
+        require(largest < 2**31, f"opcodes holds {largest}; number the kinds of operations from 0")
         require(configs > 0, "it has no configurations; leave config_features out for a graph without any")
         columns = len(self.config_nodes)
         fits = features.ndim == 3 and features.shape[1] == columns

@@ -108,7 +108,9 @@ class SegmentedGraph:
         return float(self.owned_counts.max() * self.num_segments / self.num_nodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it."""
+        """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it. The
+        fingerprint goes along: who unpickles does not read the graph for it, nor for what is kept by it."""
+        _ = self.fingerprint
         return _each(self.__dict__, lambda value: Mapped.of(value) or value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -441,14 +443,15 @@ def neighbours(
     """
     num_edges = edges.shape[1]
     sizes = np.zeros(-(-num_nodes // block_nodes), np.int64)
+    wide = np.int64(block_nodes)  # which ends of 8 or 16 bits cannot be divided by
     for part in chunks(num_edges, chunk):
-        sizes += np.bincount(edges[side, part] // block_nodes, minlength=len(sizes))
+        sizes += np.bincount(edges[side, part] // wide, minlength=len(sizes))
     keys = empty_array(scratch, f"nodes-{side}", (num_edges,), np.int64)
     others = empty_array(scratch, f"others-{side}", (num_edges,), np.int64)
     edge_ids = empty_array(scratch, f"edges-{side}", (num_edges,), np.int64) if with_ids else None
     ends = np.cumsum(sizes) - sizes
     for part in chunks(num_edges, chunk):
-        block = edges[side, part] // block_nodes
+        block = edges[side, part] // wide
         order, counts = np.argsort(block, kind="stable"), np.bincount(block, minlength=len(sizes))
         place = ranges(ends, ends + counts)
         keys[place], others[place] = edges[side, part][order], edges[1 - side, part][order]

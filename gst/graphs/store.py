@@ -54,7 +54,8 @@ def prepare(
 ) -> Path:
     """Cut `graphs` into segments and write them as a store under `root`; returns its directory.
 
-    Graphs are read one after the other and never all held. One with more than `block_nodes` nodes is cut and written in
+    Graphs are read one after the other and never all held, but for an iterator, which is held whole: give a
+    `gst.data.GraphSource`, or an object with `__iter__`, for graphs that are larger than memory. One with more than `block_nodes` nodes is cut and written in
     pieces, so that memory does not grow with it if its own arrays are memory-mapped.
 
     Args:
@@ -69,6 +70,7 @@ def prepare(
         ValueError: there are no graphs, or two share a name.
         OSError: the disk is full; nothing is left behind.
     """
+    root = Path(root)
     if isinstance(graphs, Iterator):
         graphs = list(graphs)  # they may be gone over twice
     settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes}
@@ -205,6 +207,7 @@ def open_store(directory: Path) -> list[SegmentedGraph]:
     Raises:
         ValueError: it is no store, one of another version, or a file of it is missing or cut short.
     """
+    directory = Path(directory)
     with _damage_named(directory):
         meta = _read_meta(directory)
         files = map_files(directory, meta["files"])

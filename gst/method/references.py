@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,10 +10,8 @@ from jaxtyping import Int64, UInt64
 from torch import Tensor
 
 from gst.graphs.config_classes import BLOCK_BYTES, as_numbers, feature_hashes, mixed
+from gst.graphs.kept import OnceForEach
 from gst.graphs.segments import SegmentedGraph
-
-_ordered: WeakKeyDictionary[SegmentedGraph, np.ndarray] = WeakKeyDictionary()  # distinct configurations, by fingerprint
-
 
 def with_references(
     graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], references: int
@@ -28,9 +25,13 @@ def reference_configs(graph: SegmentedGraph, references: int) -> Int64[np.ndarra
     """The configurations with the smallest fingerprints: a bottom-k sample (Cohen and Kaplan 2007), which is a uniform
     draw of distinct configurations, the same in whatever order configurations and nodes stand. A graph that has fewer
     repeats them in turn."""
-    if graph not in _ordered:
-        _ordered[graph] = np.unique(fingerprints(graph), return_index=True)[1]
-    return np.resize(_ordered[graph], references).astype(np.int64)
+    return np.resize(_ordered(graph), references).astype(np.int64)
+
+
+@OnceForEach
+def _ordered(graph: SegmentedGraph) -> Int64[np.ndarray, " distinct"]:
+    """Distinct configurations in the order of their fingerprints."""
+    return np.unique(fingerprints(graph), return_index=True)[1]
 
 
 def fingerprints(graph: SegmentedGraph) -> UInt64[np.ndarray, " configs"]:

@@ -16,6 +16,15 @@ from gst.nn.sharing import Direction, Part, Sharing
 from gst.nn.sparse import by_rows, product
 
 
+class LazyLinear(nn.LazyLinear):
+    """A lazy linear layer whose bias is 0 where there is nothing to read; PyTorch does not initialise it then."""
+
+    def initialize_parameters(self, input: Tensor) -> None:
+        super().initialize_parameters(input)
+        if self.in_features == 0 and self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
 class InputProjection(nn.Module):
     """Opcode embedding + projected node features + projected configuration where a node has one, each computed once.
 
@@ -34,7 +43,7 @@ class InputProjection(nn.Module):
         self.config_symbols, self.log_config = config_symbols, log_config
         self.num_opcodes = num_opcodes
         self.opcode = nn.Embedding(num_opcodes, channels)
-        self.static = nn.LazyLinear(channels)
+        self.static = LazyLinear(channels)
         self.config = nn.LazyLinear(channels, bias=False)
 
     def forward(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows channels"]:

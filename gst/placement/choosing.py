@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +89,27 @@ class Candidates:
         return kept, {**self.reasons, **slow}
 
 
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What ways are made and compared of.
+
+    Args:
+        function: a model or a step, as written.
+        inputs: what it is called with.
+        ways: in which it may be run, the simplest first.
+        make: what runs it one way, called as `function` is; compiled by a first call.
+        wrong: how its outputs differ from those of `function`; None if they agree.
+        guard: what tells whether a call is like `inputs`, for a way.
+    """
+
+    function: Function
+    inputs: Sequence[Any]
+    ways: Sequence[Way]
+    make: Callable[[Way], Function]
+    wrong: Callable[[Function], str | None]
+    guard: Callable[[Way], Guard]
+
+
 def candidates(
     model: nn.Module,
     inputs: Sequence[Any],
@@ -98,17 +119,12 @@ def candidates(
     progress: Progress = no_progress,
     stops: bool = False,
 ) -> Candidates:
-    """Make the ways to run a model whole and look at each.
+    """Make the ways to run a model whole and look at each; see `tried`.
 
     Args:
         model: in the mode in which it is to run.
         inputs: what it is called with.
         cores: of the devices that it may use.
-        seconds: no way is begun after half of them. Ctrl-C ends it too, with what there is.
-        compiled: whether anything is compiled.
-        progress: told which way is made.
-        stops: whether what is being compiled is stopped after the seconds. That is for processes of ours alone: modules
-            that are being imported then stay broken.
 
     Examples:
         >>> import torch
@@ -116,14 +132,35 @@ def candidates(
         >>> list(found.runs)[0], found.reasons["compiled"]
         ('pytorch', 'left out, as asked')
     """
+    subject = Subject(
+        model, inputs, ways(model, inputs, cores), lambda way: whole_run(model, way, inputs),
+        lambda run: difference(run, model, inputs, SEED),
+        lambda way: Guard(model if way.kind != PYTORCH else None, inputs, way.holds_weights),
+    )  # fmt: skip
+    return tried(subject, seconds, compiled, progress, stops)
+
+
+def tried(
+    subject: Subject, seconds: float = math.inf, compiled: bool = True, progress: Progress = no_progress,
+    stops: bool = False,
+) -> Candidates:  # fmt: skip
+    """Make ways, what promises most first, and look at each.
+
+    Args:
+        subject: of which.
+        seconds: no way is begun after half of them. Ctrl-C ends it too, with what there is.
+        compiled: whether anything is compiled.
+        progress: told which way is made.
+        stops: whether what is being compiled is stopped after the seconds. That is for processes of ours alone: modules
+            that are being imported then stay broken.
+    """
     started = time.perf_counter()
-    every = ways(model, inputs, cores)
     runs: dict[str, GuardedRun] = {}
     reasons: dict[str, str] = {}
     took: dict[str, float] = {}
-    by_promise = sorted(every, key=_promise)
+    inputs = subject.inputs
     try:
-        for number, way in enumerate(by_promise):
+        for number, way in enumerate(sorted(subject.ways, key=_promise)):
             spent = time.perf_counter() - started
             late = "" if spent <= seconds / 2 else "no time to compile it"
             if way.autotune and seconds - spent < AUTOTUNE_S:
@@ -132,11 +169,11 @@ def candidates(
                 reasons[way.name] = reason
                 continue
             so_far = f", {min(took.values()):.1f} ms so far" if took else ""
-            progress(f"trying {way.name}{so_far}", number, len(every))
+            progress(f"trying {way.name}{so_far}", number, len(subject.ways))
             try:
                 with stopped_after(seconds - spent if stops and way.kind != PYTORCH else math.inf):
-                    run = whole_run(model, way, inputs)
-                if way.kind != PYTORCH and (wrong := difference(run, model, inputs, SEED)):
+                    run = subject.make(way)
+                if way.kind != PYTORCH and (wrong := subject.wrong(run)):
                     reasons[way.name] = f"gives other outputs: {wrong}"
                     continue
             except TimeIsUp:
@@ -148,14 +185,13 @@ def candidates(
                 if way.name == PYTORCH:
                     raise
                 continue
-            guard = Guard(model if way.kind != PYTORCH else None, inputs, way.holds_weights)
-            runs[way.name] = GuardedRun(model, guard, run)
+            runs[way.name] = GuardedRun(subject.function, subject.guard(way), run)
             took[way.name] = _least_ms({way.name: runs[way.name]}, inputs)[way.name]
     except KeyboardInterrupt:
         if PYTORCH not in runs:
             raise
-    reasons |= {way.name: "stopped before it" for way in every if way.name not in {**runs, **reasons}}
-    in_order = {way.name: runs[way.name] for way in every if way.name in runs}
+    reasons |= {way.name: "stopped before it" for way in subject.ways if way.name not in {**runs, **reasons}}
+    in_order = {way.name: runs[way.name] for way in subject.ways if way.name in runs}
     progress("looking at each way to run it", 0, 1)
     return Candidates(in_order, reasons, _least_ms(in_order, inputs))
 

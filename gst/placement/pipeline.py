@@ -52,6 +52,7 @@ from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search
 from gst.placement.task import Task, check_same
 from gst.placement.ways_beside import ways_beside
+from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import Workers
 from gst.process.progress import Progress, no_progress
 from gst.programs import Program
@@ -348,10 +349,16 @@ def _ways(
     source: Path | str, devices: Sequence[Device], skip_reason: str, settings: Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
 ) -> Iterator[dict[str, Callable[[], float]]]:  # fmt: skip
-    """What runs the step without a plan, the simplest first: what is `here`, or the step as written and the ways of
-    `gst.place` on these cores. A way that is left out raises its reason."""
+    """What runs the step without a plan, the simplest first: what is `here`, or the step as written and other ways on
+    the first accelerator, or those of `gst.place` on these cores. A way that is left out raises its reason."""
+    accelerator = next((device for device in devices if device.is_accelerator), None)
     with ExitStack() as stack:
-        if skip_reason or here or any(device.kind != "cpu" for device in devices):
+        if accelerator is not None and not here:
+            progress("compiling the step in several ways, which takes minutes", 0, 1)
+            there = accelerator.torch_device
+            yield stack.enter_context(steps_on_accelerator(source, there, settings.compile_s, skip_reason))
+            return
+        if skip_reason or here or accelerator is not None:
             yield stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s))
             return
         runs = stack.enter_context(steps_beside(source, "not made yet", here))
@@ -441,7 +448,7 @@ class Finals:
 
     def figures(self) -> dict[str, Any]:
         """For a result: `winner` and, by the second set, `winner_ms`, `objective` (of the best plan), `pytorch_ms` and
-        `compiled_ms`; None for what did not run."""
+        `compiled_ms`, None for what did not run; `load`, the share of the cores that other processes took."""
         ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
         best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
         return {
@@ -451,6 +458,7 @@ class Finals:
             "winner_ms": ms[self.winner],
             "pytorch_ms": ms[PYTORCH],
             "compiled_ms": ms[COMPILED],
+            "load": max(each.load for each in (*self.first.values(), *self.second.values())),
         }
 
 

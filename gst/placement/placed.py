@@ -9,27 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import core_numbers, usable_devices
-from gst.devices.execute.plain import COMPILED, PYTORCH, failing
+from gst.devices.execute.plain import failing
 from gst.placement.choosing import GuardedRun, candidates, confirmed
 from gst.placement.drawing import explanation
 from gst.placement.pipeline import place_measured
-from gst.placement.placed_module import PLAN, PlacedModule, as_written, guard_of
+from gst.placement.placed_module import PLAN, PlacedModule
 from gst.placement.planning import Settings
 from gst.placement.room import SHARE, chain_share, no_room
 from gst.placement.stages import Stages, device_map, stages
+from gst.placement.step_ways import step_candidates
 from gst.placement.task import Task
 from gst.placement.whole import repeats
 from gst.process.progress import Bars, Progress, notice
 from gst.programs import Program, Step, capture, inference_step, kind_for
-
-MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed
+from gst.reporting.headline import busy
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Placed:
         """What was measured to be the fastest: `pytorch` (the model as it is), `compiled`, another of `runs`, or
         `plan`. The simplest of them where the difference is noise."""
         winner = str(self.result["winner"])
-        return winner if winner in self.runs or winner in (PYTORCH, COMPILED) else PLAN
+        return winner if winner in self.runs else PLAN
 
     def module(self, run: str | None = None) -> PlacedModule:
         """A module that is called as the model was, or with what the step takes, and computes the same without
@@ -79,9 +78,7 @@ class Placed:
 
     def explain(self) -> str:
         """What each way takes, where the time goes under the plan, and why it is no faster, in a few lines."""
-        lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms"]
-        if (load := self.result.get("load", 0.0)) > MOST_LOAD:
-            lines.append(f"other processes took {load:.0%} of the cores meanwhile: place it again when they are done")
+        lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
         for name in (*self.runs, *self.result["left_out"]):
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
@@ -157,8 +154,8 @@ def place(
         settings: further settings; `budget` counts.
         progress: told what is going on; a bar on the terminal if None.
         seconds: about as long as ways are compiled and plans are searched for; what is being compiled then is waited
-            for. None = as long as it takes, and plans are made even where none could win. Ctrl-C keeps, of a model,
-            the ways that are compiled.
+            for. None = as long as it takes, and plans are made even where none could win. Ctrl-C keeps the ways that
+            are compiled.
 
     Raises:
         ValueError: it does not run, it cannot be captured and is no pure function, there is no such device, or no plan
@@ -174,14 +171,16 @@ def place(
     limit = math.inf if seconds is None else seconds
     with Bars() as bars:
         shown = progress or bars.show
-        if isinstance(model, Step):
-            whole = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *inputs: as_written(model, inputs))}
-            captured = capture(step, kind_for(each.kind for each in chosen))
-            left = limit - (time.perf_counter() - started)
-            return _by_plans(model, captured, inputs, chosen, parameters, settings, out, shown, whole, seconds=left)
-        program, no_plan = _captured(model, step, inputs, kind_for(each.kind for each in chosen))
+        kind = kind_for(each.kind for each in chosen)
         cores = len({number for each in core_numbers(chosen) for number in each}) or 1
-        found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
+        program: Program | None
+        if isinstance(model, Step):
+            captured = program = capture(step, kind)
+            no_plan = ""
+            found = step_candidates(model, captured, inputs, cores, limit, settings.compile_step, shown)
+        else:
+            program, no_plan = _captured(model, step, inputs, kind)
+            found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
         runs, reasons = found.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
@@ -199,13 +198,13 @@ def place(
                 no_plan = str(error)
         result = confirmed(found, inputs, SHARE * limit, shown)
     result |= {"devices": [device.name for device in chosen], "no_plan": no_plan}
-    return Placed(model, inputs, chosen, result, runs, parameters)
+    return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
 
 
 def _by_plans(
     model: nn.Module | Step, program: Program, inputs: tuple[Any, ...], devices: tuple[Device, ...],
     parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
-    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str] = MappingProxyType({}), seconds: float = math.inf,
+    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str], seconds: float,
 ) -> Placed:  # fmt: skip
     """Search for plans, which are measured beside the ways to run it whole."""
     here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}

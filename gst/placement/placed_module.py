@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from gst.devices import AnyExecutor, executor
-from gst.devices.execute.calls import laid_out
-from gst.devices.execute.plain import COMPILED, compiled_step
 from gst.placement.choosing import GuardedRun
 from gst.placement.guards import Guard
 from gst.programs import Step
@@ -38,14 +35,12 @@ class PlacedModule(nn.Module):
         self._turn = threading.Lock()
         self._guarded = placed.runs.get(run)
         if self._guarded is None:
-            if run not in (PLAN, COMPILED):
+            if run != PLAN:
                 raise ValueError(f"there is no way {run!r} to run it; there are {', '.join(placed.runs)}")
-            if placed.program is None or (run == PLAN and placed.plan is None):
-                reason = placed.result["left_out"].get(run) or placed.result["no_plan"]
-                raise ValueError(f"there is no {run} of it: {reason}; place it with seconds=None")
+            if placed.program is None or placed.plan is None:
+                raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
             self._placed, self._program = placed, placed.program
-            self._compiled = compiled_step(placed.program) if run == COMPILED else None
-            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_program)
+            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_plan)
 
     def forward(self, *inputs: Any) -> Any:
         """What the model, or the step, returns for `inputs`."""
@@ -53,19 +48,12 @@ class PlacedModule(nn.Module):
         with self._turn:
             return self._guarded(*inputs)
 
-    def _by_program(self, *inputs: Any) -> Any:
-        """By the plan, or the captured program compiled, of inputs that the guard let pass."""
+    def _by_plan(self, *inputs: Any) -> Any:
+        """By the plan, of inputs that the guard let pass."""
         placed, program = self._placed, self._program
-        assert self._guarded is not None
+        assert self._guarded is not None and placed.plan is not None  # as `__init__` found
         given = (*placed.parameters.values(), *self._guarded.guard.leaves(inputs))
         tensors = [each.detach() if each.requires_grad else each for each in given]
-        if self._compiled is not None:
-            tensors = [
-                got if got.stride() == like.stride() else laid_out(got, like)
-                for got, like in zip(tensors, program.inputs, strict=True)
-            ]
-            return program.unflatten(self._compiled(tensors))
-        assert placed.plan is not None  # as `__init__` found
         if self._executor is None:
             threads = torch.get_num_threads()
             try:
@@ -93,11 +81,3 @@ def guard_of(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Callable[.
     if isinstance(model, Step):
         return model.function, Guard(None, inputs, weights=False)
     return model, Guard(model, inputs, weights=False)
-
-
-def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
-    """What a model or a step returns for inputs, without gradients."""
-    if isinstance(model, Step):  # a training step takes gradients itself
-        return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
-    with torch.no_grad():
-        return model(*inputs)

@@ -17,15 +17,16 @@ from torch.utils import _pytree as pytree
 
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import usable_cores, usable_devices
-from gst.devices.execute.plain import COMPILED, PYTORCH
+from gst.devices.execute.plain import PYTORCH
 from gst.devices.plan import positions_of_nodes
 from gst.files.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.files.writing import atomic_path
 from gst.placement.choosing import SEED, GuardedRun
 from gst.placement.guards import Guard
-from gst.placement.placed_module import PLAN, as_written, guard_of
-from gst.placement.whole import Way, fresh_inputs, may_freeze, whole_run
-from gst.programs import Step, capture, inference_step, kind_for, outputs_differ
+from gst.placement.placed_module import PLAN, guard_of
+from gst.placement.step_ways import step_run
+from gst.placement.whole import Way, as_written, fresh_inputs, may_freeze, whole_run
+from gst.programs import Program, Step, capture, inference_step, kind_for, outputs_differ
 from gst.programs.program import structure
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         inputs = tuple(pytree.tree_unflatten(leaves, structure(record["structure"])))
         if record["run"] == PLAN:
             Plan.from_dict(record["plan"])
-        elif record["run"] != COMPILED and (threads := Way.named(record["run"]).threads or 1) > len(usable_cores()):
+        elif (threads := Way.named(record["run"]).threads or 1) > len(usable_cores()):
             raise ValueError(f"it won on {threads} threads, here are {len(usable_cores())} cores")
         result = dict(record["result"])
         result = result | {"plans": dict(result["plans"]), "left_out": {}, "winner_ms": float(result["winner_ms"])}
@@ -108,14 +109,14 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     if isinstance(model, Step):
         inputs = tuple(model.inputs)
     runs = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *given: as_written(model, given))}
-    if not isinstance(model, Step) and record["run"] not in (PLAN, PYTORCH):
-        runs |= _winner(path, model, Way.named(record["run"]), inputs)
     program = plan = None
-    if record["run"] == PLAN or record["run"] not in runs:
+    if record["run"] == PLAN or (isinstance(model, Step) and record["run"] != PYTORCH):
         step = model if isinstance(model, Step) else inference_step(model, inputs)
         program = capture(step, kind_for(name.partition(":")[0] for name in record["devices"]))
         if program.key != record["program"]:
             raise ValueError(f"{path} is of a model with other operations; place this one")
+    if record["run"] not in (PLAN, PYTORCH):
+        runs |= _winner(path, model, program, Way.named(record["run"]), inputs)
     devices: tuple[Device, ...] = ()
     if record["run"] == PLAN:
         assert program is not None
@@ -128,13 +129,21 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     return placed
 
 
-def _winner(path: Path, model: nn.Module, way: Way, inputs: Sequence[Any]) -> dict[str, GuardedRun]:
-    if way.holds_weights and not may_freeze(model):
+def _winner(
+    path: Path, model: nn.Module | Step, program: Program | None, way: Way, inputs: Sequence[Any]
+) -> dict[str, GuardedRun]:
+    if way.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
         raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
     try:
-        run = whole_run(model, way, inputs)
+        if isinstance(model, Step):
+            assert program is not None
+            run = step_run(model, program, inputs, way)
+        else:
+            run = whole_run(model, way, inputs)
     except Exception as error:  # whatever a compiler raises
         raise ValueError(f"{path}: {way.name} fails here ({plain(error)}); place the model anew") from error
+    if isinstance(model, Step):
+        return {way.name: GuardedRun(*guard_of(model, inputs), run)}
     return {way.name: GuardedRun(model, Guard(model, inputs, way.holds_weights), run)}
 
 

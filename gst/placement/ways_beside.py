@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,15 +26,16 @@ from gst.devices.execute.measure import timed
 from gst.devices.execute.plain import FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch
 from gst.placement.choosing import candidates
 from gst.placement.whole import Bound
+from gst.process.tuning import keep_freed_memory
 from gst.programs import Program, Reference, as_module, differ_beyond_rounding, traced
 
 MODULE = "gst.placement.ways_beside"
+Ways = tuple[dict[str, Callable[[], float]], dict[str, str]]
+"""By name, what runs each way once and returns its milliseconds; and why others are left out."""
 
 
 @contextmanager
-def ways_beside(
-    source: Path | str, cores: int, seconds: float
-) -> Iterator[tuple[dict[str, Callable[[], float]], dict[str, str]]]:
+def ways_beside(source: Path | str, cores: int, seconds: float) -> Iterator[Ways]:
     """The ways to run a program whole that may win: by name, what runs each once and returns its milliseconds; and why
     others are left out.
 
@@ -46,10 +47,41 @@ def ways_beside(
     Raises:
         ValueError: the child could not start.
     """
-    limit_s = START_LIMIT_S + seconds  # it stops what it compiles by itself
-    with PlainPyTorch(source, start_limit_s=limit_s, child=(MODULE, str(cores), str(seconds))) as child:
-        said = json.loads(child.said)
-        yield {name: partial(child, name) for name in said["ways"]}, said["reasons"]
+    with asked(source, seconds, (MODULE, str(cores), str(seconds))) as ways:
+        yield ways
+
+
+@contextmanager
+def asked(source: Path | str, seconds: float, child: Sequence[str]) -> Iterator[Ways]:
+    """Ways that a child makes and times, see `serve`.
+
+    Args:
+        source: name of a program, or the directory of a saved one.
+        seconds: after which it stops what it compiles by itself.
+        child: its module and arguments.
+
+    Raises:
+        ValueError: the child could not start.
+    """
+    with PlainPyTorch(source, start_limit_s=START_LIMIT_S + seconds, child=child) as process:
+        said = json.loads(process.said)
+        yield {name: partial(process, name) for name in said["ways"]}, said["reasons"]
+
+
+def serve(make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]]) -> None:
+    """The child: make ways, say which there are and why others are not, and time those that are asked for."""
+    end_with_parent(os.getppid())
+    keep_freed_memory()  # as the process that runs plans does
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the program prints is no answer
+    runs, reasons = make()
+    print(json.dumps({"ways": list(runs), "reasons": dict(reasons)}), file=answers)
+    for line in sys.stdin:
+        try:
+            answer: object = timed(runs[line.rstrip("\n")])
+        except Exception as error:  # whatever compiled code raises; the other ways go on
+            answer = f"{FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        print(answer, file=answers)
 
 
 def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -84,19 +116,12 @@ def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Ca
 
 
 def main() -> None:
-    end_with_parent(os.getppid())
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the program prints is no answer
     source, *saved, cores, seconds = sys.argv[1:]
-    program = Program.load(Path(source)) if saved else traced(source)
-    runs, reasons = _serious(program, int(cores), float(seconds))
-    print(json.dumps({"ways": list(runs), "reasons": reasons}), file=answers)
-    for line in sys.stdin:
-        try:
-            answer: object = timed(runs[line.rstrip("\n")])
-        except Exception as error:  # whatever compiled code raises; the other ways go on
-            answer = f"{FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        print(answer, file=answers)
+
+    def make() -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+        return _serious(Program.load(Path(source)) if saved else traced(source), int(cores), float(seconds))
+
+    serve(make)
 
 
 if __name__ == "__main__":

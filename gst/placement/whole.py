@@ -25,7 +25,7 @@ from gst.devices.execute.calls import is_expanded, laid_out, unexpanded
 from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH
-from gst.programs import differ_beyond_rounding, outputs_differ
+from gst.programs import Step, differ_beyond_rounding, outputs_differ
 
 FROZEN, AHEAD = "frozen", "ahead of time"
 MOST_KEPT = 128  # pieces of compiled code of one model
@@ -146,6 +146,14 @@ def may_freeze(model: nn.Module) -> bool:
     )
 
 
+def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
+    """What a model or a step returns for inputs, without gradients."""
+    if isinstance(model, Step):  # a training step takes gradients itself
+        return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
+    with torch.no_grad():
+        return model(*inputs)
+
+
 def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     """What runs a model that way, called as the model is, without gradients; compiled by a first call with `inputs`.
 
@@ -158,13 +166,14 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
         tensor([0., 2.])
     """
     if way.kind == PYTORCH:
-        return _on_threads(model, way.threads)
+        return on_threads(without_gradients(model), way.threads)
     from torch import _dynamo as dynamo
     from torch._inductor import config
 
     threads = way.threads or torch.get_num_threads()
     if way.kind == AHEAD:
-        return _on_threads(_with_strides_of(inputs, _ahead_of_time(model, inputs, threads)), threads)
+        library = _with_strides_of(inputs, _ahead_of_time(model, inputs, threads))
+        return on_threads(without_gradients(library), threads)
     options: dict[str, Any] = {"cpp.threads": threads}
     if way.kind == FROZEN:
         options["freezing"] = True
@@ -174,7 +183,7 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     # weights are constants.
     function: Function = torch.compile(model, options=options, dynamic=False)
     function = _with_channels_last(function) if way.channels_last else _with_strides_of(inputs, function)
-    run = _on_threads(function, threads)
+    run = on_threads(without_gradients(function), threads)
     packed = packed_by_onednn() if way.kind == FROZEN and onednn_is_faster() else nullcontext()
     # Every way of every shape is kept, where Dynamo would give up after eight.
     settings, limit = config.patch(freezing=way.kind == FROZEN), dynamo.config.patch(recompile_limit=MOST_KEPT)
@@ -226,25 +235,28 @@ def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Fun
     return library
 
 
-def _on_threads(function: Function, threads: int | None) -> Function:
-    """Without gradients and with a number of threads, which others have back afterwards."""
+def without_gradients(function: Function) -> Function:
+    """The same under `torch.no_grad`."""
+
+    def run(*inputs: Any) -> Any:
+        with torch.no_grad():
+            return function(*inputs)
+
+    return run
+
+
+def on_threads(function: Function, threads: int | None) -> Function:
+    """The same with a number of threads, which others have back afterwards; None = as many as there are."""
     if threads is None:
-
-        def as_is(*inputs: Any) -> Any:
-            with torch.no_grad():
-                return function(*inputs)
-
-        return as_is
+        return function
 
     def run(*inputs: Any) -> Any:
         before = torch.get_num_threads()
         if before == threads:
-            with torch.no_grad():
-                return function(*inputs)
+            return function(*inputs)
         torch.set_num_threads(threads)
         try:
-            with torch.no_grad():
-                return function(*inputs)
+            return function(*inputs)
         finally:
             torch.set_num_threads(before)
 

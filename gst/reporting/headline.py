@@ -18,7 +18,10 @@ METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "g
 `guided_search`."""
 
 PYTORCH, COMPILED = "pytorch", "compiled"
-STEPS = {PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time"}
+STEPS = {
+    PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
+    "one graph": "recorded as one graph",
+}  # fmt: skip
 """What runs without a plan, by how its name begins, and its kind."""
 RUNTIMES = ("measured", "simulated", "published")
 
@@ -128,12 +131,21 @@ def graph_arrays(
 
 # What was found --------------------------------------------------------------------------------------------------
 
+MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed; beyond it a reader is warned
 BY = {"measured": "measured", "simulated": "simulated", "published": "by the published latency"}
 
 
 def headline(record: Record) -> str:
     """What was found, in words, whoever wins: times beside what they are to be held against."""
-    return _measured(record) if runtime_of(record) == "measured" else _computed(record)
+    return _measured(record) + busy(record) if runtime_of(record) == "measured" else _computed(record)
+
+
+def busy(record: Record) -> str:
+    """A warning where other processes took much of the cores while ways were timed; empty if not."""
+    load = number(record.get("load"))
+    if not load > MOST_LOAD:
+        return ""
+    return f". Other processes took {load:.0%} of the cores meanwhile: place it again when they are done"
 
 
 def _measured(record: Record) -> str:

@@ -130,17 +130,29 @@ class GstCLI(LightningCLI):
         return trainer
 
 
+def _names_checkpoint(arguments: Sequence[str]) -> bool:
+    """Whether an argument, or a configuration file, says which checkpoint (or help is asked for)."""
+    if any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
+        return True
+    return any("ckpt_path:" in path.read_text() for path in _config_files(arguments) if path.is_file())
+
+
+def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
+    for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if name in ("--config", "-c") or name.startswith("--config="):
+            yield Path(name.partition("=")[2] or value)
+
+
 def run(arguments: list[str]) -> dict[str, Any]:
     """Run one subcommand; returns the last logged metrics, and the best value of the monitored metric.
 
     Raises:
         ValueError: an argument or a key of a configuration file is unknown, or its value has the wrong type.
     """
-    if arguments[0] != "fit" and not any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
+    if arguments[0] != "fit" and not _names_checkpoint(arguments):
         raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
-    for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if name in ("--config", "-c") or name.startswith("--config="):
-            check_yaml(Path(name.partition("=")[2] or value))
+    for path in _config_files(arguments):
+        check_yaml(path)
     _silence_what_nobody_can_act_on(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:

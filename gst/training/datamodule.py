@@ -116,6 +116,7 @@ class SegmentDataModule(L.LightningDataModule):
             if part != TRAIN and self.eval_cuts > 1:
                 self._cut_again(part)
         if stage == "fit":
+            self.parts[TRAIN] = _labelled(self.parts[TRAIN])
             _check_labels(self.parts[TRAIN])
             _check_widths(self.parts[TRAIN], self.parts[VALID])
         if stage in _SCORED:
@@ -219,11 +220,20 @@ def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
         )
 
 
+def _labelled(selections: list[Selection]) -> list[Selection]:
+    """The configurations whose target is known (no NaN), of the graphs that have some."""
+    known = [
+        (graph, configs[torch.from_numpy(~np.isnan(graph.targets[configs.numpy()]))]) for graph, configs in selections
+    ]
+    return [(graph, configs) for graph, configs in known if len(configs)]
+
+
 def _check_labels(selections: list[Selection]) -> None:
-    targets = [graph.targets[configs.numpy()] for graph, configs in selections]
-    if not np.isfinite(np.concatenate(targets)).all():
-        raise ValueError("some training targets are NaN or infinite; drop these configurations before")
-    together = np.concatenate(targets)
+    if not selections:
+        raise ValueError("no training target is known (all are NaN); give sources with measured targets")
+    together = np.concatenate([graph.targets[configs.numpy()] for graph, configs in selections])
+    if not np.isfinite(together).all():
+        raise ValueError("some training targets are infinite; drop these configurations before")
     if (together == together[0]).all():
         raise ValueError("all training targets are equal: there is nothing to learn; give sources whose targets differ")
 
@@ -241,9 +251,10 @@ def _check_widths(train: list[Selection], valid: list[Selection]) -> None:
 
 
 def _check_scorable(selections: list[Selection]) -> None:
-    for graph, configs in selections:
-        if len(configs) > 1 and are_placeholders(graph.targets[configs.numpy()]):
-            raise ValueError(
-                f"graph {graph.name!r} has 0 for every target: placeholders, as test parts of TpuGraphs hold them; "
-                "gst predict ranks it, nothing can score it"
-            )
+    """Zeros of one graph may be true (an accelerator without multipliers, say); zeros of all are placeholders."""
+    several = [(graph, configs) for graph, configs in selections if len(configs) > 1]
+    if several and all(are_placeholders(graph.targets[configs.numpy()]) for graph, configs in several):
+        raise ValueError(
+            f"graph {several[0][0].name!r} has 0 for every target, and so have all others: placeholders, as test parts "
+            "of TpuGraphs hold them; gst predict ranks them, nothing can score them"
+        )

@@ -10,20 +10,21 @@ from typing import Any, Literal
 import lightning as L
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
-from gst.cost.losses import LOSSES
+from gst.cost.losses import LOSSES, WITHIN_A_GRAPH
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
 from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
 from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.histories import LayerHistories
-from gst.training.datamodule import SegmentDataModule
+from gst.training.datamodule import TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
 BY_TABLE = ("age", *REFRESH_BY_ROWS)  # draws that need a table
@@ -119,21 +120,37 @@ class SegmentTrainingModule(L.LightningModule):
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
             raise ValueError(f"there is nothing to {stage}: the {_LOADER[stage]} part of the data is empty")
-        self.materialise(step)
+        if stage == "fit" and self.loss in WITHIN_A_GRAPH:
+            self._check_compared()
+        self.materialise(step, with_table=stage == "fit")
         if stage == "fit" and self.loss == "log_runtime":
             self.offset.fill_(self._data.mean_log_target())
 
-    def materialise(self, step: Step) -> None:
-        """Initialise lazy layers and make the embedding table."""
+    def _check_compared(self) -> None:
+        """Raises:
+        ValueError: the loss compares configurations of one graph, and no step holds two of different targets.
+        """
+        selections = self._data.parts[TRAIN]
+        differ = any(np.ptp(graph.targets[configs.numpy()]) > 0 for graph, configs in selections)
+        if self._data.configs_per_graph < 2 or not differ:
+            raise ValueError(
+                f"loss={self.loss!r} compares configurations of a graph, and no step holds two whose targets differ; "
+                "for one target a graph use --model.loss squared_error, or log_runtime for runtimes"
+            )
+
+    def materialise(self, step: Step, with_table: bool) -> None:
+        """Initialise lazy layers and make the embedding table, which evaluation never reads."""
         if self.trainer.world_size > 1:  # Lightning seeds anew where processes meet; one alone draws on
             torch.set_rng_state(self._drawn)
         graphs, configs = step.graphs[:1], step.configs[:1, :1]
         head = self.estimator.head
         if isinstance(head, nn.Module) and any(map(is_lazy, head.parameters())):
             self.estimator.exact(graphs, configs)
-        embedded = self.estimator.embed(graphs, configs)
-        if self.wants_table and self.estimator.table is None:
-            self.estimator.table = self._table(embedded.shape[-1])
+        needs_table = with_table and self.wants_table and self.estimator.table is None
+        if needs_table or any(map(is_lazy, self.estimator.parameters())):
+            channels = self.estimator.channels(graphs[0])
+        if needs_table:
+            self.estimator.table = self._table(channels)
             self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum
 
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
@@ -166,8 +183,13 @@ class SegmentTrainingModule(L.LightningModule):
                 f"the loss became {loss.item()} in epoch {self.current_epoch}, step {index}, on {names}; checkpoints "
                 f"are as they were: look at these graphs' features, or lower --optimizer.init_args.lr"
             )
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(step.graphs))
-        return loss if step.peers is None else loss * share_of(step, step.peers, self.loss)
+        share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
+        together = loss.detach() * share
+        if step.peers is not None:  # as gradients are averaged: schedulers and reports of all processes see one number
+            dist.all_reduce(together)
+            together /= step.peers.world_size
+        self.log("train/loss", together, prog_bar=True, batch_size=len(step.graphs))
+        return loss * share
 
     def on_train_start(self) -> None:
         """Set the loader to the epoch of a resumed training, and let it read segments one step ahead. Parameters that a
@@ -265,7 +287,11 @@ class SegmentTrainingModule(L.LightningModule):
                 f"the checkpoint has schema {found}, this version reads {SCHEMA}; train again, or go on with the "
                 "version that wrote it"
             )
-        rows = checkpoint["state_dict"].get("estimator.table._extra_state", {}).get("rows")
+        state = checkpoint["state_dict"]
+        if self._trainer is not None and self.trainer.state.fn != "fit" and self.estimator.table is None:
+            for key in [key for key in state if key.startswith("estimator.table.")]:
+                del state[key]  # evaluation reads no table
+        rows = state.get("estimator.table._extra_state", {}).get("rows")
         if rows is not None and self.estimator.table is None:
             path = Path.cwd() / "runs" if self.table_options["tier"] == "disk" else None
             self.estimator.table = EmbeddingTable(1, rows.shape[1], path=path, **self.table_options)

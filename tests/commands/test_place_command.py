@@ -17,7 +17,7 @@ import pytest
 
 from gst import cli
 from gst.cli import main
-from gst.devices import Plan
+from gst.devices import Log, Plan
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.race_check import check
@@ -185,8 +185,11 @@ def test_a_simulated_search_killed_anywhere_goes_on_to_the_same_plan() -> None:
         deadline = time.monotonic() + 200
         while not Path("killed/searches.jsonl").exists() and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
+        assert child.poll() is None and Path("killed/searches.jsonl").exists()
         child.send_signal(signal.SIGKILL)
+    begun = Log(Path("killed/searches.jsonl")).read()
     assert main([*arguments, "killed", "--resume"]) == 0
+    assert 0 < len(begun) < len(Log(Path("killed/searches.jsonl")).read()), "it goes on with what was found"
     one, other = (Plan.load(Path(name) / "plan.json") for name in ("whole", "killed"))
     assert one.key == other.key
 

@@ -79,6 +79,18 @@ def test_a_step_of_twice_the_batch_has_the_same_kernels_of_a_sample() -> None:
     assert one.milliseconds < two.milliseconds < 2.1 * one.milliseconds
 
 
+@pytest.mark.parametrize(("first", "then"), [(torch.float32, torch.bfloat16), (torch.float16, torch.float32)])
+def test_what_follows_a_cast_moves_bytes_of_its_dtype(first: torch.dtype, then: torch.dtype) -> None:
+    class Cast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(then).relu()
+
+    kernels = kernels_of(operators(capture_module(Cast(), (torch.zeros(10, 10, dtype=first),))), "fp32", False)
+    moved = kernels.columns[:, [COLUMNS.index("bytes read"), COLUMNS.index("bytes written")]]
+    before, after = 100 * first.itemsize, 100 * then.itemsize
+    assert moved.tolist() == [[before, after], [after, after]]
+
+
 def test_peak_memory_by_hand() -> None:
     """relu keeps its input of 400 bytes and its result; the second can be freed of the first."""
     program = capture_module(nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Tanh()), (torch.zeros(10, 10),))

@@ -69,7 +69,7 @@ def test_operations_are_counted_as_xla_counts_them(name: str, form: str) -> None
 
 
 def test_fixtures_are_what_jax_writes(tmp_path: Path) -> None:
-    pytest.importorskip("jax")
+    pytest.importorskip("jax", reason="needs the extra 'dev'")
     counts = made_xla.write(tmp_path)
     for name, forms in counts.items():
         for form, count in forms.items():
@@ -78,7 +78,7 @@ def test_fixtures_are_what_jax_writes(tmp_path: Path) -> None:
 
 
 def test_stablehlo_and_hlo_of_a_program_are_the_same_kernels() -> None:
-    pytest.importorskip("jaxlib")
+    pytest.importorskip("jaxlib", reason="needs the extra 'xla'")
     for name in COUNTS:
         one, other = read_xla(XLA / f"{name}.mlir"), read_xla(XLA / f"{name}.lowered.txt")
         np.testing.assert_array_equal(one.kernels().columns, other.kernels().columns)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time
 from collections import Counter
 from functools import cache
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
@@ -203,14 +203,33 @@ def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reading", "computing", "low", "high"), [(0.01, 0.06, 0.0, 0.4), (0.06, 0.01, 0.5, 1.0)])
-def test_waiting_is_what_reading_takes_longer_than_computing(
-    reading: float, computing: float, low: float, high: float
-) -> None:
-    prefetched = Prefetched(range(8), Reader(lambda step, ahead: step, lambda step: time.sleep(reading)))
+def test_waiting_is_the_time_from_asking_for_a_step_until_it_is_there() -> None:
+    """A clock that only loads move, one second each, by steps that are asked for when nothing was read ahead."""
+    now = 0.0
+
+    def load(step: int) -> int:
+        nonlocal now
+        now += 1.0
+        return step
+
+    prefetched = Prefetched(range(5), Reader(lambda step, ahead: None if ahead else step, load), lambda: now)
     for _ in prefetched:
-        time.sleep(computing)
-    assert low <= prefetched.waited / prefetched.passed <= high
+        now += 0.5  # what is computed
+    assert (prefetched.waited, prefetched.passed) == (4.0, 6.5)  # the first load is not waited for
+
+
+def test_what_was_read_ahead_is_not_waited_for() -> None:
+    now, loaded = 0.0, Semaphore(0)
+
+    def load(step: int) -> int:
+        loaded.release()
+        return step
+
+    prefetched = Prefetched(range(5), Reader(lambda step, ahead: step, load), lambda: now)
+    for step, _ in prefetched:
+        assert all(loaded.acquire(timeout=60) for _ in range(2 if step == 0 else step < 4)), "the next one is read"
+        now += 2.0
+    assert (prefetched.waited, prefetched.passed) == (0.0, 10.0)
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_in_front() -> None:

@@ -25,7 +25,7 @@ FORMATS = {
 
 def read(name: str) -> PublicGraph:
     if name.endswith(".xls"):
-        pytest.importorskip("xlrd")
+        pytest.importorskip("xlrd", reason="needs the extra 'xls'")
     return read_public_graph(FIXTURES / name)
 
 
@@ -186,7 +186,7 @@ def test_other_files_are_refused_in_one_line(content: bytes, tmp_path: Path) -> 
 
 
 def test_a_damaged_excel_file_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("xlrd")
+    pytest.importorskip("xlrd", reason="needs the extra 'xls'")
     content = (FIXTURES / "moirai.xls").read_bytes()
     for number, damaged in enumerate([content[:600], content[:8], content[:1500] + b"\xff" * 400 + content[1900:]]):
         path = tmp_path / f"{number}.xls"

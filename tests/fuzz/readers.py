@@ -20,6 +20,9 @@ from published_latency import latency
 
 from gst.cli import main
 from gst.cost import CostModel
+from gst.cost.step_time import model as step_time_model
+from gst.cost.step_time.dataset import TimmStepTimes
+from gst.cost.step_time.machines import MACHINES, machine_of
 from gst.cost.step_time.xla import read_xla
 from gst.data import MalNet, MeasuredPlans, TpuGraphsCollection, read_hlo
 from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
@@ -27,7 +30,9 @@ from gst.data.elf import call_graph, node_features, open_binary
 from gst.data.elf.calls import call_depth, language
 from gst.data.elf.files import owners
 from gst.data.graphnet import operator_graph, read_sources
+from gst.data.hlsyn.reader import HlSyn
 from gst.data.malnet import read_edge_list
+from gst.data.neusight_graphs import NeuSightTimes
 from gst.data.public_graphs import read_public_graph
 from gst.data.tpugraphs import read
 from gst.devices import Device, Plan
@@ -47,10 +52,12 @@ from gst.programs.program import FILES, _checksum
 from gst.training.cli import run
 from gst.training.rank import load
 from partitioners import partition_cached
+from tests.data import hlsyn_made, neusight_made, timm_made
 from tests.reference import random_graph
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
+WEIGHTS = Path(step_time_model.__file__).with_name("weights.pt")
 CPUS = tuple(Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2))
 
 
@@ -270,6 +277,15 @@ def _write_model(folder: Path) -> Path:
     return folder / "model.pt"
 
 
+def _write_step_times(folder: Path) -> Path:
+    shutil.copy(WEIGHTS, folder / "weights.pt")
+    return folder / "weights.pt"
+
+
+def _step_times(path: Path) -> object:
+    return step_time_model.load(path).settings
+
+
 def _write_policy(folder: Path) -> Path:
     save_policy(GO(channels=8), folder / "policy.pt")
     return folder / "policy.pt"
@@ -344,6 +360,11 @@ READERS = {
     "workflow": Reader(_copied("public_graphs/workflow.json"), read_public_graph, share=0.2),
     "workflow 1.3": Reader(_copied("public_graphs/workflow_1_3.json"), read_public_graph, share=0.2),
     "fx sources": Reader(_write_sources, _operators),
+    "neusight": Reader(neusight_made.write, lambda path: list(NeuSightTimes(str(path))), share=0.1),
+    "hlsyn": Reader(hlsyn_made.write, lambda path: list(HlSyn(str(path))), share=0.1),
+    "timm": Reader(timm_made.write, lambda path: list(TimmStepTimes(str(path))), share=0.1),
+    "step times": Reader(_write_step_times, _step_times, share=0.1),
+    "machine": Reader(_text("host.json", json.dumps(MACHINES["h100"]._asdict())), lambda path: machine_of(str(path))),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
     "elf aarch64": Reader(_copied("elf/calls_aarch64.so"), _named(_binary)),

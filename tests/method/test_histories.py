@@ -205,3 +205,13 @@ def test_what_histories_cannot_follow_is_refused() -> None:
         GraphSegmentTraining(encoder, Head(WIDTH), histories=LayerHistories({"layers.0": 7}))([cut(graph)])
     with pytest.raises(ValueError, match=r"torch\.nn\.Module"):
         GraphSegmentTraining(lambda x, edge_index: x, Head(1), histories=LayerHistories({"a": 1}))
+
+
+def test_a_table_that_is_elsewhere_moves_with_its_rows_to_the_states() -> None:
+    histories = LayerHistories({"layer": 2})
+    histories.tables[0] = EmbeddingTable(3, 2, device="cpu:0")  # another name than that of tensors made here
+    histories.tables[0].push(torch.tensor([1]), torch.tensor([[5.0, 7.0]]), step=4)
+    table = histories._table_on(torch.zeros(1).device, 0)
+    rows, ages, is_known = table.pull(torch.tensor([0, 1]), step=6)
+    assert histories.tables[0] is table and table.device == torch.device("cpu")
+    assert (rows.tolist(), ages.tolist(), is_known.tolist()) == ([[0, 0], [5, 7]], [-1, 2], [False, True])

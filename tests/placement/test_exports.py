@@ -62,7 +62,7 @@ HALVES = {"first.0": 0, "norm": 0, "second.wide": 1, "second.last": 1}
 
 
 def test_accelerate_reads_the_device_map() -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="needs the extra 'dev'")
     several = placed(HALVES, "cuda")
     assert several.device_map() == {name: f"cuda:{device}" for name, device in HALVES.items()}
     accelerate.utils.check_device_map(several.model, several.device_map())

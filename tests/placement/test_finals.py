@@ -33,6 +33,15 @@ def finals(plan: float, written: float, compiled: float | None, noise: float = 0
     return Finals(runs(0), runs(10))
 
 
+def test_what_is_slower_by_its_median_is_not_faster() -> None:
+    """On a busy machine most runs of one may be faster than those beside them, while its median is not."""
+    written, plan = np.tile([2.0, 4.0, 6.0, 8.0, 0.0], 20), np.tile([1.0, 3.0, 5.0, 7.0, 9.0], 20)
+    rng = np.random.default_rng(0)
+    one, other = (Measurement("", None, tuple(each), *median_interval(each.tolist(), rng)) for each in (plan, written))
+    assert np.median(plan - written) < 0 and one.median_ms > other.median_ms
+    assert not is_faster(one, other) and not is_faster(other, one)
+
+
 def test_what_the_user_had_runs_where_no_plan_is_faster() -> None:
     assert finals(54.7, 51.3, None, 0.5).winner == PYTORCH
     assert finals(7.6, 4.7, 2.3, 0.1).winner == COMPILED

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gst
-from gst.devices import Log, discover, eager
+from gst.devices import Log, discover
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
 from gst.placement.planning import Settings
@@ -67,11 +67,11 @@ def test_what_was_measured_to_be_fastest_is_what_runs(model: Branches, monkeypat
     placed = gst.place(model, example, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert placed.result["plans"]["compiled"]["reason"] == "left out, as asked"
     assert placed.result["winner_ms"] <= placed.result["pytorch_ms"], "never slower than what the user had"
-    compiled = "gst.placement.placed_module.compiled_step"
-    monkeypatch.setattr(compiled, lambda program: lambda inputs: eager(program, inputs))
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
-    for winner, run in (("pytorch", "pytorch"), ("compiled", "compiled"), (placed.result["best"], "plan")):
+    with pytest.raises(ValueError, match="no way 'compiled'"):
+        placed.module("compiled")
+    for winner, run in (("pytorch", "pytorch"), (placed.result["best"], "plan")):
         chosen = replace(placed, result=placed.result | {"winner": winner})
         module = chosen.module()
         calls.clear()
@@ -93,6 +93,23 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
     torch.testing.assert_close(state, want_state)
     with pytest.raises(ValueError, match="module"):
         placed.device_map()
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_training_step_runs_compiled_and_from_a_file(model: Branches, tmp_path: Path) -> None:
+    data = torch.linspace(-1, 1, 64).reshape(4, 16)
+    step = training_step("branches", model, lambda m, x: m(x).square().mean(), [data])
+    placed = gst.place(step, devices=["cpu:0"], budget=0, settings=replace(QUICK, compile_step=True))
+    placed = replace(placed, result=placed.result | {"winner": "compiled"})
+    _, state = step.function(*step.inputs)
+    placed.save(tmp_path / "step.placed")
+    for each in (placed, gst.load(tmp_path / "step.placed", step)):
+        module = each.module()
+        assert module.run == "compiled"
+        torch.testing.assert_close(module(state, data + 1), step.function(state, data + 1))
+        with pytest.warns(UserWarning, match="such calls run the model as written"):
+            module(state, data[:2])
 
 
 @needs_compiler
@@ -141,8 +158,9 @@ def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkey
     monkeypatch.setattr("gst.placement.placed.place_measured", stopped)
     placed = gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK, seconds=None)
     assert placed.winner in placed.runs and "stopped before" in placed.explain()
-    with pytest.raises(KeyboardInterrupt):
-        gst.place(training_step("branches", model, lambda m, x: m(x).mean(), [torch.zeros(4, 16)]), devices=["cpu:0"])
+    step = training_step("branches", model, lambda m, x: m(x).mean(), [torch.zeros(4, 16)])
+    placed = gst.place(step, devices=["cpu:0"], settings=QUICK, seconds=None)
+    assert placed.winner in placed.runs and "stopped before" in placed.explain()
 
 
 def test_plans_for_single_cores_are_judged_by_all_of_them(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:

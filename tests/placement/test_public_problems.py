@@ -29,7 +29,7 @@ ALL = ("doppler.txt", "moirai.xls", "pipedream.txt", "piper.json", "msr.json", "
 
 def problem_of(name: str, machine: str = "gpus:2") -> Problem:
     if name.endswith(".xls"):
-        pytest.importorskip("xlrd")
+        pytest.importorskip("xlrd", reason="needs the extra 'xls'")
     return public_problem(read_public_graph(FIXTURES / name), machine)
 
 
@@ -261,7 +261,7 @@ def test_the_integer_program_counts_memory_and_the_way_to_the_cpu() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_the_solver_proves_the_least_of_all_plans(seed: int) -> None:
-    pytest.importorskip("ortools")
+    pytest.importorskip("ortools", reason="needs the extra 'exact'")
     problem = public_problem(random_graph(seed, 5, 1 + seed % 2), "gpus:2")
     least = least_of_all(problem)
     plan = next(plan for plan in baselines(problem).values() if not plan.reason)

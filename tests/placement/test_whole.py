@@ -269,16 +269,21 @@ def test_tensors_of_inference_mode_have_no_versions_to_compare() -> None:
     assert repeats(model, (x,))
 
 
-def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small) -> None:
-    def found(*delays: int) -> Candidates:
-        def waiting(milliseconds: int) -> GuardedRun:
-            import time
+def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = guarded(model)
 
-            return GuardedRun(model, Guard(None, (IMAGE,), False), lambda x: time.sleep(milliseconds / 1e3))
+    def found(*times: float) -> Candidates:
+        names = [PYTORCH, COMPILED, FROZEN][: len(times)]
+        first_ms = dict(zip(names, times, strict=True))
 
-        names = [PYTORCH, COMPILED, FROZEN][: len(delays)]
-        runs = {name: waiting(delay) for name, delay in zip(names, delays, strict=True)}
-        return Candidates(runs, {}, dict(zip(names, map(float, delays), strict=True)))
+        def measured(calls: dict[str, Any], repetitions: int, *_: Any, **__: Any) -> dict[str, Measurement]:
+            noise = np.random.default_rng(0).normal(0.0, 0.1, repetitions)
+            return {
+                name: Measurement(name, None, tuple(first_ms[name] + noise), first_ms[name], 0.0, 0.0) for name in calls
+            }
+
+        monkeypatch.setattr(choosing, "measure", measured)
+        return Candidates(dict.fromkeys(names, run), {}, first_ms)
 
     assert confirmed(found(4, 4), (IMAGE,), 0.0)["winner"] == PYTORCH
     result = confirmed(found(30, 20, 4), (IMAGE,), 0.0)

@@ -29,6 +29,14 @@ def record() -> dict[str, Any]:
     return make_record()
 
 
+@pytest.mark.parametrize(("load", "is_said"), [(0.05, False), (0.4, True), (None, False)])
+def test_the_headline_says_that_other_processes_were_busy(load: float | None, is_said: bool) -> None:
+    words = headline(make_record() | {"load": load})
+    assert (
+        words.endswith("Other processes took 40% of the cores meanwhile: place it again when they are done") == is_said
+    )
+
+
 def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]) -> None:
     page = Page(render(record))
     expected = (

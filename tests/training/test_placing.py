@@ -67,8 +67,8 @@ def test_lightning_trains_the_same_module_to_the_same_weights(tmp_path: Path) ->
 
 
 def test_hugging_face_trains_the_same_model_to_the_same_weights(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'models'")
+    pytest.importorskip("accelerate", reason="needs the extra 'dev'")
     tokens = torch.arange(64).reshape(8, 8) % 30
     weights = {}
     for compiled in (False, True):

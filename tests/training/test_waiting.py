@@ -26,7 +26,9 @@ def share(rank: int, world_size: int) -> dict[str, float]:
 
 def wait_alone(rank: int, world_size: int) -> str:
     """The first process comes to a collective that the others leave out."""
+    dist.barrier()  # with its longer limit: the processes may have started apart
     own = dist.new_group(timeout=timedelta(seconds=2))
+    dist.barrier()
     if rank:
         return ""
     try:

@@ -36,7 +36,7 @@ CONES = 10  # of each circuit
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "GST-One": ({}, {"omit_rest": True}),
     "GST": ({}, {}),
-    "GST+E": ({}, {"table": True}),
+    "GST+E": ({}, {"table": True, "estimate": "dropout"}),
     "GST+ED": ({}, {"table": True, "keep_probability": 0.5}),
     "GST+E, difference": ({}, {"table": True, "estimate": "difference"}),
     "GST+E, regression": ({}, DEFAULT),

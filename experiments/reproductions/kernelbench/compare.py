@@ -148,7 +148,7 @@ def compare(
     }
     hosts = np.array([each.host for each in timings])
     result: dict[str, Any] = {
-        "command": f"python -m experiments.reproductions.kernelbench compare --seeds {seeds}",
+        "command": f"python -m experiments.reproductions.kernelbench compare --programs KernelBench --seeds {seeds}",
         "programs": len({each.program for each in timings}), "captured": len(programs), "methods": {}, "step_time": {},
     }  # fmt: skip
     for host in sorted(set(hosts)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gst.cost.step_time.steps import cast_kind
 from gst.data.graphnet import Operation, Value
 from gst.programs import Program
 from gst.programs.operation import GETITEM, Reference, form_of_target, references
@@ -18,7 +19,7 @@ KINDS = {
     "_softmax": "softmax", "_log_softmax": "softmax", "_softmax_backward_data": "softmax",
     "_log_softmax_backward_data": "softmax", "avg_pool2d_backward": "avg_pool2d",
     "max_pool2d_with_indices": "max_pool2d", "max_pool2d_with_indices_backward": "max_pool2d",
-    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention", "_to_copy": "to",
+    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
     "copy": "clone", "constant_pad_nd": "pad", "upsample_nearest2d": "interpolate", "slice_scatter": "setitem",
     "select_scatter": "setitem", "index_put": "setitem",
 }  # fmt: skip
@@ -103,8 +104,9 @@ def _operators(
     if "conv" in name and len(reads) > 1 and arguments[6:7] == (True,):  # transposed: the products of its gradient
         writes = (writes[0]._replace(shape=reads[0].shape),)
         reads = (reads[0]._replace(shape=(reads[0].shape[0], reads[1].shape[1], *writes[0].shape[2:])), *reads[1:])
-    kept = writes if KINDS.get(name) not in ("layer_norm", "group_norm", "batch_norm") else writes[:1]
-    return [Operation(KINDS.get(name, name), reads, kept, constants, is_view)]
+    kind = cast_kind(writes[0].dtype) if name == "_to_copy" else KINDS.get(name, name)
+    kept = writes if kind not in ("layer_norm", "group_norm", "batch_norm") else writes[:1]
+    return [Operation(kind, reads, kept, constants, is_view)]
 
 
 def _position(arguments: tuple[Any, ...], count: int, item: int) -> int:

@@ -142,6 +142,16 @@ def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step
     return plain, width, full
 
 
+def cast_kind(dtype: torch.dtype) -> str:
+    """Kind of the operation that casts to `dtype`.
+
+    Examples:
+        >>> [cast_kind(each) for each in (torch.bfloat16, torch.float32, torch.int64)]
+        ['half', 'float', 'to']
+    """
+    return {2: "half", 4: "float"}.get(dtype.itemsize, "to") if dtype.is_floating_point else "to"
+
+
 def label_of(operation: Operation) -> str:
     product = PRODUCTS.get(operation.kind)
     if product != "conv":

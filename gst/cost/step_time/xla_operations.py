@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gst.cost.step_time.steps import cast_kind
 from gst.data.graphnet import Value
 
 VIEWS = frozenset({"bitcast", "reshape", "broadcast", "bitcast-convert"})
@@ -50,8 +51,7 @@ def kind_of(each: Any, reads: Sequence[Value], writes: Sequence[Value]) -> str:
     if is_product(each):
         return "linear" if len(reads) > 1 and reads[1].is_parameter else "matmul"
     if opcode == "convert" and writes:
-        sizes = {2: "half", 4: "float"}
-        return sizes.get(writes[0].dtype.itemsize, "to") if writes[0].dtype.is_floating_point else "to"
+        return cast_kind(writes[0].dtype)
     if opcode == "reduce-window":
         return "max_pool2d" if math.prod(one.size for one in each.window.dimensions) <= LARGEST_POOL else "cumsum"
     return KINDS.get(opcode, opcode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ ReadBusy = Callable[[], tuple[float, float]]
 
 
 def read_busy() -> tuple[float, float]:
-    """Seconds this process's cores have been busy since boot, and seconds of this process itself.
+    """Seconds this process's cores have been busy since boot, and seconds of this process, its children and theirs.
 
     From /proc/stat rather than /proc/pressure/cpu: pressure is missing in many containers, remembers our own
     load, and does not see a neighbour who keeps one core busy while we sleep. Time stolen by a hypervisor is
@@ -32,7 +33,30 @@ def read_busy() -> tuple[float, float]:
         if label in wanted:
             user, nice, system, _idle, _iowait, *interrupts = map(int, fields[:8])
             ticks += user + nice + system + sum(interrupts)
-    return ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
+    living = _ticks_of_descendants()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    per_second = os.sysconf("SC_CLK_TCK")
+    return ticks / per_second, time.process_time() + ended.ru_utime + ended.ru_stime + living / per_second
+
+
+def _ticks_of_descendants() -> int:
+    """Ticks that living children and theirs took, with those of children that they waited for."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # the name before may hold spaces
+        except OSError:  # it ended
+            continue
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(map(int, fields[11:15]))
+    total, waiting = 0, [os.getpid()]
+    while waiting:
+        own = children.pop(waiting.pop(), [])
+        total += sum(ticks[each] for each in own)
+        waiting += own
+    return total
 
 
 class LoadMeter:

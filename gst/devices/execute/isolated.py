@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gst.devices.describe.load import LoadGate, lock_devices, read_busy
+from gst.devices.describe.load import LoadGate, lock_devices
 from gst.devices.describe.machine import Device, select
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.measure import Measurement, measure
@@ -122,19 +121,6 @@ class IsolatedExecutor:
     def next_child(self) -> int:
         """Number of the child that will run the next plan."""
         return self.num_started + (self._child is None)
-
-    def read_busy(self) -> tuple[float, float]:
-        """As `gst.devices.describe.load.read_busy`, with what the children took counted as this process's own."""
-        busy, own = read_busy()
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that ended
-        return busy, own + usage.ru_utime + usage.ru_stime + self._cpu_seconds()
-
-    def _cpu_seconds(self) -> float:
-        path = Path(f"/proc/{self._child.pid}/stat") if self._child is not None else None
-        if path is None or not path.exists():
-            return 0.0
-        fields = path.read_text().rpartition(")")[2].split()  # the name before may hold spaces
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _start(self) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
@@ -245,7 +231,7 @@ def measure_plans(
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         seen = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
-            read=isolated.read_busy, seconds=seconds,
+            seconds=seconds,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost

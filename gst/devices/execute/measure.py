@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gst.devices.describe.accelerators import synchronise_accelerators
-from gst.devices.describe.load import LoadGate, LoadMeter, ReadBusy, read_busy
+from gst.devices.describe.load import LoadGate, LoadMeter
 from gst.devices.describe.machine import machine_record
 from gst.devices.plan import ExecutionError
 from gst.files.untrusted import parse_json, plain, shown
@@ -87,8 +87,8 @@ def measure(
     plan_keys: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     time_of: Callable[[Callable[[], Any]], float] | None = None,
-    read: ReadBusy = read_busy,
     seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Measurement]:
     """Time callables in turns, so that what changes on the machine changes for all: each once in a round, in an order
     drawn for it, so that none always follows the same other and meets the caches and idle threads that this one leaves.
@@ -102,8 +102,7 @@ def measure(
         plan_keys: key of the plan for some labels.
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
-        read: busy seconds of the cores and of what is measured, for the load.
-        seconds: no round begins after so many, once `LEAST_ROUNDS` are timed.
+        seconds: no round begins after so many by `clock`, once `LEAST_ROUNDS` are timed.
 
     Returns:
         For each label its measurement. A callable that raises is 'failed', and the others go on.
@@ -121,11 +120,11 @@ def measure(
     samples: dict[str, list[float]] = {label: [] for label in callables}
     failures: dict[str, str] = {}
     labels, order = list(callables), np.random.default_rng(seed)
-    time_of, meter = time_of or timed, LoadMeter(read)
+    time_of, meter = time_of or timed, LoadMeter()
     quiet, patience = True, gate.patience_s if gate else 0.0
-    ends = time.perf_counter() + seconds
+    ends = clock() + seconds
     for number in range(warmup + repetitions):
-        if number >= warmup + LEAST_ROUNDS and time.perf_counter() > ends:
+        if number >= warmup + LEAST_ROUNDS and clock() > ends:
             break
         if gate is not None and number >= warmup and patience > 0:
             spent, is_quiet = gate.wait(patience)

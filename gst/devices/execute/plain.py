@@ -29,7 +29,7 @@ from gst.devices.execute.child import end_with_parent
 from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import timed
 from gst.devices.plan import ExecutionError
-from gst.process.tuning import WAITING
+from gst.process.tuning import WAITING, keep_freed_memory
 from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding, resolve, traced
 from gst.programs.seeded import unseeded
 
@@ -192,6 +192,7 @@ class PlainPyTorch:
 
 def main() -> None:
     end_with_parent(os.getppid())
+    keep_freed_memory()  # as the process that runs plans does: else memory, and not placement, would be compared
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the program prints is no answer
     name, flags = sys.argv[1], sys.argv[2:]

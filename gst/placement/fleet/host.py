@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +19,13 @@ from uuid import uuid4
 
 import numpy as np
 
-from gst.devices import ExecutionError, LoadGate, Measurement, Plan, discover, select
+from gst.devices import Device, ExecutionError, LoadGate, Measurement, Plan, discover, select
 from gst.devices.describe.machine import cache_directory, this_machine
 from gst.devices.execute.costs import Links, links_of, links_record
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
-from gst.devices.execute.plain import steps_beside
+from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
 from gst.devices.plan import Timeline
+from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import WorkerLost
 from gst.programs import Program
 from gst.programs.program import FILES
@@ -116,9 +118,21 @@ class Host:
         if arguments["beside_steps"] is None:
             measurements = measure_plans(self._isolated, _plans(arguments), *settings)
         else:
-            with steps_beside(self._program, arguments["beside_steps"]) as steps:
+            with _steps(self._program, self._isolated.devices, arguments["beside_steps"]) as steps:
                 measurements = measure_plans(self._isolated, _plans(arguments), *settings, steps)
         return {"measurements": [each.to_dict() for each in measurements]}
+
+
+@contextmanager
+def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterator[dict[str, Callable[[], float]]]:
+    """The step as written and compiled: on the first accelerator of the devices, or else on the cores."""
+    accelerator = next((device for device in devices if device.is_accelerator), None)
+    if accelerator is None:
+        with steps_beside(program, skip_reason) as steps:
+            yield steps
+        return
+    with steps_on_accelerator(program, accelerator.torch_device, START_LIMIT_S, skip_reason) as steps:
+        yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 
 def _plans(arguments: dict[str, Any]) -> list[Plan]:

@@ -1,10 +1,13 @@
 """The gate sees other processes, not this one."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
 
 from gst.devices import LoadGate, LoadMeter
+from gst.devices.describe.load import read_busy
 from gst.devices.describe.machine import usable_cores
 from gst.process.progress import Progress
 
@@ -56,14 +59,33 @@ def test_what_this_process_uses_is_not_load() -> None:
     assert meter.share() == 0.0
 
 
+BUSY = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
+STARTS_IT = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-3).pid)"
+
+
+def seen_of_others() -> float:
+    time.sleep(0.3)
+    meter = LoadMeter()
+    time.sleep(0.5)
+    return meter.share()
+
+
 def test_a_busy_neighbour_is_seen_on_this_machine() -> None:
-    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    """Started by a process that has ended, it is no child of this one."""
+    started = subprocess.run([sys.executable, "-c", STARTS_IT, BUSY], stdout=subprocess.PIPE, text=True, check=True)
     try:
-        time.sleep(0.3)
-        meter = LoadMeter()
-        time.sleep(0.5)
-        seen = meter.share()
+        assert seen_of_others() > 0.4 / len(usable_cores())
     finally:
-        neighbour.kill()
-        neighbour.wait()
-    assert seen > 0.4 / len(usable_cores())
+        os.kill(int(started.stdout), signal.SIGKILL)
+
+
+def test_a_busy_child_is_no_neighbour() -> None:
+    own = read_busy()[1]
+    with subprocess.Popen([sys.executable, "-c", BUSY]) as child:
+        try:
+            deadline = time.monotonic() + 60
+            while read_busy()[1] - own <= 0.1 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert read_busy()[1] - own > 0.1
+        finally:
+            child.kill()

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gst.devices import Device, Executor, LoadGate, Measurement, Plan
+from gst.devices.describe.load import _ticks_of_descendants, read_busy
 from gst.devices.execute import child
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
@@ -114,12 +115,13 @@ def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], mon
 def test_the_time_of_a_child_is_not_that_of_others(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
     """The gate would take what is measured for a neighbour's load."""
     plan = random_plans(programs["rnnlm"], 1)[0]
-    before = isolated.read_busy()[1]
-    children = isolated._cpu_seconds()
-    deadline = time.monotonic() + 20
-    while isolated._cpu_seconds() < children + 0.05 and time.monotonic() < deadline:
+    isolated.time(plan)
+    own, children = read_busy()[1] - time.process_time(), _ticks_of_descendants()
+    deadline = time.monotonic() + 60
+    while (grown := _ticks_of_descendants() - children) < 10 and time.monotonic() < deadline:
         isolated.time(plan)
-    assert isolated.read_busy()[1] - before >= 0.05
+    assert grown >= 10, "the child runs the plan"
+    assert read_busy()[1] - time.process_time() - own > 0.09  # ten ticks of 10 ms
 
 
 def test_no_plan_for_this_program_or_these_devices(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:

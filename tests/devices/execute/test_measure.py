@@ -43,13 +43,16 @@ def test_each_follows_every_other_about_as_often() -> None:
 
 
 def test_no_round_begins_after_the_seconds_once_the_least_are_timed() -> None:
-    def slow() -> None:
-        time.sleep(0.02)
+    now = 0.0
 
-    (bounded,) = measure({"slow": slow}, repetitions=100, warmup=1, seconds=0.3).values()
-    assert LEAST_ROUNDS < bounded.repetitions <= 15
-    (hurried,) = measure({"slow": slow}, repetitions=100, warmup=1, seconds=0.0).values()
-    assert hurried.repetitions == LEAST_ROUNDS
+    def quarter() -> float:
+        nonlocal now
+        now += 0.25
+        return 250.0
+
+    measured = partial(measure, repetitions=100, warmup=1, time_of=lambda run: run(), clock=lambda: now)
+    assert measured({"quarter": quarter}, seconds=3.0)["quarter"].repetitions == 12
+    assert measured({"quarter": quarter}, seconds=0.0)["quarter"].repetitions == LEAST_ROUNDS
 
 
 def test_times_are_milliseconds_and_the_interval_holds_the_median() -> None:

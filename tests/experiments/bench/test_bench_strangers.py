@@ -141,7 +141,7 @@ def test_a_runtime_that_is_not_installed_is_named(name: str, package: str, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("name", strangers_runtimes.RUNTIMES)
 def test_a_runtime_computes_what_the_module_does(name: str) -> None:
-    pytest.importorskip(name)
+    pytest.importorskip(name, reason=f"{name} is not installed (pip install {name})")
     (source,) = read_sources(FIXTURE)
     module, inputs = module_of(source)
     want = torch.utils._pytree.tree_leaves(module(*inputs))

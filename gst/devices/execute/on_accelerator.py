@@ -1,4 +1,4 @@
-"""What a user of an accelerator has without plans: the step as written, in one graph, and compiled in each mode."""
+"""A step run whole on an accelerator, without a plan: as written, recorded as one graph, and compiled in each mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices.execute.lanes import is_here
@@ -60,25 +60,33 @@ def one_graph(run: Run, device: torch.device) -> Run:
     return replay
 
 
-def compiled(program: Program, device: torch.device, mode: str) -> Run:
-    """All operations of a program, compiled together by `torch.compile` in a mode, which the first run does.
+def whole(program: Program, device: torch.device, mode: str | None = None) -> Run:
+    """All operations of a program, one after the other or compiled together.
 
     Args:
         program: its operations that name a device are given this one.
         device: where inputs and constants are brought.
-        mode: 'default', 'reduce-overhead' or 'max-autotune'.
+        mode: of `torch.compile`, which the first run does: 'default', 'reduce-overhead' or 'max-autotune'. None: they
+            run one by one.
     """
+    module = module_on(program, device)
+    function = module if mode is None else torch.compile(module, mode=mode)
+    inputs = [value.detach().to(device) for value in program.inputs]
+    if mode is not None:
+        for value in inputs:  # else modes that record graphs copy all of them in every run
+            torch._dynamo.mark_static_address(value)
+
+    def run() -> list[Any]:
+        with torch.no_grad():
+            return list(function(*inputs))
+
+    return run
+
+
+def module_on(program: Program, device: torch.device) -> nn.Module:
+    """`as_module` with its constants, and the tensors that it makes, on a device."""
     operations = tuple(
         replace(each, kwargs={**each.kwargs, "device": device}) if "device" in each.kwargs else each
         for each in program.operations
     )
-    module = torch.compile(as_module(replace(program, operations=operations)).to(device), mode=mode)
-    inputs = [value.detach().to(device) for value in program.inputs]
-    for value in inputs:  # else modes that record graphs copy all of them in every run
-        torch._dynamo.mark_static_address(value)
-
-    def run() -> list[Any]:
-        with torch.no_grad():
-            return list(module(*inputs))
-
-    return run
+    return as_module(replace(program, operations=operations)).to(device)

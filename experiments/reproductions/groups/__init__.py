@@ -1,0 +1,1 @@
+"""Times of compiled groups of operations of programs never seen: the GST cost model, and controls."""

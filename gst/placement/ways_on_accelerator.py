@@ -1,0 +1,106 @@
+"""The ways to run a step whole on an accelerator, beside its plans there: as written, in one graph, and compiled.
+
+A user of a GPU compares a plan with these, and not with the step on the cores. Each is made and timed by a child, which
+answers in milliseconds.
+
+    python -m gst.placement.ways_on_accelerator PROGRAM [--saved] DEVICE SECONDS SKIP_REASON
+    # a line in: a way; out: its milliseconds
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gst.devices.execute.on_accelerator import Run, as_written, module_on, one_graph, whole
+from gst.devices.execute.plain import COMPILED, PYTORCH, failing
+from gst.placement.choosing import TimeIsUp, stopped_after
+from gst.placement.ways_beside import asked, serve
+from gst.programs import Program, differ_beyond_rounding, kind_for, resolve, traced
+
+MODULE = "gst.placement.ways_on_accelerator"
+ONE_GRAPH = "one graph"  # the step as written, recorded once
+MODES = {COMPILED: "default", f"{COMPILED}, reduce-overhead": "reduce-overhead", f"{COMPILED}, max-autotune":
+         "max-autotune"}  # fmt: skip
+
+
+@contextmanager
+def steps_on_accelerator(
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str = ""
+) -> Iterator[dict[str, Callable[[], float]]]:
+    """By name, what runs a step once on an accelerator, whole, and returns its milliseconds: `pytorch`, as written,
+    comes first. A way that is left out raises its reason (`ExecutionError`) whenever it is called.
+
+    Args:
+        source: name of a program, or the directory of a saved one, whose operations then run one by one `as written`.
+        device: the accelerator.
+        seconds: nothing is compiled beyond them.
+        skip_reason: why nothing is compiled; it is if empty.
+    """
+    with ExitStack() as stack:
+        try:
+            child = (MODULE, str(device), str(seconds), skip_reason)
+            runs, reasons = stack.enter_context(asked(source, seconds, child))
+        except ValueError as error:  # it needs more memory than there is, say
+            runs, reasons = {}, {PYTORCH: str(error), COMPILED: str(error)}
+        yield runs | {name: partial(failing, reason) for name, reason in reasons.items()}
+
+
+def made(
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str
+) -> tuple[dict[str, Run], dict[str, str]]:
+    """The ways that compute what the program does, and the reasons of the others."""
+    if isinstance(source, Path):
+        program = Program.load(source)
+        written = whole(program, device)
+    else:
+        program = traced(source, kind=kind_for([device.type]))
+        written = as_written(resolve(source), device)
+    written()  # what it raises ends all
+    ways: dict[str, Callable[[], Run]] = {ONE_GRAPH: partial(one_graph, written, device)}
+    ways |= {name: partial(_compiled, program, device, mode) for name, mode in MODES.items()}
+    runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
+    for name, make in ways.items():
+        left = ends - time.monotonic()
+        if name in MODES and (skip_reason or left <= 0):
+            reasons[name] = skip_reason or "there was no time left to compile it"
+            continue
+        try:
+            with stopped_after(left) if name in MODES else nullcontext():
+                runs[name] = make()
+        except TimeIsUp:
+            reasons[name] = f"not compiled within {seconds:g} s"
+        except Exception as error:  # whatever a compiler, or an operation in a graph, raises
+            reasons[name] = " ".join(str(error).split())[:200] or type(error).__name__
+    return runs, reasons
+
+
+def _compiled(program: Program, device: torch.device, mode: str) -> Run:
+    """Raises:
+    ValueError: it gives other outputs than the program.
+    """
+    run, one_by_one, module = whole(program, device, mode), whole(program, device), module_on(program, device)
+
+    def with_inputs(inputs: list[Tensor]) -> list[object]:
+        with torch.no_grad():
+            return list(module(*(value.to(device) for value in inputs)))
+
+    if difference := differ_beyond_rounding(run(), one_by_one(), with_inputs, program.inputs):
+        raise ValueError(f"wrong outputs: {difference}")
+    return run
+
+
+def main() -> None:
+    source, *saved, device, seconds, skip_reason = sys.argv[1:]
+    serve(lambda: made(Path(source) if saved else source, torch.device(device), float(seconds), skip_reason))
+
+
+if __name__ == "__main__":
+    main()
