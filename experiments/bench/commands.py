@@ -95,6 +95,17 @@ def _add_rescore(bench: Any, command: Command) -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
 
 
+def _add_allocator(bench: Any, command: Command) -> None:
+    parser = command(
+        bench,
+        "allocator",
+        _allocator,
+        "what a step as written gains where the memory of freed tensors is kept",
+        f"{BENCH} allocator --json experiments/results/allocator.json\n{BENCH} allocator --programs rnnlm",
+    )
+    _add_programs(parser)
+
+
 def _add_executor(bench: Any, command: Command) -> None:
     parser = command(
         bench,
@@ -427,6 +438,14 @@ def _rescore(options: argparse.Namespace) -> dict[str, Any]:
         return _told(run_rescore(options.nodes, options.moves, options.seed, bars.show), options)
 
 
+def _allocator(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.allocator import bench
+
+    with Bars() as bars:
+        result = bench(_programs(options), progress=bars.show)
+    return _rows(result, options, "ratio")
+
+
 def _executor(options: argparse.Namespace) -> dict[str, Any]:
     wait_briefly()
     from experiments.bench.executor import bench
@@ -531,6 +550,7 @@ _ADD = {
     "backends": _add_backends,
     "partition": _add_partition,
     "rescore": _add_rescore,
+    "allocator": _add_allocator,
     "executor": _add_executor,
     "simulator": _add_simulator,
     "placement": _add_placement,

@@ -122,12 +122,12 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _over_each(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """How many times as fast as each other way what was placed is: geometric mean, on how many programs, and on how many
-    of them it is ahead."""
+    """How many times as fast as each other way what was placed is: geometric mean, on how many programs, and on how
+    many of them it is ahead."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
         for label, (median_ms, *_) in row["ms"].items():
-            if label != "placed":
+            if label != "placed" and label not in row["reasons"]:
                 ratios.setdefault(label, []).append(median_ms / row["ms"]["placed"][0])
     return {
         label: {"mean": statistics.geometric_mean(each), "programs": len(each), "ahead": sum(one > 1 for one in each)}

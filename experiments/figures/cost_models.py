@@ -282,8 +282,23 @@ def kernelbench_levels() -> str:
     return table(header, rows)
 
 
+def groups() -> str:
+    found = result("groups")
+    rows = [
+        [
+            name,
+            "{:.2f} ({:.2f} to {:.2f})".format(*each["tau"]),
+            f"{each['tau_together']:.2f}",
+            f"{100 * each['error']:.0f}",
+        ]
+        for name, each in found["methods"].items()
+    ]
+    head = ["", "tau within a program never seen", "of all together", "median error, %"]
+    return table([f"{found['groups']} groups of {found['programs']} programs", *head[1:]], rows)
+
+
 TABLES = {
-    "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "hlsyn outcomes": hlsyn_outcomes,
+    "groups": groups, "hlsyn": hlsyn, "hlsyn search": hlsyn_search, "hlsyn outcomes": hlsyn_outcomes,
     "hlsyn importance": hlsyn_importance, "hlsyn seeds": hlsyn_seeds, "timm": timm,
     "neusight": neusight, "neusight training": lambda: neusight("training"),
     "neusight intervals": neusight_intervals, "neusight settings": neusight_settings,

@@ -228,6 +228,8 @@ TABLES = {
     "giant policy": lambda: public_policy("public_policy_giant"),
     "doppler": doppler, "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip
+
+
 def _strangers() -> list[float]:
     return [result("strangers")[name] for name in ("over_eager", "over_best")]
 
@@ -238,7 +240,11 @@ def _rivals() -> list[float]:
 
 NUMBERS: list[Number] = [
     ("README.md", "{:.2f} times as fast as eager, {:.2f} times as the better of eager", _strangers),
-    ("README.md", "{:.2f} times as fast as `torch.compile` with frozen weights, {:.2f} times as ONNX Runtime and {:.2f}", _rivals),
+    (
+        "README.md",
+        "{:.2f} times as fast as `torch.compile` with frozen weights, {:.2f} times as ONNX Runtime and {:.2f}",
+        _rivals,
+    ),
     (BENCHMARKS, "{:.2f} times as fast as eager and {:.2f} times as the better of eager and", _strangers),
     ("README.md", "{:.2f} times as fast as plain PyTorch and {:.2f} times as `torch.compile`", _over_pytorch),
     (BENCHMARKS, "{:.2f} times as fast as plain PyTorch and {:.2f} times as `torch.compile`", _over_pytorch),

@@ -94,6 +94,7 @@ def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
         name=name,
         node_data={key: as_array(value) for key, value in graph.ndata.items() if key != x},
         edge_data={
-            f"edge{key}" if key in graph.ndata else key: as_array(value) for key, value in graph.edata.items()
+            f"edge_{key.lstrip('_')}" if key in graph.ndata else key: as_array(value)
+            for key, value in graph.edata.items()
         },
     )

@@ -24,7 +24,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     `edge_attr` and `pos`, become `edge_data` and `node_data`, but for masks. Of a `HeteroData` the nodes of one type
     stand behind those of another, features are padded with zeros to the widest, and `node_type` and `edge_type` hold
     the types' numbers; `hetero_inputs` takes them apart again. Other tensors come along if all types have them in one
-    shape; a warning names those that are left out.
+    shape (`edge_time` of edges where `time` is of nodes, too); a warning names those that are left out.
 
     Examples:
         >>> import torch
@@ -131,10 +131,11 @@ def _typed(data: Any) -> dict[str, Any]:
         shifted.append(as_array(edge_index.long()) + np.array([[first[source]], [first[target]]]))
     node_counts, edge_counts = [len(each) for each in features.values()], [each.shape[1] for each in shifted]
     node_data, left_nodes = _of_all_types([data[kind] for kind in data.node_types], node_counts)
-    edge_data, left_edges = _of_all_types([data[kind] for kind in data.edge_types], edge_counts)
+    of_edges, left_edges = _of_all_types([data[kind] for kind in data.edge_types], edge_counts)
+    edge_data = {f"edge_{key}" if key in node_data else key: array for key, array in of_edges.items()}
     if left_nodes or left_edges:
         names = ", ".join(sorted(left_nodes | left_edges))
-        warnings.warn(f"left out: {names}, which not all types have in one shape and dtype", stacklevel=3)
+        warnings.warn(f"left out: {names}, which not all types have in one shape and dtype, finite", stacklevel=3)
     return {
         "node_features": np.concatenate(padded),
         "edges": np.concatenate(shifted, axis=1) if shifted else np.zeros((2, 0), np.int64),
@@ -152,7 +153,8 @@ def _of_all_types(parts: Sequence[Any], counts: Sequence[int]) -> tuple[dict[str
     names = {key for each in found for key in each}
     forms = {key: {(each[key].dtype, each[key].shape[1:]) if key in each else None for each in found} for key in names}
     joined = {key: np.concatenate([each[key] for each in found]) for key in sorted(names) if len(forms[key]) == 1}
-    return joined, names - joined.keys()
+    finite = {key: array for key, array in joined.items() if array.dtype.kind != "f" or np.isfinite(array).all()}
+    return finite, names - finite.keys()
 
 
 def hetero_inputs(data: Any) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class ConfigClasses:
 
 def config_classes(graph: SegmentedGraph) -> ConfigClasses:
     """The classes of configurations of `graph`. The first call reads its configuration features, a bounded part at a
-    time; the result is kept as long as the graph, at most 4 bytes for each configuration and segment.
+    time; the result, at most 4 bytes for each configuration and segment, is kept (`OnceForEach`).
 
     Configurations are compared by hashes of 64 bits; two different ones of a graph with 10^5 configurations have the
     same with a probability of 3e-10.

@@ -10,12 +10,13 @@ from weakref import WeakKeyDictionary
 from gst.graphs.segments import SegmentedGraph
 
 Result = TypeVar("Result")
-MOST_COPIES = 64  # results kept by the content of graphs, those asked for last
+MOST_COPIES = 8  # results kept by the content of graphs, those asked for last
 
 
 class OnceForEach(Generic[Result]):
-    """A function of graphs that is computed once for each. A `DataLoader` with workers unpickles a graph anew for every
-    step; its fingerprint comes with it, by which the result of an earlier copy is found.
+    """A function of graphs that is computed once for each, and kept as long as the graph is. A `DataLoader` with
+    workers unpickles a graph anew for every step; its fingerprint comes with it, by which the result of an earlier copy
+    is found, of the last few.
 
     Args:
         compute: the function, of what the fingerprint covers alone.
@@ -28,7 +29,7 @@ class OnceForEach(Generic[Result]):
 
     def __call__(self, graph: SegmentedGraph) -> Result:
         if graph not in self._of_graph:
-            content = graph.__dict__.get("fingerprint")  # not computed for this: it reads all of a graph in memory
+            content = graph.fingerprint if graph.is_copy else None  # of others it would read all of the graph
             found = self._of_content.get(content) if content is not None else None
             self._of_graph[graph] = self._compute(graph) if found is None else found
             if content is not None:

@@ -76,6 +76,11 @@ class SegmentedGraph:
         return self
 
     @cached_property
+    def is_copy(self) -> bool:
+        """Whether it was unpickled, as what workers of a DataLoader send is anew for every step."""
+        return False
+
+    @cached_property
     def checksums(self) -> dict[str, str]:
         """Of the bytes of arrays, as far as a store has noted them."""
         return {}
@@ -108,13 +113,14 @@ class SegmentedGraph:
         return float(self.owned_counts.max() * self.num_segments / self.num_nodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it. The
-        fingerprint goes along: who unpickles does not read the graph for it, nor for what is kept by it."""
+        """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it.
+        The fingerprint goes along: who unpickles does not read the graph for it, nor for what is kept by it."""
         _ = self.fingerprint
         return _each(self.__dict__, lambda value: Mapped.of(value) or value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(_each(state, lambda value: value.open() if isinstance(value, Mapped) else value))
+        self.__dict__["is_copy"] = True
 
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in self._arrays())

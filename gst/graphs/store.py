@@ -43,7 +43,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes 
 
 def prepare(
     graphs: Iterable[Graph],
-    root: Path,
+    root: Path | str,
     max_nodes: int = 1000,
     method: str = "metis",
     halo: int = 0,
@@ -55,8 +55,9 @@ def prepare(
     """Cut `graphs` into segments and write them as a store under `root`; returns its directory.
 
     Graphs are read one after the other and never all held, but for an iterator, which is held whole: give a
-    `gst.data.GraphSource`, or an object with `__iter__`, for graphs that are larger than memory. One with more than `block_nodes` nodes is cut and written in
-    pieces, so that memory does not grow with it if its own arrays are memory-mapped.
+    `gst.data.GraphSource`, or an object with `__iter__`, for graphs that are larger than memory. One with more than
+    `block_nodes` nodes is cut and written in pieces, so that memory does not grow with it if its own arrays are
+    memory-mapped.
 
     Args:
         graphs: read as far as they agree with a store that is there already, and from the beginning if there is none of
@@ -201,7 +202,7 @@ def _checksum(meta: dict[str, Any]) -> str:
     return shortened(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()))
 
 
-def open_store(directory: Path) -> list[SegmentedGraph]:
+def open_store(directory: Path | str) -> list[SegmentedGraph]:
     """The graphs of a store, their arrays memory-mapped and read-only.
 
     Raises:

@@ -13,6 +13,7 @@ from gst.graphs.config_classes import BLOCK_BYTES, as_numbers, feature_hashes, m
 from gst.graphs.kept import OnceForEach
 from gst.graphs.segments import SegmentedGraph
 
+
 def with_references(
     graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], references: int
 ) -> Int64[Tensor, "graphs both"]:

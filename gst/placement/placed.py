@@ -42,7 +42,7 @@ class Placed:
         result: what was measured, see `gst.placement.planning.placed_result`.
         runs: ways to run the whole model that compute what it does, by name.
         parameters: for a model, its parameters and buffers by name; empty for a step.
-        program: what was captured of it; None, as the next two, where no plan was made because none could win.
+        program: what was captured of it; None for a model of which no plan was made, as the next two then are.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
     """
@@ -139,8 +139,9 @@ def place(
         y = placed.module()(x)
 
     A model is tried as it is, compiled, and frozen (weights as constants: only in evaluation mode, where no parameter
-    requires a gradient), on all cores and on one. What computes something else on random inputs is left out. Plans for
-    its operations are searched for where they could be faster; a step has these and the compiled step beside it.
+    requires a gradient), on all cores and on one; a step as it is and compiled. What computes something else is left
+    out: on random inputs for a model, on its own for a step. Plans for operations are searched for where they could be
+    faster.
 
     Args:
         model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a

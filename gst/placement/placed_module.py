@@ -36,7 +36,8 @@ class PlacedModule(nn.Module):
         self._guarded = placed.runs.get(run)
         if self._guarded is None:
             if run != PLAN:
-                raise ValueError(f"there is no way {run!r} to run it; there are {', '.join(placed.runs)}")
+                reason = f" ({left_out})" if (left_out := placed.result["left_out"].get(run)) else ""
+                raise ValueError(f"there is no way {run!r} to run it{reason}; there are {', '.join(placed.runs)}")
             if placed.program is None or placed.plan is None:
                 raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
             self._placed, self._program = placed, placed.program

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from gst.placement.guards import Guard
 from gst.placement.placed_module import PLAN, guard_of
 from gst.placement.step_ways import step_run
 from gst.placement.whole import Way, as_written, fresh_inputs, may_freeze, whole_run
-from gst.programs import Program, Step, capture, inference_step, kind_for, outputs_differ
+from gst.programs import Program, Step, capture, differ_beyond_rounding, inference_step, kind_for
 from gst.programs.program import structure
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def _check_outputs(path: Path, placed: Placed) -> None:
         got, want = module(*given), as_written(placed.model, given)
     finally:
         module.close()
-    if difference := outputs_differ(pytree.tree_leaves(got), pytree.tree_leaves(want)):
+    again = partial(as_written, placed.model)
+    if difference := differ_beyond_rounding(pytree.tree_leaves(got), pytree.tree_leaves(want), again, given):
         raise ValueError(f"{path}: {placed.winner} gives other outputs here: {difference}; place the model anew")
 
 

@@ -3,7 +3,7 @@
 A user of a GPU compares a plan with these, and not with the step on the cores. Each is made and timed by a child, which
 answers in milliseconds.
 
-    python -m gst.placement.ways_on_accelerator PROGRAM [--saved] DEVICE SECONDS SKIP_REASON
+    python -m gst.placement.ways_on_accelerator PROGRAM [--saved] DEVICE SECONDS SKIP_REASON WAY...
     # a line in: a way; out: its milliseconds
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from gst.devices.execute.plain import COMPILED, PYTORCH, failing
 from gst.placement.choosing import TimeIsUp, stopped_after
 from gst.placement.ways_beside import asked, serve
 from gst.programs import Program, differ_beyond_rounding, kind_for, resolve, traced
+from gst.programs.seeded import unseeded
 
 MODULE = "gst.placement.ways_on_accelerator"
 ONE_GRAPH = "one graph"  # the step as written, recorded once
@@ -33,7 +34,11 @@ MODES = {COMPILED: "default", f"{COMPILED}, reduce-overhead": "reduce-overhead",
 
 @contextmanager
 def steps_on_accelerator(
-    source: Path | str, device: torch.device, seconds: float, skip_reason: str = ""
+    source: Path | str,
+    device: torch.device,
+    seconds: float,
+    skip_reason: str = "",
+    compiled: Sequence[str] = tuple(MODES),
 ) -> Iterator[dict[str, Callable[[], float]]]:
     """By name, what runs a step once on an accelerator, whole, and returns its milliseconds: `pytorch`, as written,
     comes first. A way that is left out raises its reason (`ExecutionError`) whenever it is called.
@@ -43,10 +48,11 @@ def steps_on_accelerator(
         device: the accelerator.
         seconds: nothing is compiled beyond them.
         skip_reason: why nothing is compiled; it is if empty.
+        compiled: of `MODES`.
     """
     with ExitStack() as stack:
         try:
-            child = (MODULE, str(device), str(seconds), skip_reason)
+            child = (MODULE, str(device), str(seconds), skip_reason, *compiled)
             runs, reasons = stack.enter_context(asked(source, seconds, child))
         except ValueError as error:  # it needs more memory than there is, say
             runs, reasons = {}, {PYTORCH: str(error), COMPILED: str(error)}
@@ -54,7 +60,7 @@ def steps_on_accelerator(
 
 
 def made(
-    source: Path | str, device: torch.device, seconds: float, skip_reason: str
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = tuple(MODES)
 ) -> tuple[dict[str, Run], dict[str, str]]:
     """The ways that compute what the program does, and the reasons of the others."""
     if isinstance(source, Path):
@@ -62,10 +68,15 @@ def made(
         written = whole(program, device)
     else:
         program = traced(source, kind=kind_for([device.type]))
-        written = as_written(resolve(source), device)
+        seeded = as_written(resolve(source), device)
+
+        def written() -> list[object]:
+            with unseeded():  # as a user's step draws, whom nobody asked for plans
+                return seeded()
+
     written()  # what it raises ends all
     ways: dict[str, Callable[[], Run]] = {ONE_GRAPH: partial(one_graph, written, device)}
-    ways |= {name: partial(_compiled, program, device, mode) for name, mode in MODES.items()}
+    ways |= {name: partial(_compiled, program, device, MODES[name]) for name in compiled}
     runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
     for name, make in ways.items():
         left = ends - time.monotonic()
@@ -98,8 +109,11 @@ def _compiled(program: Program, device: torch.device, mode: str) -> Run:
 
 
 def main() -> None:
-    source, *saved, device, seconds, skip_reason = sys.argv[1:]
-    serve(lambda: made(Path(source) if saved else source, torch.device(device), float(seconds), skip_reason))
+    source, *rest = sys.argv[1:]
+    is_saved = rest[0] == "--saved"
+    device, seconds, skip_reason, *compiled = rest[is_saved:]
+    program = Path(source) if is_saved else source
+    serve(lambda: made(program, torch.device(device), float(seconds), skip_reason, compiled))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import yaml  # type: ignore[import-untyped]
 from jsonargparse import DefaultHelpFormatter
 from jsonargparse.typing import PositiveFloat
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -134,7 +135,8 @@ def _names_checkpoint(arguments: Sequence[str]) -> bool:
     """Whether an argument, or a configuration file, says which checkpoint (or help is asked for)."""
     if any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
         return True
-    return any("ckpt_path:" in path.read_text() for path in _config_files(arguments) if path.is_file())
+    contents = [yaml.safe_load(path.read_text()) for path in _config_files(arguments)]  # see `check_yaml`
+    return any(isinstance(content, dict) and content.get("ckpt_path") for content in contents)
 
 
 def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
@@ -149,10 +151,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: an argument or a key of a configuration file is unknown, or its value has the wrong type.
     """
-    if arguments[0] != "fit" and not _names_checkpoint(arguments):
-        raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
     for path in _config_files(arguments):
         check_yaml(path)
+    if arguments[0] != "fit" and not _names_checkpoint(arguments):
+        raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
     _silence_what_nobody_can_act_on(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:

@@ -149,6 +149,8 @@ class SegmentTrainingModule(L.LightningModule):
         needs_table = with_table and self.wants_table and self.estimator.table is None
         if needs_table or any(map(is_lazy, self.estimator.parameters())):
             channels = self.estimator.channels(graphs[0])
+        if any(map(is_lazy, self.estimator.parameters())):  # of layers that this segment has no use for
+            self.estimator.embed(graphs, configs)
         if needs_table:
             self.estimator.table = self._table(channels)
             self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum

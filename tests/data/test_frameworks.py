@@ -69,6 +69,13 @@ def test_dgl_data_of_nodes_and_edges() -> None:
     assert graph.name == "path"
 
 
+def test_types_and_numbers_of_a_homogeneous_dgl_graph() -> None:
+    """`dgl.to_homogeneous` puts `_TYPE` and `_ID` beside both nodes and edges."""
+    nodes, edges = torch.tensor([0, 0, 1]), torch.tensor([1, 0])
+    graph = from_dgl(dgl_graph(ndata={"feat": torch.eye(3), "_TYPE": nodes}, edata={"_TYPE": edges}))
+    assert graph.node_data["_TYPE"].tolist() == [0, 0, 1] and graph.edge_data["edge_TYPE"].tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -80,6 +80,7 @@ def test_what_nodes_and_edges_have_besides_is_kept_under_its_name() -> None:
         "edge_attr": np.float32, "edge_weight": np.int64,
     }  # fmt: skip
     assert list(graph.node_data) == ["pos"] and graph.opcodes.tolist() == [1, 2, 3]
+    assert from_pyg(data(weight=torch.tensor([3.0, 4.0]))).edge_data["weight"].tolist() == [3, 4]
 
 
 def test_nodes_and_edges_of_several_types_are_put_together_and_taken_apart() -> None:
@@ -105,3 +106,22 @@ def test_a_real_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="a Batch of 2 graphs"):
         from_pyg(batch)
     assert from_pyg(loader.Batch.from_data_list([loader.Data(**vars(data()))])).num_nodes == 3
+
+
+def test_what_all_types_have_comes_along_and_what_some_have_is_named() -> None:
+    hetero = pytest.importorskip(
+        "torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]"
+    ).HeteroData()
+    hetero["op"].x, hetero["buffer"].x = torch.ones(3, 4), torch.ones(2, 2)
+    hetero["op"].pos, hetero["buffer"].pos = torch.zeros(3, 1), torch.ones(2, 1)
+    hetero["op"].cost = torch.ones(3)
+    hetero["op"].time, hetero["buffer"].time = torch.arange(3), torch.arange(2)
+    for number, kinds in enumerate([("op", "writes", "buffer"), ("buffer", "read_by", "op")]):
+        hetero[kinds].edge_index = torch.tensor([[0, 1], [1, 0]])
+        hetero[kinds].edge_attr = torch.full((2, 3), float(number))
+        hetero[kinds].time = torch.tensor([7, 8])
+    with pytest.warns(UserWarning, match="left out: cost, which not all types have"):
+        graph = from_pyg(hetero)
+    assert graph.node_data["pos"].tolist() == [[0], [0], [0], [1], [1]] and "cost" not in graph.node_data
+    assert graph.edge_data["edge_attr"].tolist() == [[0] * 3] * 2 + [[1] * 3] * 2
+    assert graph.node_data["time"].tolist() == [0, 1, 2, 0, 1] and graph.edge_data["edge_time"].tolist() == [7, 8] * 2

@@ -1,5 +1,7 @@
 """Classes of configurations: two are of one class in a segment where its configurable nodes see the same features."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from gst.graphs import config_classes as module
 from gst.graphs.config_classes import config_classes
 from gst.graphs.graph import Graph
+from gst.graphs.kept import OnceForEach
 from gst.graphs.segments import SegmentedGraph, segment
 
 
@@ -56,3 +59,12 @@ def test_minus_zero_is_zero() -> None:
         np.ones((2, 1), np.float32), np.array([[0], [1]]), config_nodes=np.array([0]), config_features=features
     )
     assert config_classes(segment(graph)).of(np.arange(3)).tolist() == [[0, 0, 1]]
+
+
+def test_copies_of_a_graph_that_workers_send_are_looked_at_once() -> None:
+    calls: list[str] = []
+    classes = OnceForEach(lambda graph: calls.append(graph.name) or graph.num_configs)
+    graph, other = made(8, 6, 2, 0, "int8", 0), made(8, 6, 2, 0, "int8", 1)
+    for _ in range(3):  # a loader with workers unpickles a graph for every step
+        assert classes(copy.copy(graph)) == 6
+    assert classes(copy.copy(other)) == 6 and len(calls) == 2

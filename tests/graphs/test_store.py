@@ -544,3 +544,8 @@ def test_an_interruption_in_the_middle_of_a_graph_is_resumed(tmp_path: Path, mon
             prepare(MANY, tmp_path / "root", 7)
     assert not stores(tmp_path / "root")
     assert contents(prepare(MANY, tmp_path / "root", 7)) == truth
+
+
+def test_paths_may_be_texts(tmp_path: Path) -> None:
+    directory = prepare([random_graph(0, 30)], str(tmp_path), max_nodes=10)
+    assert [graph.num_nodes for graph in open_store(str(directory))] == [30]

@@ -7,6 +7,8 @@ import torch
 from reference import as_batch, random_graph
 from slow_encoders import made, slow_encode
 
+from gst.nn.encoders import LazyLinear
+
 
 @pytest.mark.parametrize("num_layers", [0, 2])
 @pytest.mark.parametrize("arguments", [{}, {"config_symbols": 7}, {"log_config": False}], ids=str)
@@ -30,3 +32,10 @@ def test_opcodes_and_symbols_out_of_range_are_refused() -> None:
     for symbol in (-2, 6):
         with pytest.raises(ValueError, match=r"symbols -1\.\.5.*config_symbols"):
             encoder(replace(batch, config_features=torch.full_like(batch.config_features, symbol)))
+
+
+def test_nodes_without_features_have_no_part_in_the_first_layer() -> None:
+    """PyTorch leaves the bias of a lazy layer without inputs as the memory was."""
+    layer = LazyLinear(3)
+    assert layer(torch.ones(2, 0)).tolist() == [[0.0] * 3] * 2
+    assert LazyLinear(3)(torch.ones(2, 4)).abs().sum() > 0

@@ -99,7 +99,7 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
 @needs_compiler
 def test_a_training_step_runs_compiled_and_from_a_file(model: Branches, tmp_path: Path) -> None:
     data = torch.linspace(-1, 1, 64).reshape(4, 16)
-    step = training_step("branches", model, lambda m, x: m(x).square().mean(), [data])
+    step = training_step("branches", model, lambda m, x: m(x).square().mean(), [data], optimizer="adam")
     placed = gst.place(step, devices=["cpu:0"], budget=0, settings=replace(QUICK, compile_step=True))
     placed = replace(placed, result=placed.result | {"winner": "compiled"})
     _, state = step.function(*step.inputs)

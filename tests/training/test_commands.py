@@ -131,6 +131,29 @@ def test_layer_histories_are_resumed_bit_for_bit() -> None:
 
 
 @pytest.mark.slow
+def test_other_graphs_are_evaluated_without_the_table_of_the_training() -> None:
+    """Evaluation reads no table, so that rows of other segments are no obstacle."""
+    checkpoint_of("with_table", 1)
+    Path("which.yaml").write_text("ckpt_path: with_table/last.ckpt\n")
+    more = ["--config=which.yaml", "--model.table=true", "--data.max_nodes=7"]
+    assert main(command("test", "alexnet_layout", *more)) == 0
+
+
+def test_a_loss_that_compares_configurations_of_a_graph_needs_several(capsys: pytest.CaptureFixture[str]) -> None:
+    for loss in ("pairwise_hinge", "diff_mat", "list_mle"):
+        few = ["--data.configs_per_graph=1", f"--model.loss={loss}", "--trainer.fast_dev_run=1"]
+        assert main(command("fit", "giant_synthetic", *few)) == 2
+        assert "use --model.loss squared_error" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", ["ckpt_path: null", "# ckpt_path: best.ckpt"])
+def test_a_configuration_that_names_no_checkpoint_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(f"{words}\ndata: {{max_nodes: 500}}\n")
+    assert main(["test", "--config", "mine.yaml"]) == 2
+    assert "gst test needs --ckpt_path: without it the model is untrained" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     wandb.teardown()  # the service of an earlier test stays in that test's directory
     assert main(command("fit", "alexnet_layout", "--trainer.max_epochs=2", "--trainer.limit_train_batches=10")) == 0

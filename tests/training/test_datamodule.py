@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 
 from gst.cli import main
 from gst.data import TpuGraphs, TpuGraphsCollection
+from gst.data.loader import Selection
 from gst.data.tpugraphs import read
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
 from gst.training import SegmentDataModule
-from gst.training.datamodule import TEST, TRAIN, VALID
+from gst.training.datamodule import TEST, TRAIN, VALID, _check_labels, _check_scorable, _labelled
 from gst.training.rank import load, score
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -106,8 +110,36 @@ def test_placeholders_are_ranked_and_not_scored() -> None:
     data = module(valid_source=part("test"), test_source=part("test"))
     data.setup("predict")
     for stage in ("test", "validate", "fit"):
-        with pytest.raises(ValueError, match="graph 'test' has 0 for every target: placeholders"):
+        with pytest.raises(
+            ValueError, match="graph 'test' has 0 for every target, and so have all others: placeholders"
+        ):
             data.setup(stage)
+
+
+def selections(*targets: list[float]) -> list[Selection]:
+    graphs = [
+        segment(
+            Graph(np.ones((2, 1), np.float32), np.zeros((2, 0), np.int64), targets=np.array(each), name=str(number))
+        )
+        for number, each in enumerate(targets)
+    ]
+    return [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+
+
+def test_configurations_that_nobody_measured_are_left_out_of_training() -> None:
+    known = _labelled(selections([1.0, np.nan, 3.0], [np.nan, np.nan], [5.0]))
+    assert [(graph.name, configs.tolist()) for graph, configs in known] == [("0", [0, 2]), ("2", [0])]
+    with pytest.raises(ValueError, match="no training target is known"):
+        _check_labels(_labelled(selections([np.nan])))
+    with pytest.raises(ValueError, match="some training targets are infinite"):
+        _check_labels(_labelled(selections([1.0, np.inf])))
+
+
+def test_zeros_of_one_graph_may_be_true_and_zeros_of_all_are_placeholders() -> None:
+    _check_scorable(selections([0.0, 0.0], [1.0, 2.0]))
+    _check_scorable(selections([0.0], [0.0]))  # a class, say
+    with pytest.raises(ValueError, match="graph '0' has 0 for every target, and so have all others: placeholders"):
+        _check_scorable(selections([0.0, 0.0], [0.0, 0.0, 0.0]))
 
 
 def test_features_of_one_part_alone_are_refused() -> None:
@@ -147,7 +179,7 @@ def test_the_published_parts_by_commands_alone(capsys: pytest.CaptureFixture[str
     assert len({row["score"] for row in rows}) > 10
     capsys.readouterr()
     assert main(command("test", ".", table, best)) == 2
-    assert "graph 'test' has 0 for every target: placeholders" in last_error(capsys)
+    assert "graph 'test' has 0 for every target, and so have all others: placeholders" in last_error(capsys)
 
 
 def test_rank_makes_of_a_file_what_training_made_of_its_own() -> None:

@@ -1,6 +1,6 @@
 """Times of compiled groups of operations of programs never seen (23 GraphNet samples): model and controls.
 
-    python -m experiments.reproductions.groups collect --out runs/groups  # half an hour on two quiet cores
+    python -m experiments.reproductions.groups collect --out runs/groups  # a quarter of an hour on two quiet cores
     python -m experiments.reproductions.groups compare --out runs/groups --json experiments/results/groups.json
 
 `--data` is graphnet.tar.xz or a folder unpacked from it; without it, ../shared/data.

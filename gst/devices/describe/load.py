@@ -45,7 +45,7 @@ def _ticks_of_descendants() -> int:
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()  # the name before may hold spaces
+            fields = path.read_bytes().rpartition(b")")[2].split()  # the name before may hold any bytes
         except OSError:  # it ended
             continue
         pid = int(path.parent.name)

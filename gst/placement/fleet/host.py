@@ -131,7 +131,7 @@ def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterat
         with steps_beside(program, skip_reason) as steps:
             yield steps
         return
-    with steps_on_accelerator(program, accelerator.torch_device, START_LIMIT_S, skip_reason) as steps:
+    with steps_on_accelerator(program, accelerator.torch_device, START_LIMIT_S, skip_reason, [COMPILED]) as steps:
         yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.bench import executor, placement, simulator
+from experiments.bench import allocator, executor, placement, simulator
 from gst.devices import LoadGate
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
@@ -22,6 +22,13 @@ def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> Non
     below = np.random.default_rng(0).lognormal(0, 1, 40)
     ratio, low, high = executor.ratio_interval(1.5 * below, below)
     assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
+
+
+def test_the_allocator_benchmark_times_a_step_both_ways() -> None:
+    result = allocator.bench([TINY], repetitions=2)
+    row = result["workloads"][TINY]
+    assert row["kept_ms"][0] > 0 < row["given_back_ms"][0]
+    assert result["ratio"] == pytest.approx(row["given_back_ms"][0] / row["kept_ms"][0])
 
 
 @pytest.mark.e2e

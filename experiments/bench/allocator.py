@@ -1,0 +1,71 @@
+"""What a step as written gains where the memory of freed tensors is kept: a control, as plans and what stands beside
+them run so (`gst.process.tuning.keep_freed_memory`), and PyTorch by itself does not.
+
+    python -m experiments.bench allocator
+    python -m experiments.bench.allocator PROGRAM kept|given_back    # a line in: a step; out: its milliseconds
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from gst.devices import machine_record
+from gst.devices.execute.calls import pytorch
+from gst.devices.execute.child import end_with_parent
+from gst.devices.execute.measure import measure, timed
+from gst.devices.execute.plain import PlainPyTorch
+from gst.process.progress import Progress, no_progress
+from gst.process.tuning import keep_freed_memory
+from gst.programs import resolve
+from gst.programs.seeded import unseeded
+
+KEPT, GIVEN_BACK = "kept", "given_back"
+REPETITIONS = 25
+
+
+def bench(programs: Sequence[str], repetitions: int = REPETITIONS, progress: Progress = no_progress) -> dict[str, Any]:
+    """Time each step with and without, in processes of their own that take turns.
+
+    Returns:
+        workloads: for each program the medians and intervals of `kept_ms` and `given_back_ms`; `ratio`, how many times
+            as fast it is with freed memory kept, and its geometric mean; machine.
+    """
+    rows: dict[str, Any] = {}
+    for number, name in enumerate(programs):
+        progress(name, number, len(programs))
+        with ExitStack() as stack:
+            runs = {
+                way: stack.enter_context(PlainPyTorch(name, child=("experiments.bench.allocator", way))).__call__
+                for way in (KEPT, GIVEN_BACK)
+            }
+            measured = measure(runs, repetitions, 3, time_of=lambda run: run())
+        rows[name] = {f"{way}_ms": [each.median_ms, each.low_ms, each.high_ms] for way, each in measured.items()}
+        rows[name]["ratio"] = measured[GIVEN_BACK].median_ms / measured[KEPT].median_ms
+    mean = statistics.geometric_mean(row["ratio"] for row in rows.values())
+    return {"workloads": rows, "ratio": mean, "machine": machine_record()}
+
+
+def main() -> None:
+    end_with_parent(os.getppid())
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the program prints is no answer
+    step, way = resolve(sys.argv[1]), sys.argv[2]
+    if way == KEPT and not keep_freed_memory():
+        raise SystemExit("the C library of this machine takes no such settings")
+
+    def run() -> None:
+        with unseeded():
+            pytorch(step)
+
+    print("ready", file=answers)
+    for _ in sys.stdin:
+        print(timed(run), file=answers)
+
+
+if __name__ == "__main__":
+    main()
