@@ -11,6 +11,7 @@ from gst.process.interrupts import Stopped
 from gst.process.progress import Bars
 from gst.process.tuning import wait_briefly
 
+BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 OF_PROGRAMS = ("runtime", "methods", "tasks", "budget", "evaluations", "cost_model", "no_compile", "wandb")
 """Options that published problems have no use for."""
 
@@ -141,7 +142,7 @@ def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: s
         default=budget,
         metavar="N",
         help="plans to measure during the search; 0 = baselines alone "
-        f"(default: {'as many of 50 as --seconds allow' if budget is None else budget})",
+        f"(default: {f'as many of {BUDGET} as --seconds allow' if budget is None else budget})",
     )
     command.add_argument(
         "--evaluations",
@@ -263,7 +264,7 @@ def _fill_in(options: argparse.Namespace) -> None:
         raise ValueError("--seconds is for plans measured on this machine, and for --graph with --machine")
     elif options.seconds is None and options.budget is None and measured and isinstance(options.workers, int):
         options.seconds = 60.0
-    options.budget = 50 if options.budget is None else options.budget
+    options.budget = BUDGET if options.budget is None else options.budget
 
 
 def _place_published(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from gst.placement.placed import Placed, place
 from gst.placement.placed_module import PlacedModule
-from gst.placement.planning import Settings
+from gst.placement.planning import BUDGET, Settings
 from gst.programs import Step
 
 
@@ -53,7 +53,7 @@ def placed(function: Callable[..., Any]) -> PlacedFunction: ...
 def placed(
     *,
     devices: Sequence[str] | str | None = None,
-    budget: int = 50,
+    budget: int = BUDGET,
     settings: Settings | None = None,
     seconds: float | None = 60.0,
 ) -> Callable[[Callable[..., Any]], PlacedFunction]: ...

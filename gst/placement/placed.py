@@ -20,7 +20,7 @@ from gst.placement.choosing import GuardedRun, candidates, confirmed
 from gst.placement.drawing import explanation
 from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule
-from gst.placement.planning import Settings
+from gst.placement.planning import BUDGET, Settings
 from gst.placement.room import SHARE, chain_share, no_room
 from gst.placement.stages import Stages, device_map, stages
 from gst.placement.step_ways import step_candidates
@@ -125,7 +125,7 @@ def place(
     model: nn.Module | Step,
     example_inputs: Sequence[Any] | Any = (),
     devices: Sequence[str] | str | None = None,
-    budget: int = 50,
+    budget: int = BUDGET,
     out: Path | str | None = None,
     memory_limit: int | None = None,
     settings: Settings | None = None,

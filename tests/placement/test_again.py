@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from gst.cli import main
+from gst.commands import place as place_command
 from gst.devices import Log, Measurement, Plan
 from gst.placement import command
 from gst.placement.again import SIGNATURES, keep_best, moved, old_plan, save_signatures, signatures
+from gst.placement.planning import BUDGET
 from gst.placement.search import Trial
 from gst.placement.task import save_plan
 from gst.process.interrupts import Stopped
@@ -117,7 +119,7 @@ def test_the_plan_that_again_begins_with_stays_until_there_is_another(tmp_path: 
 
 
 @pytest.mark.parametrize(("options", "seconds", "budget"), [
-    ([], 60.0, 50), (["--budget", "7"], float("inf"), 7), (["--seconds", "9"], 9.0, 50),
+    ([], 60.0, BUDGET), (["--budget", "7"], float("inf"), 7), (["--seconds", "9"], 9.0, BUDGET),
     (["--seconds", "9", "--budget", "7"], 9.0, 7),
 ])  # fmt: skip
 def test_a_minute_is_the_default_and_a_budget_takes_as_long_as_it_takes(
@@ -132,7 +134,7 @@ def test_a_minute_is_the_default_and_a_budget_takes_as_long_as_it_takes(
     monkeypatch.setattr(command, "traced", lambda name, kind: before)
     monkeypatch.setattr(command, "place_measured", recorded)
     assert main(["place", "rnnlm", "--devices", "cpu:0", "--out", str(tmp_path), *options]) == 2
-    assert asked == [(seconds, budget)]
+    assert asked == [(seconds, budget)] and place_command.BUDGET == BUDGET
 
 
 def test_again_goes_with_a_measured_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
