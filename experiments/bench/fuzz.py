@@ -33,7 +33,8 @@ MODULES = (
     "gst/files/untrusted.py", "gst/graphs/store.py", "gst/files/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
-    "gst/devices/execute/measure.py", "gst/placement/plan_files.py",
+    "gst/devices/execute/measure.py", "gst/placement/task.py", "gst/data/neusight.py",
+    "gst/data/hlsyn/reader.py", "gst/cost/step_time/tables.py", "gst/cost/step_time/machines.py",
     "gst/programs/program.py", "gst/programs/operation.py", "partitioners/cache.py", "gst/cost/model.py",
     "gst/training/rank.py",
 )  # fmt: skip
@@ -41,7 +42,8 @@ TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",
     "tests/data/test_hlo_damage.py", "tests/data/test_elf.py", "tests/data/test_elf_source.py",
     "tests/data/test_tpugraphs.py", "tests/data/test_collections.py", "tests/data/test_malnet.py",
-    "tests/data/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/devices/execute/test_log.py",
+    "tests/data/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/data/test_neusight.py",
+    "tests/data/test_hlsyn.py", "tests/data/test_step_times.py", "tests/devices/execute/test_log.py",
     "tests/programs/test_saving.py", "tests/partitioners/test_partition_cache.py",
     "tests/cost/test_model.py", "tests/commands/test_measure_command.py",
 )  # fmt: skip

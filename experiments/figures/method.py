@@ -60,7 +60,7 @@ def against_full() -> str:
 
 def claims() -> str:
     against, memory, theirs, ours = map(result, ("against_full", "memory", "published_step", "step"))
-    best, worst = (against["seconds_to"][tau]["speedup"] for tau in ("0.75", "0.80"))
+    best, worst = (against["seconds_to"][tau]["speedup"] for tau in ("0.75", "0.8"))
     peaks = memory["train_peak_mib"]
     return table(
         ["", "published", "here"],

@@ -198,7 +198,8 @@ def _with(template: Any, values: dict[int, fx.Node]) -> Any:
 def differ_beyond_rounding(
     got: Sequence[Any], want: Sequence[Any], run: Callable[[Any], Any], inputs: Any
 ) -> str | None:
-    """What differs first between flat outputs, as of `outputs_differ`, and by more than `rounding_margins` allows.
+    """What differs first between flat outputs, as of `outputs_differ`, and by more than `rounding_margins` allows. What
+    returns something else from call to call has no margins.
 
     Args:
         got: of other code.
@@ -206,8 +207,9 @@ def differ_beyond_rounding(
         run: called with inputs as one argument, and only if outputs differ.
         inputs: tensors in any structure.
     """
-    if outputs_differ(got, want) is None:
-        return None
+    difference = outputs_differ(got, want)
+    if difference is None or outputs_differ(pytree.tree_leaves(run(inputs)), want) is not None:
+        return difference
     return outputs_differ(got, want, rounding_margins(run, inputs, want))
 
 

@@ -21,8 +21,8 @@ from gst.process.progress import bar
 from gst.programs import Program, capture_module
 
 MACHINE = "cpu-r9_7950x"  # at whose rates the work of operations is weighed, to cut programs
-COUNTS = (8, 24, 64)  # segments that a program is cut into
-EACH = 3  # groups of each cut
+COUNTS = (8, 32)  # segments that a program is cut into
+EACH = 2  # groups of each cut
 
 
 def collect(data: Path, names: Sequence[str], devices: Sequence[Device], log: Log) -> None:
