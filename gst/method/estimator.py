@@ -191,7 +191,6 @@ class GraphSegmentTraining(nn.Module):
         self._deviations: list[Tensor] = []  # of the step under way
         self._slot: int | None = None  # of the table, which several estimators may share
         self._frozen_version: tuple[Any, ...] | None = None
-        self._switched_off: list[nn.Parameter] = []  # by `_freeze`
         self.pad_to = pad_to
         self._call = call_of(encoder, inputs)
         self._copies: torch.Stream | None = None
@@ -385,17 +384,8 @@ class GraphSegmentTraining(nn.Module):
         self.encoder_frozen = True
         for parameter in self.encoder.parameters() if isinstance(self.encoder, nn.Module) else ():
             if not nn.parameter.is_lazy(parameter):
-                if parameter.requires_grad:
-                    self._switched_off.append(parameter)
                 parameter.requires_grad_(False)
                 parameter.grad = None  # else an optimizer would go on by it
-
-    def _unfreeze(self) -> None:
-        """For a state that was saved before the encoder was frozen."""
-        self.encoder_frozen, self._frozen_version = False, None
-        for parameter in self._switched_off:
-            parameter.requires_grad_(True)
-        self._switched_off.clear()
 
     def _forget_rows(self) -> None:
         """Another estimator may share the table; then this one takes new keys, and leaves its old rows unread."""
@@ -774,8 +764,6 @@ class GraphSegmentTraining(nn.Module):
         if state["encoder_frozen"]:
             self._freeze()
             self._frozen_version = ()  # set by `_after_loading`, once encoder and table are loaded too
-        elif self.encoder_frozen:
-            self._unfreeze()
 
     def __getstate__(self) -> dict[str, Any]:
         """For `copy` and `pickle`: streams stay behind, and rows of a frozen encoder stay exact."""

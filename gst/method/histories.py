@@ -3,7 +3,7 @@ messages cross the cut (GNNAutoScale: Fey et al., ICML 2021, arXiv 2106.05609, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -43,7 +43,7 @@ class _Context(NamedTuple):
         return _of_graph[graph]
 
 
-_apart: ContextVar[tuple[LayerHistories, MutableSequence[EmbeddingTable]] | None] = ContextVar("_apart", default=None)
+_apart: ContextVar[tuple[LayerHistories, list[EmbeddingTable]] | None] = ContextVar("_apart", default=None)
 _of_graph: WeakKeyDictionary[SegmentedGraph, _Context] = WeakKeyDictionary()
 
 
@@ -173,18 +173,23 @@ class LayerHistories(nn.Module):
             _apart.reset(token)
 
     @property
-    def _tables_now(self) -> MutableSequence[EmbeddingTable]:
+    def _tables_now(self) -> Sequence[EmbeddingTable]:
         user, tables = _apart.get() or (None, [])
-        return tables if user is self else cast(MutableSequence[EmbeddingTable], self.tables)
+        return tables if user is self else cast(list[EmbeddingTable], list(self.tables))
 
     def _table_on(self, device: torch.device, number: int) -> EmbeddingTable:
         """The table of a layer; one that is elsewhere is moved, with its rows, to where the layer's states are."""
-        tables = self._tables_now
-        if tables[number].device != device:
-            moved = EmbeddingTable(1, tables[number].channels, device=device, **self._options)
-            moved.set_extra_state(tables[number].get_extra_state())
+        table = self._tables_now[number]
+        if table.device == device:
+            return table
+        moved = EmbeddingTable(1, table.channels, device=device, **self._options)
+        moved.set_extra_state(table.get_extra_state())
+        user, tables = _apart.get() or (None, [])
+        if user is self:
             tables[number] = moved
-        return tables[number]
+        else:
+            self.tables[number] = moved
+        return moved
 
     def _empty_tables(self) -> list[EmbeddingTable]:
         return [EmbeddingTable(1, width, **self._options) for width in self.channels.values()]

@@ -342,21 +342,6 @@ def test_a_frozen_encoder_is_exact_though_the_table_cannot_hold_all_rows(capacit
         torch.testing.assert_close(model.train()([graph]).detach(), model.eval()([graph]))
 
 
-def test_a_state_from_before_the_encoder_was_frozen_lets_it_train_again() -> None:
-    encoder, head = models("sage", random_graph(0))
-    model = GraphSegmentTraining(encoder, head, "sum", table=EmbeddingTable(1, 6, torch.float64))
-    model.exact([segment(random_graph(0, 40), 6)])
-    fixed = next(iter(model.encoder.parameters())).requires_grad_(False)
-    before = copy.deepcopy(model.state_dict())
-    model.freeze_encoder()
-    assert not any(each.requires_grad for each in model.encoder.parameters())
-    model.load_state_dict(before)
-    assert not model.encoder_frozen
-    assert [each.requires_grad for each in model.encoder.parameters()] == [
-        each is not fixed for each in model.encoder.parameters()
-    ]
-
-
 class Dropped(nn.Module):
     """Dropout that says nothing in evaluation mode."""
 
