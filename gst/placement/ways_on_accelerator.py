@@ -97,13 +97,13 @@ def _compiled(program: Program, device: torch.device, mode: str) -> Run:
     """Raises:
     ValueError: it gives other outputs than the program.
     """
-    run, one_by_one, module = whole(program, device, mode), whole(program, device), module_on(program, device)
+    run, module = whole(program, device, mode), module_on(program, device)
 
-    def with_inputs(inputs: list[Tensor]) -> list[object]:
+    def one_by_one(inputs: Sequence[Tensor]) -> list[object]:
         with torch.no_grad():
             return list(module(*(value.to(device) for value in inputs)))
 
-    if difference := differ_beyond_rounding(run(), one_by_one(), with_inputs, program.inputs):
+    if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
         raise ValueError(f"wrong outputs: {difference}")
     return run
 
