@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gst.devices.execute.calls import eager, pytorch
     from gst.devices.execute.costs import profile
     from gst.devices.execute.executor import AnyExecutor, Executor, Transfers, executor
+    from gst.devices.execute.graph_executor import GraphExecutor
     from gst.devices.execute.groups import fused
     from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
     from gst.devices.execute.measure import Log, Measurement, measure
@@ -25,6 +26,7 @@ _MODULES = {
     "execute.calls": ("eager", "pytorch"),
     "execute.costs": ("profile",),
     "execute.executor": ("AnyExecutor", "Executor", "Transfers", "executor"),
+    "execute.graph_executor": ("GraphExecutor",),
     "execute.groups": ("fused",),
     "execute.isolated": ("IsolatedExecutor", "measure_plans"),
     "execute.measure": ("Log", "Measurement", "measure"),

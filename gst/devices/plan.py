@@ -21,6 +21,21 @@ from gst.programs import Program
 SCHEMA = 1
 
 
+NO_MEMORY = (
+    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "alloc_failed",
+)  # fmt: skip
+
+
+def says_no_memory(words: str) -> bool:
+    """Whether an error, of whatever library, says that memory is short.
+
+    Examples:
+        >>> says_no_memory("CUDA error: out of memory"), says_no_memory("CUBLAS_STATUS_ALLOC_FAILED")
+        (True, True)
+    """
+    return any(each in words.lower() for each in NO_MEMORY)
+
+
 class ExecutionError(RuntimeError):
     """A run of a program or plan failed. What ran it can be used again.
 

@@ -288,7 +288,7 @@ def _search(
     return Search(
         searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
         settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
-        as_run=partial(_as_run, task) if fused is None else fused.unfold,
+        as_run=partial(_as_run, task) if fused is None else partial(_unfolded_plan, fused),
         surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
         on_fleet=on_fleet,
     )  # fmt: skip
@@ -303,7 +303,13 @@ def _as_run(task: Task, plan: Plan) -> Plan:
 
 def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
     """A plan of the fused task, in which each group is one operation, as a plan of the program."""
-    return planned if fused is None or planned.plan is None else replace(planned, plan=fused.unfold(planned.plan))
+    if fused is None or planned.plan is None:
+        return planned
+    return replace(planned, plan=_unfolded_plan(fused, planned.plan))
+
+
+def _unfolded_plan(fused: FusedTask, plan: Plan) -> Plan:
+    return fused.unfold(_as_run(fused.task, plan))
 
 
 def _measure_finally(

@@ -221,7 +221,7 @@ def least_memory_limit(devices: Sequence[Device]) -> int | None:
 
 
 def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
-    """Devices of this machine by name, or all of them and sets of their cores that follow its caches and NUMA nodes
+    """Devices of this machine by name, or all of them, its cores in sets that follow caches and NUMA nodes
     (`with_core_sets`); with a limit of their memory."""
     found = discover()
     chosen = with_core_sets(found, shared_domains()) if names is None else select(names, found)
@@ -229,11 +229,14 @@ def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None)
 
 
 def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
-    """Devices, as many as are simulated, and sets of their cores (`core_sets`); no sets beside accelerators, as the
-    compiled interpreter alone runs devices that share cores."""
+    """Devices, as many as are simulated, and sets of their cores (`core_sets`); beside accelerators all cores as one
+    device, so that plans run by graphs (`gst.devices.execute.graph_executor`)."""
+    cores = [device for device in devices if device.kind == "cpu"]
     others = [device for device in devices if device.kind != "cpu"]
-    devices = [*[device for device in devices if device.kind == "cpu"][: MOST_CORES - len(others)], *others]
-    return [*devices, *(core_sets(devices, domains) if supports(devices) else ())]
+    cores = cores[: MOST_CORES - len(others)]
+    if others:
+        return [*(core_sets(cores)[-1:] or cores), *others]
+    return [*cores, *(core_sets(cores, domains) if supports(cores) else ())]
 
 
 # Identity -------------------------------------------------------------------------------------------------------------

@@ -30,15 +30,15 @@ from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.calls import eager
 from gst.devices.execute.costs import Costs, measure_costs, profile, profiled_costs
 from gst.devices.execute.executor import AnyExecutor, executor
+from gst.devices.execute.graph_executor import GraphExecutor
 from gst.devices.execute.groups import group_records
 from gst.devices.execute.measure import timed
 from gst.devices.execute.native import NativeExecutor, quickest_runs
 from gst.devices.execute.transfers import measured_links
-from gst.devices.plan import ExecutionError, Plan, Timeline
+from gst.devices.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.programs import Program, kind_for, outputs_differ, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a run that it stopped itself
 
 
@@ -109,6 +109,8 @@ class Runner:
     def groups(self, plan: Plan) -> dict[int, float]:
         """By the first node of each legal group of a plan the part of its time that it takes compiled; none where
         nobody compiles groups."""
+        if isinstance(self.executor, GraphExecutor):
+            return self.executor.group_shares(plan)
         if not isinstance(self.executor, NativeExecutor):
             return {}
         records = group_records(self.executor.program, plan, self.executor.devices)
@@ -118,16 +120,20 @@ class Runner:
         """Work out a plan, and compile the groups that it fuses."""
         self.executor.compile(plan)
 
-    def check(self, plan: Plan) -> None:
-        """Run a plan and compare its outputs; ExecutionError if they differ."""
+    def check(self, plan: Plan) -> str:
+        """Run a plan and compare its outputs; ExecutionError if they differ. The result says why it runs eagerly where
+        it should run by graphs; empty otherwise."""
         with self._limited():
             if difference := outputs_differ(self.executor.run(plan), self.want):
                 raise ExecutionError(f"wrong outputs: {difference}")
+            return self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
         """Milliseconds of a run, and the most bytes that intermediate values took where that is counted."""
         self.executor.compile(plan)
         with self._limited():
+            if isinstance(self.executor, GraphExecutor):
+                return self.executor.time_ms(plan), None
             elapsed_ms = timed(partial(self.executor.run, plan))
         return elapsed_ms, self.executor.last_timeline.peak_bytes if isinstance(self.executor, NativeExecutor) else None
 
@@ -172,7 +178,7 @@ def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -
 
 def _reason(words: str) -> str:
     first = (words.strip().splitlines() or [""])[0]
-    return f"out of memory: {first}" if any(each in words.lower() for each in NO_MEMORY) else first
+    return f"out of memory: {first}" if says_no_memory(words) else first
 
 
 def end_with_parent(parent: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gst.devices.describe.machine import Device, overlap, select, supports
 from gst.devices.execute.calls import Values, bind
+from gst.devices.execute.graph_executor import GraphExecutor
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.lanes import Lane, Placed, is_here, outputs_of, residents_of, synchronise
 from gst.devices.execute.lowering import stream_program
@@ -123,8 +124,9 @@ class Executor:
         else:
             if plan.fusion is not None and fusion_groups(self.program, plan):
                 raise ExecutionError(
-                    "the plan fuses operations, and these devices run them one by one: fusion needs g++, and CPU "
-                    "devices of one memory; leave it out with --tasks placement,schedule (Python: fusion=None)"
+                    "the plan fuses operations, and these devices run them one by one: fusion needs g++ and CPU devices "
+                    "of one memory, or accelerators and at most one CPU device; leave it out with "
+                    "--tasks placement,schedule (Python: fusion=None)"
                 )
             positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out
             self._storages = self._storages or storages(self.program)
@@ -240,12 +242,12 @@ def _wait(futures: Sequence[Future[None]], run: Run) -> None:
             raise error
 
 
-AnyExecutor = Executor | NativeExecutor
+AnyExecutor = Executor | GraphExecutor | NativeExecutor
 
 
 def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
     """The compiled interpreter where it can run these devices (CPU, one memory) and this machine has a C++ compiler;
-    otherwise the Python one, which knows accelerators and copies between memories.
+    recorded graphs on accelerators, beside one CPU device or none; otherwise a Python thread for each lane.
 
     Raises:
         ValueError: devices share cores and only the Python one would run here.
@@ -263,6 +265,9 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
         return NativeExecutor(program, devices)
     if overlap(devices):
         raise ValueError("devices that share cores need the compiled interpreter: install g++, and use one memory")
+    accelerators = [device.torch_device for device in devices if device.is_accelerator]
+    if accelerators and all(map(is_here, accelerators)) and len(devices) - len(accelerators) <= 1:
+        return GraphExecutor(program, devices)
     return Executor(program, devices)
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from gst.devices.describe.machine import Device, cache_directory, cpu_model
-from gst.devices.execute.calls import Values, bind, steps_in_order
+from gst.devices.execute.calls import Values, bind, copied, steps_in_order
 from gst.devices.execute.interpreter import load, lower, machine
 from gst.devices.fusion.legality import Group, fusion_groups
 from gst.devices.fusion.rewrite import CompiledGroup, alone, renumbered, rewritten
@@ -243,7 +243,7 @@ def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple
                     raise ValueError(runner.reason())
                 outputs.append(runner.results([output.node for output in each.outputs]))
                 row[column] = max(runner.ends()) - min(runner.begins()[len(inputs) :])
-            _check(*outputs)
+            check_alike(*outputs)
     finally:
         runner.forget()
         runner.close()
@@ -251,7 +251,12 @@ def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple
     return compiled_us, eager_us
 
 
-def _check(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+def check_alike(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    """Check outputs of a compiled group.
+
+    Raises:
+        ValueError: they differ from those of its operations in value or in layout.
+    """
     if (difference := outputs_differ(got, want)) is not None:
         raise ValueError(f"compiled, {difference}")
     for position, (a, b) in enumerate(zip(got, want, strict=True)):
@@ -260,18 +265,19 @@ def _check(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
 
 
 SCHEMA = 1
+CPU = torch.device("cpu")
 Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 
 
 @lru_cache(maxsize=16)
 def layouts(program: Program) -> dict[int, Layout]:
     """Shape, strides and dtype of every tensor of the program, from a run in program order on the calling thread."""
-    return {node: layout(value) for node, value in _values(program) if isinstance(value, Tensor)}
+    return {node: layout(value) for node, value in _values(program, CPU) if isinstance(value, Tensor)}
 
 
-def example_values(program: Program, nodes: Collection[int]) -> dict[int, Tensor]:
-    """Values of these nodes for the example inputs."""
-    return {node: value for node, value in _values(program) if node in nodes}
+def example_values(program: Program, nodes: Collection[int], device: torch.device = CPU) -> dict[int, Tensor]:
+    """Tensors of these nodes for the example inputs, computed on a device."""
+    return {node: value for node, value in _values(program, device) if node in nodes and isinstance(value, Tensor)}
 
 
 def layout(value: Tensor) -> Layout:
@@ -298,12 +304,14 @@ def structure_key(program: Program, group: Group, inputs: Sequence[Layout], thre
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def _values(program: Program) -> Iterator[tuple[int, Any]]:
-    """Each node and its value, freed when nothing reads it any more."""
+def _values(program: Program, device: torch.device) -> Iterator[tuple[int, Any]]:
+    """Each node and its value on a device, freed when nothing reads it any more."""
     values: Values = [*program.inputs]
     values += [operation.constant for operation in program.operations[len(values) :]]
+    if device.type != "cpu":
+        values = [None if value is None else copied(value, device) for value in values]
     yield from ((node, value) for node, value in enumerate(values) if value is not None)
-    calls = bind(program, torch.device("cpu"))
+    calls = bind(program, device)
     order = [node for node, call in enumerate(calls) if call is not None]
     with torch.no_grad():
         for node, call, dead in steps_in_order(program, calls, order):

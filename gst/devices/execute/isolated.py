@@ -22,6 +22,7 @@ from gst.devices.describe.machine import Device, select
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.measure import Measurement, measure
 from gst.devices.plan import ExecutionError, Plan, Timeline
+from gst.process.progress import notice
 from gst.process.tuning import WAITING
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
@@ -50,6 +51,7 @@ class IsolatedExecutor:
         self.program_key, self.num_started = "", 0
         self.lost: ValueError | None = None  # why no further child can be had
         self._program = program
+        self._eager_reasons: set[str] = set()
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -98,6 +100,14 @@ class IsolatedExecutor:
             shares: dict[int, float] = self._ask(START_LIMIT_S, "groups", plan)
             return shares
 
+    def compile(self, plan: Plan) -> None:
+        """Work out a plan. Groups of a new structure are compiled, which takes long.
+
+        Raises:
+            ExecutionError, ValueError: as `check`.
+        """
+        self._ask(START_LIMIT_S, "compile", plan)
+
     def check(self, plan: Plan) -> None:
         """Run a plan once and compare its outputs with those of the program run in order.
 
@@ -105,8 +115,11 @@ class IsolatedExecutor:
             ExecutionError: it fails, or gives other outputs; the message is the reason.
             ValueError: it is no plan for this program on these devices.
         """
-        self._ask(START_LIMIT_S, "compile", plan)  # groups of a new structure are compiled, which takes long
-        self._ask(self.time_limit_s, "check", plan)
+        self.compile(plan)
+        reason: str = self._ask(self.time_limit_s, "check", plan)
+        if reason and reason not in self._eager_reasons:
+            notice(f"a plan runs eagerly, not by graphs: {reason}")
+            self._eager_reasons.add(reason)
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
         """Milliseconds of one run, and the most bytes that intermediate values took, where that is counted.
@@ -264,6 +277,7 @@ class _Turn:
         if self._failure is not None:
             raise self._failure
         if self._child != self.isolated.next_child:
+            self.isolated.compile(self.plan)
             self.isolated.time(self.plan)
             self._child = self.isolated.next_child
         elapsed_ms, self.peak_bytes = self.isolated.time(self.plan)

@@ -104,6 +104,7 @@ class LaneGraph:
         if self.reason:
             return executor.run(inputs)
         if inputs is not None or not self._holds_examples:
+            executor.synchronise()  # the inputs may still be computed on another stream
             given = executor.program.check_inputs(inputs)
             for node, memory in executor.streams.residents.T.tolist():
                 if node < len(given):

@@ -7,9 +7,10 @@ does a lane of an accelerator that is not here, whose values can only be fake te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from gst.devices.plan import ExecutionError
 from gst.programs import Program, Reference
 
 Values = dict[int, Any]  # of nodes, in one memory
+GroupCall = Callable[[Values], Iterable[tuple[int, Any]]]  # outputs of a fusion group: node and value of each
 Turns = list[tuple[int, list[int]]]  # lane, and steps that it takes one after the other
 Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
 
@@ -58,13 +60,18 @@ def residents_of(
     for node, memory in streams.residents.T.tolist():
         key = node, places[memory]
         if inputs is not None and node < len(given):
-            yield node, memory, given[node].detach().to(places[memory])
+            yield node, memory, _at(given[node].detach(), places[memory])
             continue
         if key not in placed:
             value = given[node] if node < len(given) else program.operations[node].constant
             assert value is not None, f"node {node} is no constant"
-            placed[key] = value.detach().to(places[memory])
+            placed[key] = _at(value.detach(), places[memory])
         yield node, memory, placed[key]
+
+
+def _at(value: Tensor, device: torch.device) -> Tensor:
+    """The value on a device with the strides that it has, itself if it is there."""
+    return value if value.device == device else copied(value, device)
 
 
 def outputs_of(program: Program, streams: StreamProgram, memories: Sequence[Any]) -> list[Any]:
@@ -132,6 +139,7 @@ class LaneExecutor:
         streams: its lowered form.
         devices: for which it was lowered; their memories are those of the stream program.
         order: of its steps, see `issue_order`, which is asked if None.
+        groups: by its operations, what computes the outputs of a fusion group; others run operation by operation.
 
     Raises:
         ValueError: a memory of the stream program is that of no device.
@@ -148,8 +156,9 @@ class LaneExecutor:
     """
 
     def __init__(
-        self, program: Program, streams: StreamProgram, devices: Sequence[Device], order: Ints | None = None
-    ) -> None:
+        self, program: Program, streams: StreamProgram, devices: Sequence[Device], order: Ints | None = None,
+        groups: Mapping[tuple[int, ...], GroupCall] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         of_memory = {device.memory: device.torch_device for device in devices}
         if missing := [memory for memory in streams.memories if memory not in of_memory]:
             raise ValueError(f"no device has the memory {missing[0]!r}; there are {', '.join(of_memory)}")
@@ -157,6 +166,7 @@ class LaneExecutor:
         self.devices = [of_memory[memory] for memory in streams.memories]
         self._calls = [bind(program, device) for device in self.devices]
         self._members, self._writes = streams.members.lists(), [set(each) for each in streams.writes.lists()]
+        self._compiled = [groups.get(tuple(sorted(members))) for members in self._members]
         self._lane_of_step = streams.lane_of_step.tolist()
         self._turns = self.turns(issue_order(streams) if order is None else order)
         memories = streams.lane_memory.tolist()
@@ -230,6 +240,10 @@ class LaneExecutor:
             raise ExecutionError(f"{streams.place_words(step)}: {type(error).__name__}: {error}") from error
 
     def _compute(self, group: int, memory: int, values: Values) -> None:
+        if (compiled := self._compiled[group]) is not None:
+            for node, value in compiled(values):
+                _write(values, node, value)
+            return
         calls, writes = self._calls[memory], self._writes[group]
         members = self._members[group]
         for node in members:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices.execute.lanes import is_here
-from gst.devices.execute.recording import WARM_RUNS, new_graph, recorded
+from gst.devices.execute.recording import WARM_RUNS, new_graph, no_garbage, recorded
 from gst.programs import Program, Step, as_module
 
 Run = Callable[[], list[Any]]
@@ -50,7 +50,7 @@ def one_graph(run: Run, device: torch.device) -> Run:
         for _ in range(WARM_RUNS):
             run()
         torch.accelerator.synchronize(device)
-        with recorded(graph):
+        with no_garbage(), recorded(graph):
             outputs = run()
 
     def replay() -> list[Any]:

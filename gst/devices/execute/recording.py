@@ -6,10 +6,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
 
+OTHER_THREADS = "thread_local"  # may do what would spoil a recording, such as pin memory, while one is made
 WARM_RUNS = 3  # eager ones before: libraries choose their kernels and take their workspaces
 
 
@@ -34,11 +36,13 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
         pool: memory of the graphs before it, which it may use again where they have freed it.
     """
     if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
-        return neutral(pool=pool)
+        return neutral(pool=pool, capture_error_mode=OTHER_THREADS)
     module = torch.get_device_module(device)
     graph = getattr(module, f"{device.type.upper()}Graph")()
     graph.memory = module.graph_pool_handle() if pool is None else pool
-    graph.capture_begin = partial(graph.capture_begin, pool=graph.memory)
+    accepted = signature(graph.capture_begin).parameters
+    mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
+    graph.capture_begin = partial(graph.capture_begin, pool=graph.memory, **mode)
     return graph
 
 

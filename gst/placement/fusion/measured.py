@@ -143,11 +143,12 @@ def _read_shares(path: Path, task: Task) -> Float64[np.ndarray, "devices groups"
 def _shares(
     task: Task, groups: Int64[np.ndarray, " nodes"], runner: PlanRunner, progress: Progress
 ) -> Float64[np.ndarray, "devices groups"]:
-    """What part of its operations' time each group takes on each device; devices of as many threads are alike."""
+    """What part of its operations' time each group takes on each device; devices of one kind and number of threads are
+    alike."""
     first = np.unique(groups, return_index=True)[1][int(groups.min(initial=0) < 0) :]
     shares = np.ones((len(task.devices), len(first)))
-    threads = [device.threads for device in task.devices]
-    kinds = sorted(set(threads))
+    kind_of = [(device.kind, device.description, device.threads) for device in task.devices]
+    kinds = sorted(set(kind_of))
 
     def ask(begin: int, end: int, placement: Int64[np.ndarray, " nodes"]) -> dict[int, float]:
         """One by one where they fail together; one that ends the process that compiles or runs it is left alone."""
@@ -159,14 +160,13 @@ def _shares(
             return {node: share for one in alone for node, share in ask(one, one + 1, placement).items()}
 
     for row, kind in enumerate(kinds):
-        device = threads.index(kind)
+        device = kind_of.index(kind)
         placement = np.full(task.num_nodes, device)
         for start in range(0, len(first), AT_ONCE):
             progress("compiling groups", row * len(first) + start, len(kinds) * len(first))
             ratios = ask(start, start + AT_ONCE, placement)
             shares[device, np.searchsorted(first, list(ratios))] = list(ratios.values())
-        for other in np.flatnonzero(np.array(threads) == kind):
-            shares[other] = shares[device]
+        shares[[each == kind for each in kind_of]] = shares[device]
     progress("compiled groups", len(kinds) * len(first), len(kinds) * len(first))
     return shares
 

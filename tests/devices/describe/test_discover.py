@@ -52,15 +52,18 @@ def test_all_devices_are_as_many_as_the_interpreter_runs(cores: int, sets: int) 
     assert not sets or (supports(together) and together[-1].threads == cores)
 
 
-def test_beside_an_accelerator_there_are_no_core_sets() -> None:
-    """The executor that knows accelerators knows no devices that share cores."""
+def test_beside_an_accelerator_all_cores_are_one_device() -> None:
+    """One thread computes what is on the CPU while graphs run."""
     cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(4)]
     gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "made up")
-    assert with_core_sets([*cores, gpu]) == [*cores, gpu]
+    together = with_core_sets([*cores, gpu])
+    assert [device.name for device in together] == ["cpu:0-3", "cuda:0"] and together[0].threads == 4
+    assert with_core_sets([cores[0], gpu]) == [cores[0], gpu] and with_core_sets([gpu]) == [gpu]
 
 
 def test_of_a_machine_of_very_many_cores_as_many_are_taken_as_are_simulated() -> None:
     single = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "made up") for core in range(1_100)]
     gpus = [Device(f"cuda:{number}", "cuda", (), 1, f"cuda:{number}", "made up") for number in range(8)]
     assert with_core_sets(single)[:1024] == single[:1024] and with_core_sets(single)[1024].threads == 32
-    assert with_core_sets([*single, *gpus]) == [*single[:1016], *gpus]
+    beside = with_core_sets([*single, *gpus])
+    assert beside[1:] == gpus and beside[0].cores == tuple(range(1016))

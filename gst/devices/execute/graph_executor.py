@@ -1,0 +1,198 @@
+"""Run plans on accelerators of this machine by recorded graphs, alone or beside the CPU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from gst.devices.describe.machine import Device, select
+from gst.devices.execute.lane_graphs import LaneGraph
+from gst.devices.execute.lane_groups import LaneGroups
+from gst.devices.execute.lanes import LaneExecutor
+from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.measure import timed
+from gst.devices.execute.race_check import check
+from gst.devices.execute.recording import Graph, new_graph
+from gst.devices.execute.storages import Storages, storages
+from gst.devices.execute.worker import Worker
+from gst.devices.plan import ExecutionError, Plan, positions_of_nodes, says_no_memory
+from gst.programs import Program
+
+MAX_PLANS = 64  # that stay lowered, and recorded as far as memory allows
+HOST = Device("host", "cpu", (), 1, "host", "the thread that launches graphs")
+
+Result = TypeVar("Result")
+
+
+class GraphExecutor:
+    """Runs plans of one program. Use it as a context manager.
+
+    A plan is lowered (`gst.devices.execute.lowering`), its fusion groups are compiled where that is faster
+    (`LaneGroups`), and its lanes are recorded as graphs of their accelerators (`LaneGraph`). Where that is impossible
+    the lanes run eagerly. One thread launches everything and computes what is on the CPU, so several CPU devices would
+    take turns.
+
+    Args:
+        program: what plans place.
+        devices: those plans may name.
+        recorded, graph: see `LaneGraph`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
+        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
+        >>> with GraphExecutor(program, [core]) as executor:
+        ...     plan = Plan(("cpu:0",), np.zeros(2, np.int64))
+        ...     executor.run(plan), executor.record(plan).reason
+        ([tensor([0., 2.])], 'graphs are recorded on an accelerator; this runs on cpu')
+    """
+
+    def __init__(
+        self, program: Program, devices: Sequence[Device], recorded: Collection[int] | None = None,
+        graph: Callable[[torch.device, Any], Graph] = new_graph,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
+        self._recorded, self._new_graph = recorded, graph
+        self._worker: Worker | None = None
+        self._storages: Storages | None = None
+        self._groups = LaneGroups(program, self.devices)
+        self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
+        self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        threads = torch.get_num_threads()
+        self._worker = Worker(next((device for device in self.devices if not device.is_accelerator), HOST))
+        self._worker.submit(lambda: None).result()
+        torch.set_num_threads(threads)  # threads made later by others start from the number set last
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._worker is not None:
+            self._on_worker(self._graphs.clear)
+            self._worker.close()
+        self._worker = None
+
+    def submit(self, device: str, function: Callable[[], Result]) -> Result:
+        """Call `function` on the thread that launches, and wait for it.
+
+        Raises:
+            ValueError: there is no such device.
+        """
+        select([device], self.devices)
+        return self._on_worker(function)
+
+    def compile(self, plan: Plan) -> LaneExecutor:
+        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are remembered
+        by key.
+
+        Raises:
+            ValueError: the plan does not fit the program or the devices.
+        """
+        return self._on_worker(partial(self._compile, plan))
+
+    def record(self, plan: Plan) -> LaneGraph:
+        """Record a plan, which runs it a few times. Where memory is short for it, recorded plans that were not asked
+        for lately are forgotten.
+
+        Raises:
+            ValueError: as `compile`.
+        """
+        return self._on_worker(partial(self._record, plan))
+
+    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+        """Run the program once as `plan` says, and wait for all of it.
+
+        Args:
+            plan: for this program, on this executor's devices.
+            inputs: flat inputs; the examples if None. They are not changed.
+
+        Returns:
+            Flat outputs, each in the memory where it was made; copies where the next run would overwrite them.
+
+        Raises:
+            ValueError: the plan or the inputs do not fit the program.
+            ExecutionError: an operation failed, or memory is short.
+        """
+
+        def run() -> list[Any]:
+            graph = self._record(plan)
+            outputs = graph.run(inputs)
+            if not graph.reason:
+                outputs = [each.clone() if isinstance(each, Tensor) else each for each in outputs]
+                graph.executor.synchronise()
+            return outputs
+
+        return self._on_worker(partial(self._with_room, plan, run))
+
+    def time_ms(self, plan: Plan) -> float:
+        """Milliseconds of a run for the example inputs. Outputs stay where the next run overwrites them, as those of
+        graphs that users record themselves do.
+
+        Raises:
+            ValueError, ExecutionError: as `run`.
+        """
+        graph = self.record(plan)
+        return self._on_worker(partial(timed, graph.run))
+
+    def group_shares(self, plan: Plan) -> dict[int, float]:
+        """See `LaneGroups.shares`."""
+        return self._on_worker(partial(self._groups.shares, plan))
+
+    def _compile(self, plan: Plan) -> LaneExecutor:
+        key = plan.key
+        if key not in self._lanes:
+            positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out
+            self._storages = self._storages or storages(self.program)
+            streams = stream_program(self.program, plan, self.devices, self._storages)
+            check(streams)
+            groups = {} if plan.fusion is None else self._with_room(plan, partial(self._groups.calls, plan))
+            self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
+            if len(self._lanes) > MAX_PLANS:
+                oldest, _ = self._lanes.popitem(last=False)
+                self._graphs.pop(oldest, None)
+        self._lanes.move_to_end(key)
+        return self._lanes[key]
+
+    def _record(self, plan: Plan) -> LaneGraph:
+        lanes, key = self._compile(plan), plan.key
+        if key not in self._graphs:
+            while True:
+                graph = LaneGraph(lanes, self._recorded, self._new_graph)
+                if not (says_no_memory(graph.reason) and self._forget_another(key)):
+                    break
+            self._graphs[key] = graph
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _with_room(self, plan: Plan, function: Callable[[], Result]) -> Result:
+        """What a function returns; where memory is short it is called again, with fewer recorded plans."""
+        while True:
+            try:
+                return function()
+            except RuntimeError as error:  # `ExecutionError` is one too
+                if not says_no_memory(str(error)):
+                    raise
+                if not self._forget_another(plan.key):
+                    raise ExecutionError(f"out of memory: {str(error).splitlines()[0]}") from error
+
+    def _forget_another(self, key: str) -> bool:
+        """Forget the recorded plan, other than that of `key`, that was not asked for longest; whether there was one."""
+        other = next((each for each in self._graphs if each != key), None)
+        if other is not None:
+            del self._graphs[other]
+        return other is not None
+
+    def _on_worker(self, function: Callable[[], Result]) -> Result:
+        if self._worker is None:
+            raise ValueError("the executor is closed; use it inside `with GraphExecutor(program, devices) as run:`")
+        return self._worker.submit(function).result()

@@ -1,0 +1,300 @@
+"""Plans run by recorded graphs, and their groups compiled in this process. Memories of CPUs stand for accelerators."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gst.devices import Device, ExecutionError, Executor, GraphExecutor, Plan, eager, executor, pointwise_chains
+from gst.devices.execute import executor as choice
+from gst.devices.execute import graph_executor, lane_groups
+from gst.devices.execute.child import Runner
+from gst.devices.execute.lane_groups import LaneGroups
+from gst.devices.fusion.legality import fusion_groups
+from gst.programs import Program, outputs_differ
+from tests.programs.small import SMALL, small_program
+
+from .recorded import Recorder
+from .test_lanes import HOST, NO_ACCELERATOR, gpus
+from .test_stream_program import lanes_of, random_plan
+
+
+def unfused(program: Program, devices: Sequence[Device], seed: int) -> Plan:
+    return replace(random_plan(program, list(devices), np.random.default_rng(seed)), fusion=None)
+
+
+def chained(program: Program, devices: Sequence[Device], seed: int) -> Plan:
+    """A plan that fuses every chain of element-wise operations: stretches of the program in turns on the devices."""
+    placement = np.arange(program.num_nodes) * 3 // program.num_nodes % len(devices)
+    plan = replace(unfused(program, devices, seed), placement=placement)
+    return replace(plan, fusion=pointwise_chains(program, placement))
+
+
+def doubled(program: Program) -> list[Tensor]:
+    return [value * 2 if value.is_floating_point() else value for value in program.inputs]
+
+
+@pytest.mark.parametrize(("memories", "on"), [(1, {0}), (3, {0, 1})])
+def test_plans_in_turns_give_the_outputs_of_the_program_and_each_is_recorded_once(
+    program: Program, memories: int, on: set[int]
+) -> None:
+    devices, recorder = lanes_of(memories, 2), Recorder()
+    plans = [unfused(program, devices, seed) for seed in range(2)]
+    with GraphExecutor(program, devices, on, recorder) as running:
+        for plan in plans:
+            assert running.record(plan).reason == ""
+        count = len(recorder.graphs)
+        for inputs in (None, doubled(program), None):
+            for plan in plans:
+                assert outputs_differ(running.run(plan, inputs), eager(program, inputs)) is None
+        assert len(recorder.graphs) == count >= len(plans)
+
+
+def test_outputs_stay_when_the_plan_runs_again(program: Program) -> None:
+    devices = lanes_of(1, 2)
+    plan = unfused(program, devices, 0)
+    with GraphExecutor(program, devices, {0}, Recorder()) as running:
+        outputs = running.run(plan)
+        running.run(plan, doubled(program))
+        assert running.time_ms(plan) > 0
+        assert outputs_differ(outputs, eager(program)) is None
+        assert outputs_differ(running.run(plan), outputs) is None
+
+
+class ShortOfMemory(Recorder):
+    """Has memory for the graphs of one plan; others are refused until that one is forgotten."""
+
+    def __init__(self, running: GraphExecutor | None = None) -> None:
+        super().__init__()
+        self.running = running
+
+    def __call__(self, device: torch.device, pool: Any) -> Any:
+        assert self.running is not None
+        if self.running._graphs:
+            raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+        return super().__call__(device, pool)
+
+
+def test_where_memory_is_short_other_plans_are_forgotten(program: Program) -> None:
+    devices, recorder = lanes_of(1, 2), ShortOfMemory()
+    first, second = (unfused(program, devices, seed) for seed in range(2))
+    with GraphExecutor(program, devices, {0}, recorder) as running:
+        recorder.running = running
+        for plan in (first, second, first):
+            assert outputs_differ(running.run(plan), eager(program)) is None
+            assert running.record(plan).reason == "" and list(running._graphs) == [plan.key]
+        assert len(recorder.graphs) == 3
+
+
+def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of outputs take memory too, and so does a plan that runs eagerly."""
+    devices = lanes_of(1, 2)
+    first, second = (unfused(program, devices, seed) for seed in range(2))
+    with GraphExecutor(program, devices, {0}, Recorder()) as running:
+        running.run(first)
+        graph = running.record(second)
+        run = graph.run
+
+        def needs_room(inputs: Any = None) -> Any:
+            if first.key in running._graphs:
+                raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+            return run(inputs)
+
+        monkeypatch.setattr(graph, "run", needs_room)
+        assert outputs_differ(running.run(second), eager(program)) is None and list(running._graphs) == [second.key]
+
+        def fails(inputs: Any = None) -> Any:
+            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+        monkeypatch.setattr(graph, "run", fails)
+        with pytest.raises(ExecutionError, match="^out of memory: CUDA error: out of memory$"):
+            running.run(second)
+
+
+def test_plans_that_were_not_asked_for_lately_are_forgotten(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_executor, "MAX_PLANS", 2)
+    devices = lanes_of(1, 2)
+    plans = [unfused(program, devices, seed) for seed in range(3)]
+    with GraphExecutor(program, devices, {0}, Recorder()) as running:
+        for number in (0, 1, 0, 2):
+            running.record(plans[number])
+        assert list(running._graphs) == list(running._lanes) == [plans[0].key, plans[2].key]
+
+
+def test_a_closed_executor_and_an_unknown_device_are_refused(program: Program) -> None:
+    devices = lanes_of(1, 1)
+    running = GraphExecutor(program, devices)
+    with pytest.raises(ValueError, match="the executor is closed"):
+        running.run(unfused(program, devices, 0))
+    with running, pytest.raises(ValueError, match="xpu:7"):
+        running.submit("xpu:7", lambda: None)
+    with running, pytest.raises(ValueError, match="cpu:3"):
+        running.run(Plan(("cpu:3",), np.zeros(program.num_nodes, np.int64)))
+
+
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group that compiles is used, whatever the clock says."""
+    monkeypatch.setattr(lane_groups, "_times_us", lambda functions, device: [1.0, 4.0])
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_compiled_groups_give_the_outputs_of_the_program(program: Program) -> None:
+    devices = lanes_of(2, 1)
+    with GraphExecutor(program, devices) as running:
+        plan = chained(program, devices, 3)
+        groups = [group for group in fusion_groups(program, plan) if group.outputs]
+        assert groups
+        assert set(running._groups.calls(plan)) == {group.nodes for group in groups}
+        assert set(running.group_shares(plan).values()) == {0.25}
+        for inputs in (None, doubled(program)):
+            assert outputs_differ(running.run(plan, inputs), eager(program, inputs)) is None
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_graph_records_the_function_of_a_group(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in of a graph sees calls of PyTorch alone, so the functions are the operations: right ones give the
+    outputs of the program, ones that are wrong behind their check do not."""
+    program, devices, recorder = small_program("gpt"), lanes_of(1, 2), Recorder()
+
+    def compiled(module: Callable[..., Any], inputs: Any) -> Callable[..., Any]:
+        count = 0
+
+        def run(*inputs: Tensor) -> list[Tensor]:
+            nonlocal count
+            count += 1
+            return [value if is_right or count == 1 else -value - 1 for value in module(*inputs)]
+
+        return run
+
+    monkeypatch.setattr(torch._inductor, "compile", compiled)
+    plan = chained(program, devices, 4)
+    with GraphExecutor(program, devices, {0}, recorder) as running:
+        for inputs in (None, doubled(program)):
+            for each in recorder.graphs:
+                each.spoil()
+            assert (outputs_differ(running.run(plan, inputs), eager(program, inputs)) is None) == is_right
+        assert running.record(plan).reason == "" and len(recorder.graphs) == 1
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_inputs_of_another_layout_go_through_operations_one_by_one() -> None:
+    program, devices = small_program("gpt"), lanes_of(1, 1)
+    groups, plan = LaneGroups(program, devices), chained(program, devices, 5)
+    nodes, call = next((nodes, call) for nodes, call in groups.calls(plan).items())
+    group = next(each for each in fusion_groups(program, plan) if each.nodes == nodes)
+    values = lane_groups.example_values(program, {*group.inputs, *group.outputs})
+    strided = {
+        node: torch.empty(*value.shape, 2, dtype=value.dtype)[..., 0].copy_(value) for node, value in values.items()
+    }
+    assert any(strided[node].stride() != values[node].stride() for node in group.inputs)
+    for given in (values, strided):
+        assert outputs_differ([value for _, value in call(given)], [values[node] for node in group.outputs]) is None
+
+
+def test_a_group_that_is_slower_or_does_not_compile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, devices = small_program("gpt"), lanes_of(1, 1)
+    plan = chained(program, devices, 5)
+    monkeypatch.setattr(lane_groups, "_times_us", lambda functions, device: [4.0, 1.0])
+    slower = LaneGroups(program, devices)
+    assert slower.calls(plan) == {} and set(slower.shares(plan).values()) == {1.0}
+    assert {each.reason for each in slower._structures.values()} == {"4.0 us compiled, 1.0 us one by one"}
+
+    def fails(module: Any, inputs: Any) -> Any:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(torch._inductor, "compile", fails)
+    broken, words = LaneGroups(program, devices), "no compiler\nat all"
+    assert broken.calls(plan) == {} and set(broken.shares(plan).values()) == {1.0}
+    assert {each.reason for each in broken._structures.values()} == {"RuntimeError: no compiler"}
+    short, words = LaneGroups(program, devices), "CUDA error: out of memory"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        short.calls(plan)
+    assert short._structures == {}  # with more memory it may compile
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, devices = small_program("gpt"), lanes_of(1, 2)
+    compiled, made = torch._inductor.compile, list[Any]()
+    monkeypatch.setattr(
+        torch._inductor, "compile", lambda module, inputs: made.append(module) or compiled(module, inputs)
+    )
+    groups, plan = LaneGroups(program, devices), chained(program, devices, 6)
+    shares = groups.shares(plan)
+    count = len(made)
+    assert count == len(groups._structures) < len(shares)
+    assert groups.shares(replace(plan, priority=None)) == shares and len(made) == count
+
+    def no_form(*arguments: Any) -> str:
+        raise ValueError("no form in a file")
+
+    monkeypatch.setattr(lane_groups, "structure_key", no_form)
+    apart = LaneGroups(program, devices)
+    group = max(fusion_groups(program, plan), key=lambda each: len(each.nodes))
+    fewer = np.full(program.num_nodes, -1)
+    fewer[list(group.nodes[:-1])] = 0
+    apart.shares(plan)
+    count = len(apart._structures)
+    if fusion_groups(program, replace(plan, fusion=fewer)):
+        apart.shares(replace(plan, fusion=fewer))
+        assert len(apart._structures) == count + 1
+
+
+def test_times_of_a_group_and_of_its_operations_are_taken() -> None:
+    program, devices = small_program("gpt"), lanes_of(1, 1)
+    groups = LaneGroups(program, devices)
+    assert groups.shares(chained(program, devices, 7))
+    for each in groups._structures.values():
+        assert (0 < each.share < 1 and not each.reason) or "us compiled" in each.reason
+
+
+def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, recorder = lanes_of(1, 2), Recorder()
+    plan = unfused(program, devices, 8)
+    with GraphExecutor(program, devices, {0}, recorder) as running:
+        runner = Runner(running, eager(program), None)
+        runner.compile(plan)
+        assert recorder.graphs == []  # that is limited as runs are
+        assert runner.check(plan) == "" and recorder.graphs
+        monkeypatch.setattr(running, "run", None)
+        elapsed_ms, peak = runner.time(plan)
+        assert elapsed_ms > 0 and peak is None
+        assert runner.timelines([plan], 1) == [] and runner.groups(plan) == {}
+        assert runner.costs(1).times_us.shape == (2, program.num_nodes)
+    with GraphExecutor(program, devices, {0}, Recorder(failing=0)) as running:
+        assert "out of memory" in Runner(running, eager(program), None).check(plan)
+
+
+def test_devices_for_graphs_are_accelerators_beside_one_cpu_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, beside = small_program("gpt"), [replace(HOST, name="cpu:1", cores=(1,)), replace(HOST, cores=(0,))]
+    assert isinstance(executor(program, lanes_of(2, 1)), Executor)
+    if not torch.accelerator.is_available():
+        assert isinstance(executor(program, gpus(2, 2)), Executor)
+    monkeypatch.setattr(choice, "is_here", lambda device: device.type == "cuda")
+    for devices in (gpus(2, 2), gpus(1, 2)[:-1]):
+        assert isinstance(executor(program, devices), GraphExecutor)
+    assert isinstance(executor(program, [*gpus(1, 1)[:-1], *beside]), Executor)
+
+
+@pytest.mark.gpu
+@NO_ACCELERATOR
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_fused_plans_of_an_accelerator_run_by_graphs(name: str) -> None:
+    program, devices = small_program(name, "cuda"), gpus(1, 2)
+    with executor(program, devices) as running:
+        assert isinstance(running, GraphExecutor)
+        plans = [chained(program, devices[:-1], 0), chained(program, devices, 1)]
+        for plan in plans * 2:
+            assert outputs_differ(running.run(plan), eager(program)) is None
+            assert running.record(plan).reason == ""
+        assert running.group_shares(plans[0])
