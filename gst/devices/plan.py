@@ -22,7 +22,8 @@ SCHEMA = 1
 
 
 NO_MEMORY = (
-    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "alloc_failed",
+    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",
+    "alloc_failed",
 )  # fmt: skip
 
 

@@ -124,8 +124,8 @@ class Executor:
         else:
             if plan.fusion is not None and fusion_groups(self.program, plan):
                 raise ExecutionError(
-                    "the plan fuses operations, and these devices run them one by one: fusion needs g++ and CPU devices "
-                    "of one memory, or accelerators and at most one CPU device; leave it out with "
+                    "the plan fuses operations, and these devices run them one by one: fusion needs g++ and CPU "
+                    "devices of one memory, or accelerators and at most one CPU device; leave it out with "
                     "--tasks placement,schedule (Python: fusion=None)"
                 )
             positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out

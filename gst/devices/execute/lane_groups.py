@@ -120,7 +120,8 @@ class LaneGroups:
         structure = partial(Structure, operations, tuple(map(layout, inputs)))
         try:
             with torch.no_grad(), torch._inductor.config.patch(compile_threads=self._num_cores):
-                compiled: Function = torch._inductor.compile(module_on(program, device), inputs)
+                module: Any = module_on(program, device)  # of its own: the compiler changes what it is given
+                compiled: Function = torch._inductor.compile(module, [*inputs])
                 check_alike(compiled(*inputs), operations(*inputs))
             compiled_us, one_by_one_us = _times_us([partial(compiled, *inputs), partial(operations, *inputs)], device)
         except Exception as error:  # whatever a compiler, an operator or a graph raises

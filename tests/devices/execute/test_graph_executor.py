@@ -113,7 +113,7 @@ def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
 
         monkeypatch.setattr(graph, "run", fails)
-        with pytest.raises(ExecutionError, match="^out of memory: CUDA error: out of memory$"):
+        with pytest.raises(ExecutionError, match=r"^out of memory: CUDA error: out of memory$"):
             running.run(second)
 
 
