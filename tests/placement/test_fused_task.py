@@ -188,6 +188,15 @@ def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor)
     assert len(set(plan.placement.tolist())) == 1
 
 
+def test_the_whole_step_is_compiled_for_all_cores(program: Program) -> None:
+    """Even where operations one by one gain nothing by a second thread."""
+    devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
+    times = np.tile(np.where([each.kind == "operation" for each in program.operations], 10.0, 0.0), (3, 1))
+    times[2] *= 2
+    plan = whole_step(Task.of_profile(program, devices, times))
+    assert plan.devices[plan.placement[0]] == "cpu:0-1"
+
+
 @pytest.mark.e2e
 def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path

@@ -128,10 +128,12 @@ def _contracted(
 
 
 def whole_step(task: Task) -> Plan:
-    """Everything compiled into one, on the device that takes least time for all of it alone: what `torch.compile` does
-    where all cores are one device. Compiling takes a minute or more for a large program."""
-    fastest = int(np.argmin(task.times_us.sum(1)))
-    return replace(task.plan(np.full(task.num_nodes, fastest)), fusion=np.zeros(task.num_nodes, np.int64))
+    """Everything compiled into one, on the device of most threads, of several the one that takes least time for all of
+    it alone: what `torch.compile` does where all cores are one device. Operations that gain nothing by a second thread
+    one by one gain by it compiled. Compiling takes a minute or more for a large program."""
+    alone_us = task.times_us.sum(1)
+    widest = min(range(len(task.devices)), key=lambda device: (-task.devices[device].threads, alone_us[device]))
+    return replace(task.plan(np.full(task.num_nodes, widest)), fusion=np.zeros(task.num_nodes, np.int64))
 
 
 def _read_shares(path: Path, task: Task) -> Float64[np.ndarray, "devices groups"]:
