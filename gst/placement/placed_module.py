@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gst.devices import AnyExecutor, executor
+from gst.devices import AnyExecutor, GraphExecutor, executor
 from gst.placement.choosing import GuardedRun
 from gst.placement.guards import Guard
 from gst.programs import Step
@@ -61,6 +61,8 @@ class PlacedModule(nn.Module):
                 self._executor = executor(program, placed.devices).__enter__()
             finally:
                 torch.set_num_threads(threads)
+        if isinstance(self._executor, GraphExecutor):
+            return program.unflatten(self._executor.run(placed.plan, tensors, len(placed.parameters)))
         return program.unflatten(self._executor.run(placed.plan, tensors))
 
     def close(self) -> None:

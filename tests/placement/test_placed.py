@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 import gst
-from gst.devices import Log, discover
+from gst.devices import GraphExecutor, Log, discover
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
+from gst.placement import placed_module
 from gst.placement.planning import Settings
 from gst.programs import training_step
+from tests.devices.execute.recorded import Recorder
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 QUICK = Settings(
@@ -59,6 +61,26 @@ def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Pat
     words = placed.explain()
     assert "cpu:0" in words and "ms" in words and "relu" in words
     assert placed.result["plans"]["pytorch"]["median_ms"] > 0
+
+
+@needs_compiler
+def test_a_plan_that_runs_by_graphs_sees_new_inputs_and_weights(
+    model: Branches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of the CPU stands for that of an accelerator."""
+    example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
+    placed = gst.place(model, example, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
+    monkeypatch.setattr(
+        placed_module, "executor", lambda program, devices: GraphExecutor(program, devices, {0}, Recorder())
+    )
+    module = placed.module("plan")
+    first = module(example)
+    for _ in range(2):
+        torch.testing.assert_close(module(other), model(other))
+        with torch.no_grad():
+            model.towers[1][0].weight.mul_(2)
+    assert not torch.equal(first, model(example)), "weights changed, and what was returned before did not"
+    module.close()
 
 
 @needs_compiler
@@ -198,7 +220,7 @@ def test_a_plan_that_cannot_be_made_costs_no_way_that_was(model: Branches, monke
     monkeypatch.setattr("gst.placement.placed.place_measured", fails)
     monkeypatch.setattr("gst.placement.placed.no_room", lambda *_: "")
     placed = gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK)
-    assert placed.winner == "pytorch" and "no plan was made: there is no operator mine.relu" in placed.explain()
+    assert placed.winner in placed.runs and "no plan was made: there is no operator mine.relu" in placed.explain()
     with pytest.raises(ValueError, match="there is no operator"):  # a limit that nothing but a plan keeps
         gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK, memory_limit=2**30)
 

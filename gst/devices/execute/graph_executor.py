@@ -109,12 +109,13 @@ class GraphExecutor:
         """
         return self._on_worker(partial(self._record, plan))
 
-    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
         """Run the program once as `plan` says, and wait for all of it.
 
         Args:
             plan: for this program, on this executor's devices.
             inputs: flat inputs; the examples if None. They are not changed.
+            num_steady: of the inputs, see `LaneGraph.run`.
 
         Returns:
             Flat outputs, each in the memory where it was made; copies where the next run would overwrite them.
@@ -126,7 +127,7 @@ class GraphExecutor:
 
         def run() -> list[Any]:
             graph = self._record(plan)
-            outputs = graph.run(inputs)
+            outputs = graph.run(inputs, num_steady)
             if not graph.reason:
                 outputs = [each.clone() if isinstance(each, Tensor) else each for each in outputs]
                 graph.executor.synchronise()

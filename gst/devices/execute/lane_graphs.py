@@ -68,6 +68,7 @@ class LaneGraph:
         self._parts: list[_Part] = []
         self._pinned_bytes = 0
         self._holds_examples = True
+        self._steady: dict[int, _Steady] = {}
         self.reason = ""
         if not self._recorded:
             where = ", ".join(map(str, dict.fromkeys(devices)))
@@ -87,11 +88,13 @@ class LaneGraph:
     def num_graphs(self) -> int:
         return sum(map(len, self._graphs.values()))
 
-    def run(self, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+    def run(self, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
         """Run the program once, and wait until it is done.
 
         Args:
             inputs: flat inputs; the examples if None. They are not changed.
+            num_steady: of the inputs the first so many, parameters as a rule, are copied to their memories only if they
+                are other tensors than in the run before, or were written to since (by their `_version`).
 
         Returns:
             Flat outputs. Those of graphs lie where the next run overwrites them.
@@ -106,10 +109,13 @@ class LaneGraph:
         if inputs is not None or not self._holds_examples:
             executor.synchronise()  # the inputs may still be computed on another stream
             given = executor.program.check_inputs(inputs)
+            steady = {node: _Steady(given[node]) for node in range(num_steady if inputs is not None else 0)}
+            held = {node for node, each in steady.items() if each.is_as(self._steady.get(node))}
             for node, memory in executor.streams.residents.T.tolist():
-                if node < len(given):
+                if node < len(given) and node not in held:
                     self._values[memory][node].copy_(given[node].detach())
             executor.synchronise()
+            self._steady = steady
         self._holds_examples = inputs is None
         memories, done = self._memories(), list[Sequence[torch.Event]]()
         for part in self._parts:
@@ -212,6 +218,21 @@ class LaneGraph:
             return torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype).copy_(buffer)
         self._pinned_bytes += buffer.nbytes
         return buffer.pin_memory()
+
+
+class _Steady:
+    """An input as it was copied. It is held, so that no other tensor can lie where it does."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._version = value.detach(), None if value.is_inference() else value._version
+
+    def is_as(self, other: _Steady | None) -> bool:
+        """Whether it is the other one, and nothing was written to it in between."""
+        return other is not None and self._version is not None and self._state() == other._state()
+
+    def _state(self) -> tuple[object, ...]:
+        value = self._value
+        return value.data_ptr(), value.dtype, value.shape, value.stride(), value.device, self._version
 
 
 class _Part:

@@ -101,15 +101,15 @@ def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(
         graph = running.record(second)
         run = graph.run
 
-        def needs_room(inputs: Any = None) -> Any:
+        def needs_room(*given: Any) -> Any:
             if first.key in running._graphs:
                 raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
-            return run(inputs)
+            return run(*given)
 
         monkeypatch.setattr(graph, "run", needs_room)
         assert outputs_differ(running.run(second), eager(program)) is None and list(running._graphs) == [second.key]
 
-        def fails(inputs: Any = None) -> Any:
+        def fails(*given: Any) -> Any:
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
 
         monkeypatch.setattr(graph, "run", fails)

@@ -87,6 +87,41 @@ def test_what_graphs_of_several_gpus_read_lies_on_theirs(name: str) -> None:
     run_described(run)  # copies in place ask for a guard of the device
 
 
+def test_steady_inputs_are_copied_when_they_were_written_to_or_are_others(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = recorded(program, 1, 2, 3, {0})
+    given = [value.clone().requires_grad_(value.is_floating_point()) for value in program.inputs]
+    count = len(given) - 1
+    read = [node for node, _ in graph.executor.streams.residents.T.tolist() if node < count]
+    copies = list[torch.Tensor]()
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, value: copies.append(self) or copy(self, value))
+
+    def run(inputs: list[torch.Tensor] | None, copied: int) -> None:
+        copies.clear()
+        outputs = graph.run(inputs, count)
+        buffers = {id(graph._values[0][node]) for node in read}
+        assert sum(id(each) in buffers for each in copies) == copied
+        assert outputs_differ(outputs, eager(program, inputs)) is None
+
+    run(given, len(read))
+    run(given, 0)
+    run([value.detach() for value in given], 0)  # as a module without gradients gives them
+    floating = next(node for node in read if given[node].is_floating_point())
+    with torch.no_grad():
+        given[floating].mul_(0.5)
+    run(given, 1)
+    given[floating] = given[floating].detach().clone()
+    run(given, 1)
+    run(None, len(read))
+    run(given, len(read))
+    with torch.inference_mode():
+        given[floating] = given[floating].clone()
+    run(given, 1)
+    run(given, 1)  # nobody counts what is written to it
+
+
 def test_graphs_of_a_memory_share_it_and_hold_every_operation_of_theirs_once(program: Program) -> None:
     _, recorder = recorded(program, 2, 2, 8, {0, 1})
     assert recorder.pools.count(None) == 2 and set(recorder.pools) == {None, "pool"}
