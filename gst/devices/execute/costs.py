@@ -35,7 +35,7 @@ class Costs:
         edges: producer -> consumer.
         computed: false for inputs and constants, which take no time and no memory.
         kept: values that are outputs, never freed.
-        times_us: of each operation alone on each device.
+        times_us: of each operation alone on each device; infinite where it cannot run.
         output_bytes: of the value of each node, as it would be copied to another memory.
         own_bytes: the most that each operation takes while it runs on each device, its result included.
         storages: who allocates what, and who keeps it.
@@ -98,10 +98,17 @@ def profiled_costs(
     Args:
         program: what was run.
         devices: where.
-        times_us: of each operation alone on each device.
+        times_us: of each operation alone on each device; infinite where it cannot run.
         links: latencies and bytes per microsecond (`gst.devices.execute.transfers.measured_links`). If None, from
             memory to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`.
+
+    Raises:
+        ValueError: an operation can run on none of the devices.
     """
+    if (stuck := np.flatnonzero(np.isinf(times_us).all(0))).size:
+        names = ", ".join(device.name for device in devices)
+        what = program.operations[stuck[0]].target
+        raise ValueError(f"operation {stuck[0]} of {program.name} ({what}) can run on none of {names}")
     apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
     own_bytes = np.tile(program.output_bytes, (len(devices), 1))
     latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
@@ -159,7 +166,7 @@ def profile(
     """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
 
     On a CPU the call itself is part of it, as it is in a run; one pass before warms up and is not counted. On an
-    accelerator it is the time by its own events (`event_times_us`).
+    accelerator it is the time by its own events (`event_times`), infinite where the operation cannot run there.
 
     Args:
         program: what to run.
