@@ -17,6 +17,7 @@ from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.pairs import Pairs, traffic_bytes
 from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
@@ -43,6 +44,7 @@ class Costs:
         bytes_per_us: of a copy from a device to another; infinite within a memory.
         copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
             memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
+        pairs: operations that were timed at once on lanes of one accelerator, if they were.
     """
 
     devices: tuple[Device, ...]
@@ -56,6 +58,7 @@ class Costs:
     latency_us: Float64[np.ndarray, "devices devices"]
     bytes_per_us: Float64[np.ndarray, "devices devices"]
     copies_queue: bool = False
+    pairs: Pairs | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -64,8 +67,7 @@ class Costs:
     @property
     def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
         """Bytes that each operation reads and writes: of its result, and of each value it reads."""
-        read = np.bincount(self.edges[1], self.output_bytes[self.edges[0]].astype(np.float64), self.num_nodes)
-        return (read + self.output_bytes) * self.computed
+        return traffic_bytes(self.edges, self.output_bytes) * self.computed
 
 
 def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
