@@ -26,7 +26,7 @@ from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
 from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.sharing import fit_sharing
-from gst.devices.simulate.simulator import Contention
+from gst.devices.simulate.simulator import UNCALIBRATED, Contention
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
@@ -204,8 +204,7 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     each device alone (`representatives`) takes turns with the plans, and its profile is scaled to what it takes there.
     """
     profiled = runner.costs()
-    shared = fit_sharing(profiled.pairs)
-    task = Task.of_program(program, profiled, shared)
+    task = Task.of_program(program, profiled, fit_sharing(profiled.pairs))
     count = len(task.devices)
     if count < 2:
         return task
@@ -222,7 +221,8 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     alone_us = np.array([(run.end_us - run.begin_us).sum() for run in runs[: len(alone)]])
     scale = (alone_us / np.maximum(task.times_us[chosen].sum(1), 1e-9))[like]
     costs = replace(task.costs, times_us=task.times_us * scale[:, None])
-    return Task.of_program(program, costs, fit(costs, runs[len(alone) :], shared) if plans else shared)
+    contention = fit(costs, runs[len(alone) :]) if plans else UNCALIBRATED
+    return Task.of_program(program, costs, fit_sharing(costs.pairs, contention))
 
 
 def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
