@@ -187,7 +187,7 @@ def _plans_left(
     """
     header = settings.header(program, machine)
     if not Log(out / LOG).read():
-        write_header(out, header, Profiled(program.graph, program.output_bytes, devices, profile()))
+        write_header(out, header, Profiled(program.graph, program.output_bytes, devices, _finite(profile(), devices)))
     measured = read_measured(out)
     then = {**measured.header, "devices": [device.name for device in measured.profiled.devices]}
     now = {**header, "devices": [device.name for device in devices]}
@@ -197,6 +197,16 @@ def _plans_left(
     plans = {plan.key: (kind, plan) for kind, plan in [*(("given", plan) for plan in from_files), *random]}
     is_measured = {plan.key for plan in measured.plans}
     return [entry for key, entry in plans.items() if key not in is_measured]
+
+
+def _finite(
+    times_us: Float64[np.ndarray, "devices nodes"], devices: Sequence[Device]
+) -> Float64[np.ndarray, "devices nodes"]:
+    """The times, if every device can run every operation: measured plans place operations anywhere."""
+    if (stuck := np.argwhere(np.isinf(times_us))).size:
+        device, node = stuck[0].tolist()
+        raise ValueError(f"operation {node} cannot run on {devices[device].name}; leave that device out (--devices)")
+    return times_us
 
 
 def _write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], measurements: Sequence[Measurement]) -> None:

@@ -21,10 +21,12 @@ from gst.devices.describe.machine import core_numbers, supports
 from gst.devices.execute.costs import links_of, links_record, profiled_costs
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.devices.execute.pairs import Pairs
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
 from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.simulator import Contention
+from gst.devices.simulate.share_fit import fit_sharing
+from gst.devices.simulate.simulator import UNCALIBRATED, Contention
 from gst.files.untrusted import read_object
 from gst.files.writing import atomic_write
 from gst.graphs.store import prepare
@@ -34,6 +36,7 @@ from gst.placement.choosing import winner
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
 from gst.placement.local_search.population import random_plans
+from gst.placement.machines import STREAMS
 from gst.placement.objective import MeasuredObjective, Measurer, PlanRunner, SimulatedObjective
 from gst.placement.planning import (
     DEFAULT_SETTINGS,
@@ -107,7 +110,7 @@ def place_measured(
 
     def profile() -> Task:
         if fleet is None and settings.patience_s > 0:
-            LoadGate(patience_s=settings.patience_s, progress=progress).wait()
+            LoadGate(patience_s=settings.patience_s, progress=progress).beside(devices).wait()
         progress("profiling", 0, 1)
         return measured_task(program, runner, settings.seed)
 
@@ -195,12 +198,15 @@ def _best(planned: Mapping[str, Planned]) -> str:
 
 
 def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
-    """Costs as profiled, and contention as learned from a few plans that keep several devices busy.
+    """Costs as profiled, and contention as learned from a few plans that keep several devices busy, and on lanes of an
+    accelerator from pairs of operations that ran at once.
 
     A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
     each device alone (`representatives`) takes turns with the plans, and its profile is scaled to what it takes there.
     """
-    task = Task.of_program(program, runner.costs())
+    profiled = runner.costs()
+    delays = STREAMS if any(device.is_accelerator for device in profiled.devices) else UNCALIBRATED
+    task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays))
     count = len(task.devices)
     if count < 2:
         return task
@@ -217,7 +223,8 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     alone_us = np.array([(run.end_us - run.begin_us).sum() for run in runs[: len(alone)]])
     scale = (alone_us / np.maximum(task.times_us[chosen].sum(1), 1e-9))[like]
     costs = replace(task.costs, times_us=task.times_us * scale[:, None])
-    return Task.of_program(program, costs, fit(costs, runs[len(alone) :]) if plans else None)
+    contention = fit(costs, runs[len(alone) :], delays) if plans else delays
+    return Task.of_program(program, costs, fit_sharing(costs.pairs, contention))
 
 
 def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
@@ -252,6 +259,7 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
             "times_us": task.times_us.tolist(),
             "own_bytes": task.costs.own_bytes.tolist(),
             "contention": task.contention.to_dict(),
+            "pairs": None if task.costs.pairs is None else task.costs.pairs.to_dict(),
             **links_record(task.costs),
         }
         with atomic_write(path) as file:
@@ -259,7 +267,12 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
     record = read_object(path)
     check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
     costs = profiled_costs(program, devices, np.array(record["times_us"], np.float64), links_of(record))
-    costs = replace(costs, own_bytes=np.array(record["own_bytes"], np.int64))
+    pairs = record.get("pairs")  # releases before wrote none
+    costs = replace(
+        costs,
+        own_bytes=np.array(record["own_bytes"], np.int64),
+        pairs=None if pairs is None else Pairs.from_dict(pairs),
+    )
     return Task.of_program(program, costs, Contention(**record["contention"]))
 
 

@@ -102,7 +102,9 @@ class Task:
 
     @property
     def profiled(self) -> Profiled:
-        return Profiled(self.graph, self.costs.output_bytes, self.devices, self.times_us)
+        """What datasets of measured plans hold; times are 0 where an operation cannot run."""
+        times_us = np.where(np.isfinite(self.times_us), self.times_us, 0.0)
+        return Profiled(self.graph, self.costs.output_bytes, self.devices, times_us)
 
     @cached_property
     def key(self) -> str:

@@ -127,7 +127,9 @@ class OperationRates:
         convolution_gflops: of convolutions.
         elementwise_gb_per_s: read and written by element-wise operations.
         reduction_gb_per_s: read by sums.
-        small_us: of an operation on eight elements; the call is all there is to it.
+        small_us: of an operation on eight elements; on a CPU the call is all there is to it.
+        launch_us: that an operation takes longer on an accelerator if the host launches it alone instead of in a graph;
+            None on CPUs, and where nothing was recorded.
     """
 
     device: str
@@ -138,3 +140,4 @@ class OperationRates:
     elementwise_gb_per_s: float
     reduction_gb_per_s: float
     small_us: float
+    launch_us: float | None = None

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +34,7 @@ from gst.devices.execute.graph_executor import GraphExecutor
 from gst.devices.execute.groups import group_records
 from gst.devices.execute.measure import timed
 from gst.devices.execute.native import NativeExecutor, quickest_runs
+from gst.devices.execute.pairs import pairs_of_lanes
 from gst.devices.execute.transfers import measured_links
 from gst.devices.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.programs import Program, kind_for, outputs_differ, traced
@@ -100,7 +101,8 @@ class Runner:
             return measure_costs(self.executor, repetitions)
         program, devices = self.executor.program, self.executor.devices
         times = profile_devices(program, self.executor, repetitions)
-        return profiled_costs(program, devices, times, measured_links(devices))
+        costs = profiled_costs(program, devices, times, measured_links(devices))
+        return replace(costs, pairs=pairs_of_lanes(program, devices, times, repetitions))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """The quickest run of each plan; none where nobody writes down when operations begin."""

@@ -17,6 +17,7 @@ from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.pairs import Pairs, traffic_bytes
 from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
@@ -35,7 +36,7 @@ class Costs:
         edges: producer -> consumer.
         computed: false for inputs and constants, which take no time and no memory.
         kept: values that are outputs, never freed.
-        times_us: of each operation alone on each device.
+        times_us: of each operation alone on each device; infinite where it cannot run.
         output_bytes: of the value of each node, as it would be copied to another memory.
         own_bytes: the most that each operation takes while it runs on each device, its result included.
         storages: who allocates what, and who keeps it.
@@ -43,6 +44,7 @@ class Costs:
         bytes_per_us: of a copy from a device to another; infinite within a memory.
         copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
             memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
+        pairs: operations that were timed at once on lanes of one accelerator, if they were.
     """
 
     devices: tuple[Device, ...]
@@ -56,6 +58,7 @@ class Costs:
     latency_us: Float64[np.ndarray, "devices devices"]
     bytes_per_us: Float64[np.ndarray, "devices devices"]
     copies_queue: bool = False
+    pairs: Pairs | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -64,8 +67,7 @@ class Costs:
     @property
     def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
         """Bytes that each operation reads and writes: of its result, and of each value it reads."""
-        read = np.bincount(self.edges[1], self.output_bytes[self.edges[0]].astype(np.float64), self.num_nodes)
-        return (read + self.output_bytes) * self.computed
+        return traffic_bytes(self.edges, self.output_bytes) * self.computed
 
 
 def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
@@ -98,10 +100,17 @@ def profiled_costs(
     Args:
         program: what was run.
         devices: where.
-        times_us: of each operation alone on each device.
+        times_us: of each operation alone on each device; infinite where it cannot run.
         links: latencies and bytes per microsecond (`gst.devices.execute.transfers.measured_links`). If None, from
             memory to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`.
+
+    Raises:
+        ValueError: an operation can run on none of the devices.
     """
+    if (stuck := np.flatnonzero(np.isinf(times_us).all(0))).size:
+        names = ", ".join(device.name for device in devices)
+        what = program.operations[stuck[0]].target
+        raise ValueError(f"operation {stuck[0]} of {program.name} ({what}) can run on none of {names}")
     apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
     own_bytes = np.tile(program.output_bytes, (len(devices), 1))
     latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
@@ -159,7 +168,7 @@ def profile(
     """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
 
     On a CPU the call itself is part of it, as it is in a run; one pass before warms up and is not counted. On an
-    accelerator it is the time by its own events (`event_times_us`).
+    accelerator it is the time by its own events (`event_times`), infinite where the operation cannot run there.
 
     Args:
         program: what to run.

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gst.devices.describe.load import LoadGate, lock_devices
+from gst.devices.describe.load import LoadGate, accelerators_of, lock_devices
 from gst.devices.describe.machine import Device, select
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.measure import Measurement, measure
@@ -238,13 +238,15 @@ def measure_plans(
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
     """
-    with lock_devices(isolated.devices if beside else _in_use(isolated, plans)):
+    used = isolated.devices if beside else _in_use(isolated, plans)
+    gate = gate and gate.beside(used)
+    with lock_devices(used):
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         seen = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
-            seconds=seconds,
+            seconds=seconds, accelerators=accelerators_of(used),
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost

@@ -18,6 +18,7 @@ from gst.devices.execute.costs import profile
 from gst.devices.execute.executor import executor
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.native import NativeExecutor
+from gst.devices.execute.spans import launch_us
 from gst.devices.execute.transfers import SIZES, copy_rates
 from gst.devices.plan import Plan, Timeline
 from gst.process.progress import Progress, no_progress
@@ -70,6 +71,7 @@ def operation_rates(device: Device, probe: Probe, repetitions: int) -> Operation
         device.name, device.kind, device.threads, probe.matrix_flops / seconds["mm"] / 1e9,
         probe.convolution_flops / seconds["convolution"] / 1e9, 2 * vector / seconds["mul"] / 1e9,
         vector / seconds["sum"] / 1e9, seconds["add"] * 1e6,
+        launch_us(device.torch_device, repetitions),
     )  # fmt: skip
 
 

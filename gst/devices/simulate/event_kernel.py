@@ -12,6 +12,7 @@ import numpy as np
 
 from gst.devices.simulate.copy_lanes import enqueue, is_next, next_reader
 from gst.devices.simulate.heap import pop, push
+from gst.devices.simulate.shares import accelerator_share
 from partitioners.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
@@ -55,6 +56,8 @@ class Cores(NamedTuple):
         bandwidth: float64 (devices, devices); bytes per microsecond of a copy.
         memory: int64 (devices); number of the memory of each device where copies queue, otherwise -1.
         num_lanes: memories where copies queue, otherwise 0.
+        accelerator: int64 (devices); number of the accelerator that a device shares with others, otherwise -1.
+        num_accelerators: that several devices share.
     """
 
     cores: np.ndarray
@@ -68,6 +71,8 @@ class Cores(NamedTuple):
     bandwidth: np.ndarray
     memory: np.ndarray
     num_lanes: int
+    accelerator: np.ndarray
+    num_accelerators: int
 
 
 @compiled
@@ -84,7 +89,10 @@ def simulate(home, rank, work, machine, contention):
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
     indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
-    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes = machine
+    (
+        cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes,
+        accelerator, num_accelerators,
+    ) = machine  # fmt: skip
     remote_us_per_byte = contention.remote_ns_per_byte / 1e3
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
@@ -105,6 +113,7 @@ def simulate(home, rank, work, machine, contention):
     candidates = np.empty(devices, np.int64)
     running = np.full(devices, -1)
     left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
+    share, taken = np.zeros(devices), np.zeros(num_accelerators)  # of accelerators: by each operation, and by all
     idle_since = np.zeros(len(leader))
     covered = np.zeros(len(leader), np.bool_)
     helped_until = np.full(len(leader), -np.inf)
@@ -161,6 +170,8 @@ def simulate(home, rank, work, machine, contention):
                 if threads[chosen] > 1 and now - helped_until[thread] > contention.helper_spin_us:
                     left[chosen] += contention.helper_us
                 intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
+                if num_accelerators and accelerator[chosen] >= 0:
+                    share[chosen] = accelerator_share(num_bytes[node], intensity[chosen], contention)
                 for word in range(words[chosen, 0], words[chosen, 1]):
                     in_use[word] |= cores[chosen, word]
                 covered[thread] = False
@@ -176,12 +187,19 @@ def simulate(home, rank, work, machine, contention):
         total = 0.0
         for position in range(num_active):
             total += intensity[active[position]]
+        if num_accelerators:
+            taken[:] = 0.0
+            for position in range(num_active):
+                if accelerator[active[position]] >= 0:
+                    taken[accelerator[active[position]]] += share[active[position]]
         first, soonest = -1, np.inf
         for position in range(num_active):
             device = active[position]
             lost = (num_active - 1) * contention.slowdown
             lost += contention.memory_slowdown * intensity[device] * (total - intensity[device])
             speed = max(1.0 - lost, LEAST_RATE)
+            if num_accelerators and accelerator[device] >= 0 and taken[accelerator[device]] > 1.0:
+                speed /= taken[accelerator[device]]
             rate[device] = speed
             until = left[device] / speed
             if until < soonest:

@@ -7,20 +7,22 @@ which operations begin is that of a stream program (`gst.devices.simulate.peaks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
-from gst.devices.describe.machine import MOST_CORES, core_numbers
+from gst.devices.describe.machine import MOST_CORES, Device, core_numbers
 from gst.devices.execute.costs import Costs
 from gst.devices.plan import Plan, Timeline, ranks
 from gst.devices.simulate.event_kernel import Cores, Work, simulate
 
 
 class Contention(NamedTuple):
-    """What operations cost each other, learned from runs by `gst.devices.simulate.calibration`.
+    """What operations cost each other, learned from runs by `gst.devices.simulate.calibration`, and from pairs
+    of operations by `gst.devices.simulate.share_fit`.
 
     Args:
         slowdown: share of its speed that an operation loses to each other one that runs.
@@ -32,6 +34,10 @@ class Contention(NamedTuple):
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
         spin_us: how long threads look for work before they sleep.
         helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.process.tuning`.
+        share_per_kb: share of an accelerator that an operation takes for each kB of its result, where several devices
+            are lanes of it; at most 1 in all, see `gst.devices.simulate.share_fit`.
+        share_per_gb_per_s: the same for each GB/s that it reads and writes; the larger of both counts.
+        least_share: the least share of an operation.
     """
 
     slowdown: float = 0.0
@@ -43,6 +49,9 @@ class Contention(NamedTuple):
     wake_us: float = 30.0
     spin_us: float = 500.0
     helper_spin_us: float = 25.0
+    share_per_kb: float = 0.0
+    share_per_gb_per_s: float = 0.0
+    least_share: float = 0.0
 
     def to_dict(self) -> dict[str, float]:
         """For JSON; `Contention(**record)` reads it."""
@@ -128,8 +137,18 @@ def _machine(costs: Costs) -> Cores:
         memory = np.array([memories.index(device.memory) for device in costs.devices])
         num_lanes = len(memories)
     return Cores(
-        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes
-    )
+        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes,
+        *_shared_accelerators(costs.devices),
+    )  # fmt: skip
+
+
+def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, " devices"], int]:
+    """For each device the number of the accelerator that it shares with others, -1 for the rest; and how many such
+    accelerators there are."""
+    lanes = Counter(device.memory for device in devices if device.is_accelerator)
+    shared = [memory for memory, count in lanes.items() if count > 1]
+    of_device = [shared.index(each.memory) if each.is_accelerator and each.memory in shared else -1 for each in devices]
+    return np.array(of_device, np.int64), len(shared)
 
 
 def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:

@@ -69,7 +69,21 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
             if other != device:
                 both = [traffic[n] / max(costs.times_us[d, n], 1e-3) for d, n in ((device, mine), (other, int(node)))]
                 total += contention.slowdown + contention.memory_slowdown * both[0] * both[1]
-        return max(1 - total, LEAST_RATE)
+        return max(1 - total, LEAST_RATE) / max(1.0, taken_where(device))
+
+    def share(device: int) -> float:
+        """Of an accelerator that it shares: the larger of what its result and its traffic take."""
+        node = int(running[device][0])
+        gb_per_s = 10 * traffic[node] / max(costs.times_us[device, node], 1e-3)
+        kilobytes = float(costs.output_bytes[node]) / 1e3
+        fill = max(contention.share_per_kb * kilobytes, contention.share_per_gb_per_s * gb_per_s)
+        return min(1.0, max(contention.least_share, fill))
+
+    def taken_where(device: int) -> float:
+        """Shares of all that runs on the accelerator of a device; 0 for cores."""
+        mine = costs.devices[device]
+        there = [other for other in running if costs.devices[other].memory == mine.memory]
+        return sum(map(share, there)) if mine.is_accelerator else 0.0
 
     while len(done) < int(costs.computed.sum()):
         ready = [node for node in todo if arrives(node) <= now]
