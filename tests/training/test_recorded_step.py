@@ -322,8 +322,9 @@ def test_a_larger_step_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing records graphs")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_replays_on_a_gpu_are_steps_of_the_estimator(variant: str) -> None:
-    want, training = Training(variant, "mean", "cuda"), Training(variant, "mean", "cuda")
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_replays_on_a_gpu_are_steps_of_the_estimator(variant: str, encoder: str) -> None:
+    want, training = (Training(variant, "mean", "cuda", encoder) for _ in range(2))
     step = RecordedStep(training.fixed())
     losses = [step(*training.step(number)).item() for number in range(STEPS)]
     assert step.reason == ""
