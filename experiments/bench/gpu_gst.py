@@ -119,7 +119,7 @@ def _padded(
     encoder, head = GraphSAGE(140 + 18, channels, 3), torch.nn.Linear(channels, 1)
     model = GraphSegmentTraining(encoder, head, keep_probability=0.5, table=table).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-    sizes = Sizes.of(segmented, len(segmented), model.num_fresh)
+    sizes = Sizes.of(segmented, len(segmented), model.num_fresh, settings["configs"])
     step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, sizes), is_recorded=is_recorded)
     times, losses = list[float](), list[float]()
 

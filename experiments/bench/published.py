@@ -100,7 +100,7 @@ class PublishedSAGE(nn.Module):
 
     def _inputs(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows 128"]:
         known = by_rows(self.static, torch.cat([batch.node_features, SCALE * self.opcode(batch.opcodes)], dim=1))
-        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        nodes, rows, (slots, configs) = sharing.inputs()
         given = by_rows(self.config, SCALE * batch.config_features[slots, configs])
         return product(nodes, known).index_add(0, rows, given)
 

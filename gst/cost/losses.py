@@ -11,6 +11,7 @@ from torch import Tensor, nn
 Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
+PADDING = -100  # a class that no loss counts
 WITHIN_A_GRAPH = frozenset({"pairwise_hinge", "diff_mat", "list_mle"})
 """Losses that compare configurations of one graph: with one target a graph they are 0."""
 
@@ -84,27 +85,28 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     """Mean squared error of scores against the natural logarithm of the targets.
 
     Raises:
-        ValueError: a target is not positive.
+        ValueError: a target is not positive. On an accelerator the host would have to wait to see it: the loss is
+            infinite there.
     """
     check_shapes(scores, targets)
-    present = ~targets.isnan()
-    if bool((targets[present] <= 0).any()):
+    if targets.device.type == "cpu" and bool((targets <= 0).any()):
         raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")
-    return (scores[present] - targets[present].log().to(scores.dtype)).square().sum() / present.sum().clamp(min=1)
+    return squared_error(scores, targets.clamp(min=0).log())
 
 
 def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     """Mean squared error of scores against the targets themselves."""
     check_shapes(scores, targets)
     present = ~targets.isnan()
-    return (scores[present] - targets[present].to(scores.dtype)).square().sum() / present.sum().clamp(min=1)
+    errors = torch.where(present, scores - targets.to(scores.dtype), 0.0)  # a mask as an index makes the host wait
+    return errors.square().sum() / present.sum().clamp(min=1)
 
 
 def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scores) -> Float[Tensor, ""]:
     """Mean negative log likelihood of the classes that the targets number from 0."""
     check_shapes(scores, targets, has_classes=True)
-    present = ~targets.isnan()
-    return nn.functional.cross_entropy(scores[present], targets[present].long())
+    classes = torch.where(targets.isnan(), PADDING, targets).long()
+    return nn.functional.cross_entropy(scores.flatten(0, 1), classes.flatten(), ignore_index=PADDING)
 
 
 LOSSES: dict[str, Loss] = {

@@ -125,13 +125,14 @@ class SegmentBatch:
         nodes, edges = self.num_nodes, self.edge_index.shape[1]
         return self.padded_to(nodes + multiple - nodes % multiple, edges + -edges % multiple, len(self.config_nodes))
 
-    def padded_to(self, nodes: int, edges: int, configurable: int) -> SegmentBatch:
+    def padded_to(self, nodes: int, edges: int, configurable: int, segments: int | None = None) -> SegmentBatch:
         """The same batch with one more segment, of nodes that no one owns. Edges of that segment join its last node to
         itself, and further configurable nodes are that node, with features of zero.
 
         Args:
             nodes: that it has then, more than now.
             edges, configurable: edges and configurable nodes that it has then.
+            segments: that it has then; those between its own and the last one are empty. One more than now if None.
 
         Raises:
             ValueError: it is larger than that.
@@ -144,6 +145,11 @@ class SegmentBatch:
                 f"not fit into {nodes}, {edges} and {configurable}"
             )
         more_nodes, last = nodes - self.num_nodes, nodes - 1
+        segments = self.num_segments + 1 if segments is None else segments
+        if segments <= self.num_segments:
+            raise ValueError(
+                f"a batch of {self.num_segments} segments does not fit into {segments}, of which one is padding"
+            )
 
         def pad(tensor: Tensor, count: int, value: int = 0) -> Tensor:
             return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
@@ -151,8 +157,8 @@ class SegmentBatch:
         return SegmentBatch(
             node_features=pad(self.node_features, more_nodes), opcodes=pad(self.opcodes, more_nodes),
             edge_index=pad(self.edge_index.T, more_edges, last).T,
-            segment_of_node=pad(self.segment_of_node, more_nodes, self.num_segments),
-            owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, 1, 1),
+            segment_of_node=pad(self.segment_of_node, more_nodes, segments - 1),
+            owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, segments - self.num_segments, 1),
             config_nodes=pad(self.config_nodes, more_configurable, last),
             config_features=pad(self.config_features, more_configurable),
             node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},

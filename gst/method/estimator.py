@@ -50,6 +50,7 @@ from gst.method.regression import (
     composite_weights,
     deviations,
     moments,
+    readout_shares,
     residual_products,
 )
 
@@ -443,9 +444,8 @@ class GraphSegmentTraining(nn.Module):
             value = composite_weights(catalogue.graph, draw.fresh, weights, is_known, self._regression.common)
             embedded = scale_gradient(embedded, (weights / value)[chosen])
         self._add(pool, catalogue, chosen, embedded, value[chosen])
-        nodes = catalogue.node_counts.double()
-        size = nodes / catalogue.graph_node_counts[catalogue.graph] if self.pooling == "mean" else nodes
-        per_node = torch.ones_like(size) if self.pooling == "mean" else size.reciprocal()
+        nodes_of_graph = catalogue.graph_node_counts[catalogue.graph]
+        size, per_node = readout_shares(catalogue.node_counts, nodes_of_graph, self.pooling)
         scale = per_node.to(embedded.detach(), non_blocking=True)[:, None, None]
         residual = ((1 - value[:, 0]) * size).to(embedded.detach(), non_blocking=True)
         graphs = catalogue.graph.to(device, non_blocking=True)

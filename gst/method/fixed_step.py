@@ -6,58 +6,48 @@ Batches are padded to one size, so that the same operations on the same memory m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from embedding_cache import EmbeddingTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Draw, dropout_weights
 from gst.method.encoding import GraphPool, embed_segments
-from gst.method.estimator import GraphSegmentTraining
+from gst.method.estimator import PULL_ROWS, GraphSegmentTraining
+from gst.method.regression import StaleSum, readout_shares
+from gst.method.sizes import Sizes as Sizes
 
 
-class Sizes(NamedTuple):
-    """To which the fresh segments of a step are padded.
+@dataclass(frozen=True, eq=False)
+class PaddedStep:
+    """A draw and its fresh segments, read and padded, in memory of the host.
 
-    Examples:
-        >>> import gst
-        >>> path = gst.Graph(np.zeros((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
-        >>> Sizes.of([gst.segment(path, 3, "contiguous")] * 4, num_graphs=2, num_fresh=1)
-        Sizes(nodes=5, edges=2, configurable=0)
+    Args:
+        plans: of the encoder, see `gst.method.sizes.Plans`.
     """
 
-    nodes: int
-    edges: int
-    configurable: int
-
-    @staticmethod
-    def of(graphs: Sequence[SegmentedGraph], num_graphs: int, num_fresh: int) -> Sizes:
-        """Into which every step of so many of the graphs fits, with one node that is padding."""
-
-        def most(pointers: Sequence[np.ndarray]) -> int:
-            of_graph = [int(np.sort(np.diff(each))[-num_fresh:].sum()) for each in pointers]
-            return num_graphs * max(of_graph)  # a step may hold one graph several times
-
-        return Sizes(
-            most([graph.row_ptr for graph in graphs]) + 1, most([graph.edge_ptr for graph in graphs]),
-            most([graph.config_ptr for graph in graphs]),
-        )  # fmt: skip
+    draw: Draw
+    batch: SegmentBatch
+    plans: Mapping[Any, Any]
 
 
 class FixedStep:
-    """Steps of one model: `fill` for the data of a step, `compute` for its arithmetic, `finish` for the table.
+    """Steps of one model: `draw` and `load` for what is computed with, `fill` for putting it where `compute` reads it,
+    `compute` for the arithmetic, `finish` for the table.
 
     Args:
-        model: in training mode, on its device, with its lazy layers made. Its encoder takes `x` and `edge_index` or
-            PyG's data; one that takes a `SegmentBatch` makes plans on the host, which have other sizes in each step.
-        loss: predictions and targets, both `(graphs, configs)` -> a number.
-        optimizer: of the model; one that counts its steps has to do so on the accelerator (`capturable=True`).
+        model: in training mode, on its device, with its lazy layers made. Its encoder takes `x` and `edge_index`, PyG's
+            data, or a `SegmentBatch` of which it makes the plans that are in `sizes` and no others.
+        loss: predictions and targets, both `(graphs, configs)` -> a number. Targets of what is padding are NaN.
+        optimizer: of the model; one that counts its steps has to do so on the accelerator (`capturable=True`). None
+            ends the step with the gradients, in `.grad` of the parameters.
         sizes: see `Sizes.of`.
 
     Attributes:
@@ -69,9 +59,9 @@ class FixedStep:
 
     def __init__(
         self, model: GraphSegmentTraining, loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: torch.optim.Optimizer, sizes: Sizes,
+        optimizer: torch.optim.Optimizer | None, sizes: Sizes,
     ) -> None:  # fmt: skip
-        if refusal := _refusal(model, optimizer):
+        if refusal := _refusal(model, optimizer, sizes):
             raise ValueError(f"a step of fixed shapes {refusal}")
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
         self.value = self._embedded = self._is_finite = torch.empty(0)
@@ -79,40 +69,63 @@ class FixedStep:
         self._batch: SegmentBatch | None = None
         self._done: tuple[Draw, Tensor, Tensor] | None = None
 
-    def fill(
-        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"],
-        targets: Float[Tensor, "graphs configs"],
-    ) -> None:  # fmt: skip
-        """Draw the next step of the model, and put what it reads where `compute` reads it.
+    def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
+        """Draw the next step of the model, or the one `ahead` steps after it: `GraphSegmentTraining.draw`.
 
         Raises:
-            ValueError: the step has other shapes than the one before.
+            ValueError: the step has more graphs or configurations than there is room for.
         """
-        model = self.model
-        draw = model.draw(graphs, configs)
+        if len(graphs) > self.sizes.graphs or configs.shape[1] > self.sizes.configs:
+            raise ValueError(
+                f"a step of {len(graphs)} graphs and {configs.shape[1]} configurations does not fit into "
+                f"{self.sizes.graphs} and {self.sizes.configs}; make Sizes.of the largest step"
+            )
+        draw = self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
         assert draw is not None, "uniform draws do not depend on the table"
+        return draw
+
+    def load(self, draw: Draw) -> PaddedStep:
+        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead.
+
+        Raises:
+            ValueError: they are larger than `sizes`.
+        """
+        batch = self.model._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
+        is_ahead, plans = self.model._like().device.type != "cpu", self.sizes.plans
+        made = {} if plans is None else plans.of(batch, pinned=is_ahead)
+        padded = batch.padded_to(*self.sizes[:4])
+        return PaddedStep(draw, padded.pinned() if is_ahead else padded, made)
+
+    def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:
+        """Put what a step reads where `compute` reads it."""
+        model, draw, device = self.model, step.draw, self.model._like().device
+        catalogue, sizes = draw.catalogue, self.sizes
         model.step = draw.number
-        catalogue, like = draw.catalogue, model._like()
         keys, chosen = model._table_keys(catalogue, draw.configs), draw.fresh.nonzero().squeeze(1)
-        known = model._known(keys)
-        weights = dropout_weights(draw.fresh, draw.inclusion, known, draw.kept, model.keep_probability)
-        batch = model._batch(catalogue, chosen, draw.configs).padded_to(*self.sizes)
-        batch = (batch if like.device.type == "cpu" else batch.pinned()).to(like.device, like.dtype)
+        weights, rest = self._weights(draw, keys)
+        graphs, segments = sizes.graphs - len(catalogue.graphs), sizes.segments - 1 - len(chosen)
+        configs = sizes.configs - targets.shape[1]
         inputs = {
-            "weights": weights.fresh[chosen], "graph": catalogue.graph[chosen],
-            "graph_node_counts": catalogue.graph_node_counts, "targets": targets,
+            "weights": pad(weights[chosen], (0, 0, 0, segments)), "graph": pad(catalogue.graph[chosen], (0, segments)),
+            "graph_node_counts": pad(catalogue.graph_node_counts, (0, graphs), value=1),
+            "targets": pad(targets, (0, configs, 0, graphs), value=torch.nan) if graphs or configs else targets,
         }  # fmt: skip
-        inputs = {name: each.to(like.device, non_blocking=True) for name, each in inputs.items()}
-        if model.table is not None:
-            inputs["rest"] = self._rest(draw, keys, weights.stale)
-        self._keep(batch, inputs)
+        inputs = {name: each.to(device, non_blocking=True) for name, each in inputs.items()}
+        if rest is not None:
+            nothing = -torch.inf if model.pooling == "max" else 0.0
+            inputs["rest"] = pad(rest, (0, 0, 0, 0, 0, graphs), value=nothing)
+        self._keep(step.batch.to(device, model._like().dtype), inputs)
+        assert self._batch is not None
+        if sizes.plans is not None:
+            sizes.plans.put(step.plans, self._batch)
         self._done = draw, chosen, keys
 
     def compute(self) -> None:
         """Encode, pool, predict, and learn from it. Nothing here depends on values, and nothing asks for them."""
         model, inputs, batch = self.model, self._inputs, self._batch
         assert batch is not None, "fill it first"
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in model.parameters():
+            parameter.grad = None
         embedded = embed_segments(model.encoder, batch, model._call, model.pooling)[:-1]
         embedded.register_hook(self._look_at)
         pool = GraphPool(inputs["graph_node_counts"], model.pooling, inputs.get("rest"))
@@ -121,21 +134,32 @@ class FixedStep:
         scores = scores.squeeze(-1) if scores.dim() > inputs["targets"].dim() else scores  # some heads have done that
         value = self.loss(scores, inputs["targets"])
         value.backward()
-        self.optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
         self.value, self._embedded = value.detach(), embedded.detach()
 
     def finish(self) -> None:
         """Write the rows of the fresh segments, unless their gradient is not finite."""
         if self.model.table is not None and self._done is not None:
             draw, chosen, keys = self._done
-            staged = self.model._stage(draw.catalogue, chosen, keys, self._embedded.clone())
+            staged = self.model._stage(draw.catalogue, chosen, keys, self._embedded[: len(chosen)].clone())
             staged.require(self._is_finite.clone())
 
     def _look_at(self, gradient: Tensor) -> None:
         self._is_finite = gradient.isfinite().all()
 
+    def _weights(self, draw: Draw, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of fresh segments, and what rows of the table give the graphs."""
+        model = self.model
+        known = model._known(keys)
+        if model.estimate == "difference":
+            value = (draw.fresh / draw.inclusion)[:, None].expand(known.shape)
+            return value, self._residuals(draw, keys, known, value[:, 0])
+        weights = dropout_weights(draw.fresh, draw.inclusion, known, draw.kept, model.keep_probability)
+        return weights.fresh, None if model.table is None else self._rest(draw, keys, weights.stale)
+
     def _rest(self, draw: Draw, keys: Tensor, weights: Tensor) -> Float[Tensor, "graphs configs channels"]:
-        """What rows of the table give the graphs: zeros, or maxima of nothing, where there are none."""
+        """Rows of stale segments, pooled: zeros, or maxima of nothing, where there are none."""
         model, table, like = self.model, self.model.table, self.model._like()
         assert isinstance(table, EmbeddingTable)
         nothing = -torch.inf if model.pooling == "max" else 0.0
@@ -145,6 +169,26 @@ class FixedStep:
         model._add_pulled(pool, draw.catalogue, (weights > 0).any(1).nonzero().squeeze(1), keys, weights)
         assert pool.total is not None
         return pool.total
+
+    def _residuals(
+        self, draw: Draw, keys: Tensor, is_known: Tensor, value: Float[Tensor, " segments"]
+    ) -> Float[Tensor, "graphs configs channels"]:
+        """Rows of all segments, less what those of the fresh ones stand for: `gst.method.regression`."""
+        model, table, like = self.model, self.model.table, self.model._like()
+        assert isinstance(table, EmbeddingTable)
+        catalogue, dtype = draw.catalogue, torch.promote_types(like.dtype, torch.float32)
+        nodes_of_graph = catalogue.graph_node_counts[catalogue.graph]
+        size, per_node = readout_shares(catalogue.node_counts, nodes_of_graph, model.pooling)
+        residual, scale, graph = (
+            each.to(like.device, each.dtype if each is catalogue.graph else dtype, non_blocking=True)
+            for each in ((1 - value) * size, per_node, catalogue.graph)
+        )
+        stale = StaleSum(graph, residual, len(catalogue.graphs), keys.shape[1], table.channels)
+        for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
+            here = chunk.to(like.device, non_blocking=True)
+            rows = model._pulled(keys[chunk]) * scale[here][:, None, None]
+            stale.add(here, rows, is_known[chunk].to(like.device, non_blocking=True))
+        return stale.result(None)
 
     def _keep(self, batch: SegmentBatch, inputs: dict[str, Tensor]) -> None:
         """Copy into the tensors of the first step."""
@@ -156,26 +200,31 @@ class FixedStep:
         for name, tensor in new.items():
             if tensor.shape != old[name].shape:
                 raise ValueError(
-                    f"{name} of this step is {tuple(tensor.shape)}, and {tuple(old[name].shape)} was that of the "
-                    "first; give every step as many graphs and configurations, each graph of num_fresh segments or more"
+                    f"{name} of this step is {tuple(tensor.shape)}, and {tuple(old[name].shape)} was that of the first"
                 )
         for name, tensor in new.items():
             old[name].copy_(tensor, non_blocking=True)
+        object.__setattr__(self._batch, "host", batch.host)
 
 
-def _refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer) -> str | None:
+def _refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None, sizes: Sizes) -> str | None:
     """Why steps of a model cannot have fixed shapes."""
-    if model._call.whole == "batch":
-        return "cannot hold plans of an encoder that takes a SegmentBatch; take (x, edge_index) in the encoder"
+    if model._call.whole == "batch" and sizes.plans is None:
+        return (
+            "needs plans of fixed shapes of an encoder that takes a SegmentBatch; give Sizes.of one of gst.nn, or take "
+            "(x, edge_index) in the encoder"
+        )
     if model.table is None and not model.omit_rest:
         return "cannot encode all other segments; give the model a table, or omit_rest=True"
     if model.table is not None and not isinstance(model.table, EmbeddingTable):
         return "is of one process; give the model an EmbeddingTable"
-    if model.estimate not in ("dropout", "fixed_dropout") or model.refresh != "uniform":
-        return f"is for estimate='dropout' and uniform draws, not {model.estimate!r} and {model.refresh!r}"
+    if model.estimate not in ("dropout", "fixed_dropout", "difference") or model.refresh != "uniform":
+        return f"is for dropout or difference and uniform draws, not {model.estimate!r} and {model.refresh!r}"
+    if model.estimate == "difference" and (model.debias or model.table is None):
+        return "of estimate='difference' needs a table, and corrects no bias: leave out debias"
     if model.histories is not None or model.encoder_frozen or model.pad_to or getattr(model.head, "references", 0):
         return "has no layer histories, frozen encoder, pad_to or reference configurations"
-    on_host = [group for group in optimizer.param_groups if group.get("capturable") is False]
+    on_host = [] if optimizer is None else [each for each in optimizer.param_groups if each.get("capturable") is False]
     if on_host and model._like().device.type != "cpu":
         return f"needs {type(optimizer).__name__}(..., capturable=True), which counts its steps on the accelerator"
     return None

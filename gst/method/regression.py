@@ -217,6 +217,24 @@ class RowRegression:
         self._products = torch.zeros(2, dtype=torch.float64) if products is None else products.clone()
 
 
+def readout_shares(
+    node_counts: Int64[Tensor, " segments"], nodes_of_graph: Int64[Tensor, " segments"], pooling: str
+) -> tuple[Float64[Tensor, " segments"], Float64[Tensor, " segments"]]:
+    """Two factors of each segment in a readout by `sum` or `mean`: of the mean embedding of its nodes in the readout of
+    its graph, and of its own pooled embedding, to get that mean.
+
+    Examples:
+        >>> [each.tolist() for each in readout_shares(torch.tensor([2, 6]), torch.tensor([8, 8]), "mean")]
+        [[0.25, 0.75], [1.0, 1.0]]
+        >>> [each.tolist() for each in readout_shares(torch.tensor([2, 4]), torch.tensor([6, 6]), "sum")]
+        [[2.0, 4.0], [0.5, 0.25]]
+    """
+    nodes = node_counts.double()
+    if pooling == "mean":
+        return nodes / nodes_of_graph, torch.ones_like(nodes)
+    return nodes, nodes.reciprocal()
+
+
 class StaleSum:
     """Sum over all segments of a graph of (1 - 1{j fresh} / q_j) f(x_j), some segments at a time.
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.method.sizes import Sizes
+from gst.nn.bounds import PlanOptions
 from gst.nn.edges import check_heads, neighbour_attention, neighbour_max
+from gst.nn.fixed_plans import FixedPlans
 from gst.nn.sharing import Direction, Part, Sharing
 from gst.nn.sparse import by_rows, product
 
@@ -47,7 +50,7 @@ class InputProjection(nn.Module):
         self.config = nn.LazyLinear(channels, bias=False)
 
     def forward(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows channels"]:
-        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        nodes, rows, (slots, configs) = sharing.inputs()
         common = self.of_nodes(batch)
         given = self.of_configurations(batch.config_features[slots, configs])
         return product(nodes, common).index_add(0, rows, given.to(common.dtype))
@@ -122,17 +125,26 @@ class Encoder(nn.Module):
 
     def sharing(self, batch: SegmentBatch) -> Sharing:
         """Which states of `batch` are equal; found once for each batch."""
-        return planned(batch, len(self.layers), self.directions, self.share, self.whole_segments)
+        return planned(batch, self._plan)
+
+    @property
+    def _plan(self) -> PlanOptions:
+        return PlanOptions(len(self.layers), self.directions, self.share, self.whole_segments)
+
+    def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
+        """Plans of fixed shapes for training steps of `num_fresh` segments of some of the graphs each.
+
+        Raises:
+            ValueError: a layer has other shapes in each step.
+        """
+        return FixedPlans.made_for(self.layers, [self._plan], sizes, graphs, num_fresh)
 
 
-def planned(
-    batch: SegmentBatch, num_layers: int, directions: tuple[Direction, ...], share: bool, whole_segments: bool = False
-) -> Sharing:
-    """`Sharing.of` these, found once for each batch."""
-    key = (num_layers, directions, share, whole_segments)
-    if key not in batch.plans:
-        batch.plans[key] = Sharing.of(batch, *key)
-    return batch.plans[key]
+def planned(batch: SegmentBatch, options: PlanOptions) -> Sharing:
+    """`Sharing.of` these options, found once for each batch."""
+    if options not in batch.plans:
+        batch.plans[options] = Sharing.of(batch, *options)
+    return batch.plans[options]
 
 
 class ResidualLayer(nn.Module):
@@ -146,6 +158,11 @@ class ResidualLayer(nn.Module):
     def __init__(self, channels: int, convolution: nn.Module) -> None:
         super().__init__()
         self.convolution, self.norm = convolution, nn.LayerNorm(channels)
+
+    @property
+    def reads_plan_tensors(self) -> bool:
+        """As its convolution."""
+        return getattr(self.convolution, "reads_plan_tensors", False)
 
     def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
         message = self.convolution(rows, sharing, number)
@@ -169,27 +186,17 @@ class NodeNorm(nn.Module):
 
     def forward(self, rows: Float[Tensor, "rows channels"], sharing: Sharing, number: int) -> Tensor:
         """Rows after layer `number`."""
-        group = _groups(sharing, number)
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))[: len(group)]
-        count = torch.bincount(group)[:, None].to(wide.dtype)
+        group = sharing.groups(number)
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        empty = wide.new_zeros(sharing.num_groups, rows.shape[1])
+        count = empty[:, :1].index_add(0, group, torch.ones_like(wide[:, :1])).clamp(min=1)
 
         def mean(x: Tensor) -> Tensor:
-            return (x.new_zeros(len(count), x.shape[1]).index_add(0, group, x) / count).index_select(0, group)
+            return (empty.index_add(0, group, x) / count).index_select(0, group)
 
         centred = wide - mean(wide)
         scaled = centred * (mean(centred.square()) + self.eps).rsqrt() * self.weight + self.bias
-        return nn.functional.pad(scaled, (0, 0, 0, len(rows) - len(group))).to(rows.dtype)
-
-
-def _groups(sharing: Sharing, number: int) -> Int64[Tensor, " used"]:
-    """The segment and class of configurations of each row after a layer. All nodes of a segment tell the same classes
-    apart, and number them alike."""
-    level = sharing.levels[number + 1]
-    node = level.node_of_row()
-    segment, kind = sharing.segment_of_node[node], np.arange(len(node)) - level.first[node]
-    return torch.from_numpy(np.unique(segment * (kind.max() + 1) + kind, return_inverse=True)[1]).to(
-        sharing.device, non_blocking=True
-    )
+        return scaled.to(rows.dtype)
 
 
 Aggregation = Literal["mean", "sum", "max"]
@@ -218,6 +225,8 @@ class SAGELayer(nn.Module):
     Rows are projected before they are aggregated, by one product for the node and all directions. LayerNorm looks at
     one row alone, and `NodeNorm` at one segment, so nothing leaks from one segment of a batch to another.
     """
+
+    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
     def __init__(
         self, channels: int, directions: Sequence[Direction] = BOTH, aggregation: Aggregation = "mean",
@@ -281,6 +290,8 @@ class SAGE(Encoder):
 class GCNConvolution(nn.Module):
     """D^-1/2 (A + I) D^-1/2 H W (Kipf and Welling 2017, eq. 2); A holds the edges of all directions in use."""
 
+    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
+
     def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
         super().__init__()
         self.parts: tuple[Part, ...] = ("own", *directions)
@@ -312,6 +323,8 @@ class GCN(Encoder):
 
 class GINConvolution(nn.Module):
     """MLP((1 + eps) h + sum of neighbours), eps learnt (Xu et al. 2019, eq. 4.1)."""
+
+    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
     def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
         super().__init__()
@@ -350,6 +363,8 @@ class GIN(Encoder):
 class GATConvolution(nn.Module):
     """Heads side by side, each the sum over u of alpha(u, v) W h(u), v itself among them (Velickovic et al. 2018, eq. 1
     to 5). The logit of an edge, a · [W h(v) || W h(u)], is a score of the receiver plus one of the sender."""
+
+    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
     def __init__(self, channels: int, directions: Sequence[Direction], heads: int) -> None:
         super().__init__()

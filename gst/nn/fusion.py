@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.method.sizes import Sizes
+from gst.nn.bounds import PlanOptions
 from gst.nn.encoders import BOTH, InputProjection, SAGELayer, planned
+from gst.nn.fixed_plans import FixedPlans
 from gst.nn.sharing import Direction, Sharing
 from gst.nn.sparse import by_rows, product
 
@@ -65,19 +68,25 @@ class FusedSAGE(nn.Module):
         self.share = share
 
     def forward(self, batch: SegmentBatch) -> NodeStates:
-        sharing = planned(batch, len(self.after), self.directions, self.share)
+        sharing = planned(batch, self._plans[1])
         rows = self._fuse(self._without_configurations(batch), batch, sharing)
         for number, layer in enumerate(self.after):
             rows = layer(rows, sharing, number)
         return NodeStates(rows, sharing.row_of())
 
+    @property
+    def _plans(self) -> tuple[PlanOptions, PlanOptions]:
+        """Of the layers before fusion, and of those after it."""
+        before = PlanOptions(len(self.before), self.directions, one_config=True)
+        return before, PlanOptions(len(self.after), self.directions, self.share)
+
+    def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
+        """Plans of fixed shapes for training steps of `num_fresh` segments of some of the graphs each."""
+        return FixedPlans.made_for([*self.before, *self.after], self._plans, sizes, graphs, num_fresh)
+
     def _without_configurations(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
-        key = ("without configurations", len(self.before), self.directions)
-        if key not in batch.plans:
-            alone = replace(batch, config_features=batch.config_features[:, :1])  # one configuration: one row each
-            batch.plans[key] = (alone, Sharing.of(alone, len(self.before), self.directions))
-        alone, sharing = batch.plans[key]
-        rows = product(sharing.inputs(alone)[0], self.inputs.of_nodes(batch))
+        sharing = planned(batch, self._plans[0])
+        rows = product(sharing.inputs()[0], self.inputs.of_nodes(batch))
         for number, layer in enumerate(self.before):
             rows = layer(rows, sharing, number)
         return rows[: batch.num_nodes]
@@ -85,7 +94,7 @@ class FusedSAGE(nn.Module):
     def _fuse(
         self, states: Float[Tensor, "nodes channels"], batch: SegmentBatch, sharing: Sharing
     ) -> Float[Tensor, "rows channels"]:
-        nodes, rows, (slots, configs) = sharing.inputs(batch)
+        nodes, rows, (slots, configs) = sharing.inputs()
         configurations = self.inputs.of_configurations(batch.config_features[slots, configs])
         change = self.fusion(states.index_select(0, batch.config_nodes), slots, configurations)
         return product(nodes, states).index_add(0, rows, change.to(states.dtype))

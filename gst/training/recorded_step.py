@@ -13,7 +13,7 @@ from torch import Tensor
 from gst.devices.execute.lanes import is_here
 from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
 from gst.graphs.segments import SegmentedGraph
-from gst.method.fixed_step import FixedStep
+from gst.method.fixed_step import FixedStep, PaddedStep
 
 
 class RecordedStep:
@@ -37,7 +37,7 @@ class RecordedStep:
         >>> graphs = [gst.segment(path, 3, "contiguous")]
         >>> model = gst.GraphSegmentTraining(GraphSAGE(1, 4, 2), torch.nn.Linear(4, 1), omit_rest=True)
         >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        >>> step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, Sizes.of(graphs, 1, 1)))
+        >>> step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, Sizes.of(graphs, 1, 1, 1)))
         >>> step(graphs, torch.tensor([[0]]), torch.ones(1, 1)).item(), step.reason
         (0.0, 'graphs are recorded on an accelerator; the model is on cpu')
     """
@@ -50,6 +50,7 @@ class RecordedStep:
         self._device = device
         self._stream = torch.Stream(device) if is_here(device) else None
         self._graph: Graph | None = None
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._steps = 0
         self._recorded_with: list[dict[str, Any]] = []
         wanted = is_here(device) if is_recorded is None else is_recorded
@@ -59,16 +60,22 @@ class RecordedStep:
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"],
         targets: Float[Tensor, "graphs configs"],
     ) -> Float[Tensor, ""]:  # fmt: skip
-        """One training step; its loss, for which the host does not wait.
+        """One training step; its loss, for which the host does not wait. What is smaller than the sizes is padded, and
+        NaN are its further targets.
 
         Raises:
-            ValueError: the step has other shapes than the ones before.
+            ValueError: the step is larger than the sizes.
         """
+        return self.run(self.step.load(self.step.draw(graphs, configs)), targets)
+
+    @torch.compiler.disable
+    def run(self, padded: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> Float[Tensor, ""]:
+        """The same of a step that is read: `FixedStep.load`."""
         caller: Any = None if self._stream is None else torch.accelerator.current_stream(self._device)
         if self._stream is not None:
             self._stream.wait_stream(caller)
         with self._stream or nullcontext():
-            self.step.fill(graphs, configs, targets)
+            self.step.fill(padded, targets)
             if (now := self._numbers()) != self._recorded_with:  # a schedule changed what the graph holds as constants
                 self._graph, self._recorded_with = None, now
             if not self.reason and self._graph is None and self._steps >= WARM_RUNS:
@@ -77,6 +84,8 @@ class RecordedStep:
                 self.step.compute()
             else:
                 self._graph.replay()
+                for parameter, gradient in self._gradients:
+                    parameter.grad = gradient
             self.step.finish()
             value = self.step.value.clone()
         if self._stream is not None:
@@ -87,7 +96,7 @@ class RecordedStep:
 
     def _numbers(self) -> list[dict[str, Any]]:
         """What the optimizer computes with that is no tensor: learning rates, momenta."""
-        groups = self.step.optimizer.param_groups
+        groups = [] if self.step.optimizer is None else self.step.optimizer.param_groups
         return [{key: each for key, each in group.items() if not isinstance(each, Tensor | list)} for group in groups]
 
     def _record(self) -> None:
@@ -102,3 +111,4 @@ class RecordedStep:
             self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             self._graph = graph
+            self._gradients = [(parameter, parameter.grad) for parameter in self.step.model.parameters()]

@@ -135,3 +135,20 @@ def test_a_plackett_luce_likelihood_by_hand() -> None:
 def test_logarithms_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="positive targets"):
         LOSSES["log_runtime"](torch.zeros(1, 1), torch.zeros(1, 1))
+
+
+def test_padding_changes_no_loss_and_no_gradient() -> None:
+    """Targets that are NaN count nothing, whatever stands in their place among the scores."""
+    generator = torch.Generator().manual_seed(0)
+    for name, loss in LOSSES.items():
+        classes = (3,) if name == "cross_entropy" else ()
+        scores = torch.randn(2, 4, *classes, generator=generator).requires_grad_()
+        targets = torch.randint(1, 3, (2, 4), generator=generator).double()
+        targets[1, 3] = torch.nan
+        padded = torch.nn.functional.pad(scores, (*[0, 0] * len(classes), 0, 2, 0, 1), value=7.0)
+        value, same = (
+            loss(scores, targets),
+            loss(padded, torch.nn.functional.pad(targets, (0, 2, 0, 1), value=torch.nan)),
+        )
+        torch.testing.assert_close(same, value)
+        torch.testing.assert_close(*(torch.autograd.grad(each, scores)[0] for each in (same, value)))

@@ -33,6 +33,7 @@ from gst.method.batch import SegmentBatch
 from gst.method.draws import PrefetchedStep
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep, Sizes
+from gst.nn.sharing import Sharing
 from gst.programs.described import DEVICE, run_described
 
 ROOT = Path(__file__).parents[2]
@@ -164,15 +165,15 @@ def known_rows_padded(model: GraphSegmentTraining, where: HostWaits) -> int:
         model(data, configs).sum().backward()
     model.zero_grad()
     with described_streams(), where:
-        SegmentBatch.pinned = lambda self: self  # type: ignore[method-assign]  # of the host either way
+        SegmentBatch.pinned = Sharing.pinned = lambda self: self  # type: ignore  # of the host either way
         model = model.to(DEVICE)
         optimizer = torch.optim.Adam(model.parameters(), capturable=True)
-        step = FixedStep(model, pairwise_hinge, optimizer, Sizes.of(data, 2, model.num_fresh))
+        step = FixedStep(model, pairwise_hinge, optimizer, Sizes.of(data, 2, model.num_fresh, 3, model.encoder))
         where.waits.clear()
         for _ in range(2):
             if isinstance(model.table, EmbeddingTable):
                 model.table._staged = None  # its rows are fake: they could not be written
-            step.fill(data, configs, torch.rand(2, 3, device="cpu"))
+            step.fill(step.load(step.draw(data, configs)), torch.rand(2, 3, device="cpu"))
             step.compute()
             step.finish()
     return 0 if not isinstance(model.table, EmbeddingTable) else model.table._index.rows_in_use
@@ -196,9 +197,17 @@ CASES: dict[str, Any] = {
     "GCN": lambda: (gst.nn.GCN(16, 2, num_opcodes=4), {"table": table()}),
     "GIN": lambda: (gst.nn.GIN(16, 2, num_opcodes=4), {"table": table()}),
     "GAT": lambda: (gst.nn.GAT(16, 2, num_opcodes=4), {"table": table()}),
+    "SAGE over nodes": lambda: (gst.nn.SAGE(16, 2, 4, normalise_over="nodes"), {"table": table()}),
+    "FusedSAGE": lambda: (gst.nn.FusedSAGE(16, 1, 1, num_opcodes=4), {"table": table()}),
     "padded, fresh segments alone": lambda: (Messages(), {"omit_rest": True}),
     "padded, the paper's dropout": lambda: (Messages(), {"table": table(), "estimate": "dropout"}),
     "padded, maxima": lambda: (Messages(), {"table": table(), "estimate": "dropout", "pooling": "max"}),
+    "padded, difference": lambda: (Messages(), {"table": table()}),
+    "padded, SAGE": lambda: (gst.nn.SAGE(16, 2, num_opcodes=4), {"table": table()}),
+    "padded, SAGE over nodes": lambda: (gst.nn.SAGE(16, 2, 4, normalise_over="nodes"), {"table": table()}),
+    "padded, SAGE, maxima": lambda: (gst.nn.SAGE(16, 2, 4, aggregation="max"), {"table": table()}),
+    "padded, GAT": lambda: (gst.nn.GAT(16, 2, num_opcodes=4), {"table": table()}),
+    "padded, FusedSAGE": lambda: (gst.nn.FusedSAGE(16, 1, 1, num_opcodes=4), {"table": table()}),
     "waiting for a number": lambda: (Waiting(), {"omit_rest": True}),
     "waiting for a copy": lambda: (Masking(), {"omit_rest": True}),
 }

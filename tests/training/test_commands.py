@@ -214,3 +214,19 @@ def test_networks_of_other_packages_are_imported_only_where_they_are_trusted(
     assert "mine.Mine" in err and "--trust" in err and "mine runs" not in out
     assert main([*arguments, "--trust", "mine"]) == 0
     assert "mine runs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_training_by_padded_steps_gives_the_losses_of_one_without() -> None:
+    """Of a shipped configuration, from the command line; the recording itself needs an accelerator."""
+    losses = []
+    for record_step in ("true", "false"):
+        flags = [
+            "--trainer.max_steps=3",
+            "--trainer.logger=false",
+            f"--model.record_step={record_step}",
+            "--json=fit.json",
+        ]
+        assert main(command("fit", "giant_synthetic", *flags)) == 0
+        losses.append(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

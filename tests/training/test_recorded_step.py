@@ -26,9 +26,28 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "one": lambda: {"omit_rest": True},
     "dropout": lambda: {"table": EmbeddingTable(1, 16), "estimate": "dropout", "keep_probability": 0.5},
     "stale": lambda: {"table": EmbeddingTable(1, 16), "estimate": "dropout", "num_fresh": 2},
+    "fixed": lambda: {"table": EmbeddingTable(1, 16), "estimate": "fixed_dropout", "keep_probability": 0.5},
+    "difference": lambda: {"table": EmbeddingTable(1, 16), "num_fresh": 2},
 }
 POOLINGS = ("sum", "mean", "max")
+ENCODERS: dict[str, Callable[[], nn.Module]] = {
+    "of another": Messages,
+    "SAGE": lambda: gst.nn.SAGE(16, 2, 4),
+    "SAGE unshared": lambda: gst.nn.SAGE(16, 2, 4, share=False),
+    "SAGE max": lambda: gst.nn.SAGE(16, 2, 4, aggregation="max"),
+    "SAGE over nodes": lambda: gst.nn.SAGE(16, 1, 4, normalise_over="nodes", channel_attention=True),
+    "GCN": lambda: gst.nn.GCN(16, 2, 4),
+    "GIN": lambda: gst.nn.GIN(16, 2, 4),
+    "GAT": lambda: gst.nn.GAT(16, 2, 4),
+    "FusedSAGE": lambda: gst.nn.FusedSAGE(16, 1, 1, 4),
+}
 STEPS = 8
+
+
+def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
+    """`pool_nodes` without kernels of the CPU alone, which cannot be recorded."""
+    total = encoding._pool_owned_with_torch(states, batch, pooling)
+    return total / batch.node_counts[:, None, None] if pooling == "mean" else total
 
 
 def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
@@ -39,12 +58,14 @@ def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
 class Training:
     """A model, its optimizer, and data that change from step to step."""
 
-    def __init__(self, variant: str, pooling: Any, device: str = "cpu") -> None:
+    def __init__(self, variant: str, pooling: Any, device: str = "cpu", encoder: str = "of another") -> None:
         torch.manual_seed(0)
-        self.model = GraphSegmentTraining(Messages(), nn.Linear(16, 1), pooling, **VARIANTS[variant]()).to(device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-4, momentum=0.9)
         self.data, self.device = graphs(), device
-        self.sizes = Sizes.of(self.data, 2, self.model.num_fresh)
+        model = GraphSegmentTraining(ENCODERS[encoder](), nn.Linear(16, 1), pooling, **VARIANTS[variant]())
+        model.exact(self.data)  # lazy layers take their widths
+        self.model = model.to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-4, momentum=0.9)
+        self.sizes = Sizes.of(self.data, 2, self.model.num_fresh, 3, self.model.encoder)
 
     def step(self, number: int) -> tuple[Any, Tensor, Tensor]:
         drawn = torch.Generator().manual_seed(number)
@@ -143,12 +164,7 @@ def test_steps_of_fixed_shapes_are_those_of_the_estimator(variant: str, pooling:
 def test_replays_of_one_recording_are_steps_of_the_estimator(
     monkeypatch: pytest.MonkeyPatch, variant: str, pooling: str
 ) -> None:
-    """What the recording made is spoilt before each replay; kernels of the CPU alone cannot be recorded."""
-
-    def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
-        total = encoding._pool_owned_with_torch(states, batch, pooling)
-        return total / batch.node_counts[:, None, None] if pooling == "mean" else total
-
+    """What the recording made is spoilt before each replay."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     want, training = Training(variant, pooling), Training(variant, pooling)
     graph = Replayed(training)
@@ -160,10 +176,66 @@ def test_replays_of_one_recording_are_steps_of_the_estimator(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", ["one", "dropout", "difference"])
+@pytest.mark.parametrize("encoder", list(ENCODERS)[1:])
+def test_they_are_so_with_encoders_that_share_work_between_configurations(encoder: str, variant: str) -> None:
+    """After all steps, the parameters too: gradients are those of what is not padded."""
+    want, training = (Training(variant, "mean", encoder=encoder) for _ in range(2))
+    step = RecordedStep(training.fixed())
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert losses == pytest.approx(want.eager(), rel=1e-4) and losses[0] != losses[-1]
+    for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", list(ENCODERS)[1:])
+def test_replays_read_the_plans_of_their_own_step(monkeypatch: pytest.MonkeyPatch, encoder: str) -> None:
+    """What the recording made is spoilt before each replay, as above."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    want, training = (Training("dropout", "mean", encoder=encoder) for _ in range(2))
+    graph = Replayed(training)
+    step = RecordedStep(training.fixed(), lambda device: graph, is_recorded=True)
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert step.reason == "" and graph.replays == STEPS - 3
+    assert losses == pytest.approx(want.eager(), rel=1e-4)
+    for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_gradients_are_left_to_an_optimizer_outside(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
+    """Whoever clears or replaces them in between changes nothing."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    want, training = (Training("stale", "mean", encoder="SAGE") for _ in range(2))
+    graph = Replayed(training)
+    fixed = FixedStep(training.model, loss_of, None, training.sizes)
+    step = RecordedStep(fixed, lambda device: graph, is_recorded=is_recorded)
+    losses = []
+    for number in range(STEPS):
+        losses.append(step(*training.step(number)).item())
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    assert losses == pytest.approx(want.eager(), rel=1e-4) and graph.replays == is_recorded * (STEPS - 3)
+
+
+def test_smaller_steps_are_padded() -> None:
+    """One graph of two, and one configuration fewer."""
+    want, training = (Training("dropout", "mean", encoder="SAGE") for _ in range(2))
+    step = RecordedStep(FixedStep(training.model, pairwise_hinge, training.optimizer, training.sizes))
+    for number, (num_graphs, num_configs) in enumerate([(2, 3), (1, 3), (2, 2), (1, 2), (2, 3)]):
+        data, chosen, targets = training.step(number)
+        data, chosen, targets = data[:num_graphs], chosen[:num_graphs, :num_configs], targets[:num_graphs, :num_configs]
+        loss = pairwise_hinge(want.model(data, chosen).squeeze(-1), targets)
+        want.optimizer.zero_grad()
+        loss.backward()
+        want.optimizer.step()
+        assert step(data, chosen, targets).item() == pytest.approx(loss.item(), rel=1e-4)
+    for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_a_learning_rate_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "pool_nodes", lambda states, batch, pooling: (
-        encoding._pool_owned_with_torch(states, batch, pooling) / batch.node_counts[:, None, None]
-    ))  # fmt: skip
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
     training, made = Training("one", "mean"), []
 
     def new(device: torch.device) -> Replayed:
@@ -182,11 +254,11 @@ def test_a_learning_rate_that_changes_is_recorded_anew(monkeypatch: pytest.Monke
 
 def test_a_graph_may_be_in_a_step_several_times() -> None:
     data = graphs()
-    sizes = Sizes.of(data, 3, 1)
+    sizes = Sizes.of(data, 3, 1, 1)
     largest = max(range(len(data)), key=lambda each: int(np.diff(data[each].row_ptr).max()))
     segment = int(np.diff(data[largest].row_ptr).argmax())
     batch = assemble(data, [(largest, segment)] * 3, torch.zeros(len(data), 1, dtype=torch.int64))
-    assert batch.padded_to(*sizes).num_nodes == sizes.nodes
+    assert batch.padded_to(*sizes[:4]).num_nodes == sizes.nodes
 
 
 def test_a_replay_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,17 +286,18 @@ def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
     ("options", "words"),
     [
         ({}, "encode all other segments"),
-        ({"table": EmbeddingTable(1, 16)}, "estimate='dropout'"),
+        ({"table": EmbeddingTable(1, 16), "estimate": "regression"}, "not 'regression' and 'uniform'"),
+        ({"table": EmbeddingTable(1, 16), "num_fresh": 2, "debias": True}, "leave out debias"),
         ({"omit_rest": True, "pad_to": 8}, "pad_to"),
     ],
 )
 def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: str) -> None:
     model = GraphSegmentTraining(Messages(), nn.Linear(16, 1), "mean", **options)
     with pytest.raises(ValueError, match=words):
-        FixedStep(model, pairwise_hinge, torch.optim.SGD(model.parameters(), 0.1), Sizes(9, 9, 9))
+        FixedStep(model, pairwise_hinge, torch.optim.SGD(model.parameters(), 0.1), Sizes(9, 9, 9, 9, 9, 9))
     plans = GraphSegmentTraining(gst.nn.SAGE(16, 1, num_opcodes=4), nn.Linear(16, 1), omit_rest=True)
-    with pytest.raises(ValueError, match="plans of an encoder"):
-        FixedStep(plans, pairwise_hinge, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), Sizes(9, 9, 9))
+    with pytest.raises(ValueError, match="plans of fixed shapes of an encoder that takes a SegmentBatch"):
+        FixedStep(plans, pairwise_hinge, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), Sizes(9, 9, 9, 9, 9, 9))
 
 
 def test_targets_of_the_caller_stay_as_they_are() -> None:
@@ -237,19 +310,21 @@ def test_targets_of_the_caller_stay_as_they_are() -> None:
         torch.testing.assert_close(targets, was, rtol=0, atol=0)
 
 
-def test_a_step_of_another_shape_is_refused() -> None:
+def test_a_larger_step_is_refused() -> None:
     training = Training("one", "mean")
     step, (data, configs, targets) = RecordedStep(training.fixed()), training.step(0)
-    step(data, configs, targets)
-    with pytest.raises(ValueError, match=r"config_features of this step is \(\d+, 2, 2\), and \(\d+, 3, 2\) was that"):
-        step(data, configs[:, :2], targets[:, :2])
+    with pytest.raises(ValueError, match="a step of 2 graphs and 6 configurations does not fit into 2 and 3"):
+        step(data, configs.repeat(1, 2), targets.repeat(1, 2))
+    with pytest.raises(ValueError, match="a step of 3 graphs and 3 configurations does not fit into 2 and 3"):
+        step([*data, data[0]], configs[[0, 1, 0]], targets[[0, 1, 0]])
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing records graphs")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_replays_on_a_gpu_are_steps_of_the_estimator(variant: str) -> None:
-    want, training = Training(variant, "mean", "cuda"), Training(variant, "mean", "cuda")
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_replays_on_a_gpu_are_steps_of_the_estimator(variant: str, encoder: str) -> None:
+    want, training = (Training(variant, "mean", "cuda", encoder) for _ in range(2))
     step = RecordedStep(training.fixed())
     losses = [step(*training.step(number)).item() for number in range(STEPS)]
     assert step.reason == ""

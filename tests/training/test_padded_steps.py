@@ -1,0 +1,199 @@
+"""`gst fit` by padded steps trains as it does without them, step for step; where it cannot, it says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from gst.data import SyntheticPrograms
+from gst.data.source import GraphSource
+from gst.graphs.graph import Graph
+from gst.nn import GPS, SAGE, FusedSAGE, Head
+from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, padded_steps
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "GST-One": {"omit_rest": True, "pooling": "max"},
+    "dropout": {"table": True, "keep_probability": 0.5, "num_fresh": 2},
+    "difference": {"table": True, "pooling": "sum", "loss": "log_runtime"},
+    "list_mle": {"omit_rest": True, "loss": "list_mle", "num_fresh": 9},
+    "squared_error": {"omit_rest": True, "loss": "squared_error"},
+}
+EPOCHS, STEPS = 2, 3  # lists of 5, 5, 5 and 2 configurations of each of two graphs make steps of 3, 3 and 2 of them
+
+
+class Messages(nn.Module):
+    """An encoder of somebody else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.others = nn.LazyLinear(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.own(x.sign()).relu()
+        return h + self.others(torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]]))
+
+
+class Watch(L.Callback):
+    """Losses, learning rates and parameters after each step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+        self.parameters: list[list[Tensor]] = []
+        self.was_padded: list[bool] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        self.losses.append(float(trainer.callback_metrics["train/loss"]))
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        self.parameters.append([each.detach().clone() for each in pl_module.parameters()])
+        self.was_padded.append(pl_module._has_gradients)
+
+
+def fit(
+    directory: Path, record_step: bool | None, variant: str = "dropout", resume: Path | None = None,
+    encoder: Callable[[], nn.Module] = lambda: SAGE(8, 2, num_opcodes=8, config_symbols=7),
+    callbacks: list[L.Callback] | None = None, sizes: tuple[int, ...] = (300, 130), **options: Any,
+) -> Watch:  # fmt: skip
+    """Two epochs on two small programs of different sizes, with a checkpoint after every step."""
+    L.seed_everything(0)
+    module = SegmentTrainingModule(encoder(), Head(8), record_step=record_step, **VARIANTS[variant])
+
+    def configure_optimizers() -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), 0.01, momentum=0.9)  # Adam makes steps of rounding errors
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    module.configure_optimizers = configure_optimizers  # type: ignore[method-assign]
+    data = SegmentDataModule(
+        Programs(sizes), str(directory / "stores"), 60, num_valid=2, num_test=1, configs_per_graph=5, graphs_per_step=3
+    )
+    watch, folder = Watch(), directory / f"checkpoints-{record_step}"
+    checkpoints = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = L.Trainer(
+        max_epochs=EPOCHS, callbacks=[watch, checkpoints, *(callbacks or [])], logger=False, accelerator="cpu",
+        default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False,
+        **{"gradient_clip_val": 1.0} | options,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    return watch
+
+
+class Programs(GraphSource):
+    """Synthetic programs of different sizes with 20 configurations."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[Graph]:
+        for nodes in self.sizes:
+            yield from SyntheticPrograms(num_nodes=nodes, num_configs=20, seed=nodes)
+
+
+def assert_same(ours: Watch, theirs: Watch, after: int = 0) -> None:
+    """To the rounding of other shapes of matrices."""
+    assert len(theirs.losses) == EPOCHS * STEPS and len(ours.losses) == EPOCHS * STEPS - after
+    assert ours.losses == pytest.approx(theirs.losses[after:], rel=1e-4)
+    assert ours.rates == theirs.rates[after:] and len(set(theirs.rates)) > 1
+    for one, other in zip(ours.parameters, theirs.parameters[after:], strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path) -> None:
+    """Steps hold graphs of different numbers of segments, and the last of an epoch fewer graphs."""
+    padded, eager = fit(tmp_path, True, variant), fit(tmp_path, None, variant)
+    assert all(padded.was_padded) and not any(eager.was_padded)
+    assert_same(padded, eager)
+    assert len(set(eager.losses)) == EPOCHS * STEPS
+
+
+@pytest.mark.parametrize("encoder", [lambda: FusedSAGE(8, 1, 1, 8, 7), Messages], ids=["FusedSAGE", "of another"])
+def test_so_they_are_with_other_encoders(encoder: Callable[[], nn.Module], tmp_path: Path) -> None:
+    assert_same(fit(tmp_path, True, encoder=encoder), fit(tmp_path, False, encoder=encoder))
+
+
+def test_gradients_of_padded_steps_are_clipped(tmp_path: Path) -> None:
+    clip = {"gradient_clip_val": 1e-3}
+    padded = fit(tmp_path, True, **clip)
+    assert_same(padded, fit(tmp_path, False, **clip))
+    free = fit(tmp_path, True)
+    assert free.losses[0] == padded.losses[0] and free.losses[-1] != pytest.approx(padded.losses[-1], rel=1e-4)
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_resumed_training_by_padded_steps_is_bit_identical(step: int, tmp_path: Path) -> None:
+    """From within an epoch, and from its end; also to steps that are not padded, to rounding."""
+    whole, eager = fit(tmp_path, True), fit(tmp_path, False)
+    resumed = fit(tmp_path, True, resume=tmp_path / "checkpoints-True" / f"step={step}.ckpt")
+    assert resumed.losses == whole.losses[step:]
+    for one, other in zip(resumed.parameters, whole.parameters[step:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert_same(resumed, eager, after=step)
+
+
+def test_finetuning_of_the_head_goes_on_without_padding(tmp_path: Path) -> None:
+    padded, eager = (fit(tmp_path, each, callbacks=[HeadFinetuning(1)]) for each in (True, False))
+    assert padded.was_padded == [True] * STEPS + [False] * STEPS
+    assert_same(padded, eager)
+
+
+class Placing(PlacedSteps):
+    """It compiles nothing here."""
+
+    setup = teardown = L.Callback.setup
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "precision": ({"precision": "bf16-mixed"}, "float32, and --trainer.precision is bf16-mixed"),
+    "accumulation": ({"accumulate_grad_batches": 2}, "the trainer accumulates them"),
+    "attention": ({"encoder": lambda: GPS(8, 1, num_opcodes=8, config_symbols=7)}, "GPSLayer has other shapes"),
+    "ddp": ({"strategy": "ddp"}, "on one device, and not strategy DDPStrategy"),
+    "placed": ({"callbacks": [Placing()]}, "PlacedSteps runs the steps"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    options, words = REFUSED[case]
+    watch = fit(tmp_path, True, limit_val_batches=0, limit_train_batches=1, **options)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    assert not any(watch.was_padded) and len(watch.losses) == EPOCHS
+    assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
+
+
+def test_the_reason_for_not_recording_is_said_once_and_on_a_cpu_nobody_pads_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    fit(tmp_path, None)
+    fit(tmp_path, False)
+    assert said == []
+    fit(tmp_path, True)
+    assert said == ["steps are padded, and not recorded: graphs are recorded on an accelerator; the model is on cpu"]
+
+
+@pytest.mark.parametrize(("sizes", "is_padded"), [((300, 310), True), ((600, 20, 21, 22), False)])
+def test_where_padding_costs_much_it_has_to_be_asked_for(
+    sizes: tuple[int, ...], is_padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator, where steps are padded unasked."""
+    said: list[str] = []
+    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    monkeypatch.setattr(padded_steps, "is_here", lambda device: True)
+    watch = fit(tmp_path, None, sizes=sizes)
+    assert set(watch.was_padded) == {is_padded} and len(said) == 1
+    assert is_padded or "nodes, and a mean one" in said[0]
