@@ -5,7 +5,7 @@ from __future__ import annotations
 from partitioners.balance import largest_part, num_parts_for, repair
 from partitioners.cache import partition_cached
 from partitioners.csr import Csr, symmetric_csr
-from partitioners.methods import METHODS, SEEDED, partition
+from partitioners.methods import METHODS, SEEDED, has_metis, partition
 from partitioners.quality import Quality, quality
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "SEEDED",
     "Csr",
     "Quality",
+    "has_metis",
     "largest_part",
     "num_parts_for",
     "partition",

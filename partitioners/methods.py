@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,6 +13,16 @@ from partitioners.balance import Problem
 from partitioners.communities import communities
 from partitioners.csr import check_num_parts, check_time_limit, check_tolerance, checked_edges, checked_weights
 from partitioners.orders import contiguous, fennel, linear_deterministic_greedy, topological, uniform
+
+
+def has_metis() -> bool:
+    """Whether pymetis is here. `gst` depends on it, but a machine that only measures can do without.
+
+    Examples:
+        >>> has_metis()
+        True
+    """
+    return find_spec("pymetis") is not None
 
 
 def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:

@@ -1,6 +1,6 @@
 """An accelerator, most important first: its tests, GST's training step, table and scores, gpt, inception, rnnlm and moe
-as written and by lanes with the simulator beside them, a model in half of its memory, then all other workloads; without
-one, what can be proven without.
+as written and by lanes with the simulator beside them, `gst place` of inception, a model in half of its memory, then
+all other workloads; without one, what can be proven without.
 
     make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/NAME.json
 
@@ -29,10 +29,12 @@ from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 FIRST = ("gpt", "inception", "rnnlm", "moe")
-JOBS = (*gpu_gst.JOBS, "capped")
+JOBS = (*gpu_gst.JOBS, "place", "capped")
 LEAST_S = 10.0  # in which nothing could be measured
 CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
 """Of the model in half of its memory: 1 GiB of weights."""
+
+PLACED = {"program": "inception", "seconds": 120}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -60,13 +62,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "plans": options.plans,
     }
     result |= {"settings": settings, "gst": {}, "workloads": {}, "skipped": []}
-    for name in names or (*gpu_gst.JOBS, *FIRST, "capped", *(each for each in WORKLOADS if each not in FIRST)):
+    for name in names or (*gpu_gst.JOBS, *FIRST, "place", "capped", *(each for each in WORKLOADS if each not in FIRST)):
         if patience() < LEAST_S:
             result["skipped"].append(f"{name}: no time left of {options.total_limit:g} s")
         elif name in gpu_gst.JOBS:
             limit_s, job = gpu_gst.JOBS[name]
             row = result["gst"][name] = _row("gpu_gst", [name, json.dumps(job)], min(limit_s, patience()))
             print(gpu_gst.line(name, row), flush=True)
+        elif name == "place":
+            result["place"] = _row("gpu_place", [json.dumps(PLACED)], patience())
+            print(_place_line(result["place"]), flush=True)
         elif name == "capped":
             result["capped"] = _row("gpu_capped", [json.dumps(CAPPED)], patience())
             print(_capped_line(result["capped"]), flush=True)
@@ -146,6 +151,17 @@ def _line(name: str, row: dict[str, Any]) -> str:
         ways += f"; simulator against {rank['plans']} plans: Spearman {rank['spearman'] or 0:.2f}"
     late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
     return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms{late}"
+
+
+def _place_line(row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"{'place':<16} failed: {row['failed']}"
+    ran = {name: each["median_ms"] for name, each in row["plans"].items() if not each["reason"]}
+    failed = [f"{name} ({each['reason'][:60]})" for name, each in row["plans"].items() if each["reason"]]
+    ways = ", ".join(f"{name} {ran[name]:.3f} ms" for name in sorted(ran, key=ran.__getitem__))
+    return (
+        f"{'place':<16} {row['winner']} wins; {ways}; failed: {', '.join(failed) or 'none'}; {len(row['eager'])} eager"
+    )
 
 
 def _capped_line(row: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from gst.devices import Plan
 from gst.devices.execute.trace import KINDS, kind_of
 from gst.graphs.segments import segment
 from gst.placement.task import Task
+from partitioners import has_metis
 
 NUM_NAMED = 3
 SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
@@ -21,7 +22,8 @@ SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them
 def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
     """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.reporting`."""
     graph = task.graph
-    cut = segment(graph, max_nodes=max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes))))
+    max_nodes = max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes)))
+    cut = segment(graph, max_nodes, "metis" if has_metis() else "fennel")
     part = np.empty(graph.num_nodes, np.int64)
     part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
     run = task.simulator.run(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,9 +18,12 @@ from gst.devices.simulate.simulator import Simulator
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.baselines.portfolio import chunks, expert, layers, metis, portfolio, single, topo
 from gst.placement.baselines.units import colocated, held_bytes, smallest_units
+from gst.placement.constructive.generated import generated_problem
+from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import crossover, mutate
 from gst.placement.machines import CORE, GPU, Machine, machine
-from gst.placement.objective import SimulatedObjective
+from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.public.baselines import baselines
 from gst.placement.task import Task
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"
@@ -244,3 +248,15 @@ def test_moves_of_80_000_operations_take_milliseconds() -> None:
     for _ in range(100):
         plan = crossover(task, [plan, mutate(task, plan, generator)], generator)
     assert (time.process_time() - begin) / 200 < 0.02
+
+
+def test_without_pymetis_all_other_baselines_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that only measures may lack it."""
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    task = random_task(0, 80, apart(2))
+    assert set(portfolio(task)) & ALWAYS == ALWAYS - {"metis"}
+    objective = Budgeted(SimulatedObjective(task), budget=200)
+    anneal(task, objective)
+    assert objective.num_asked == 200
+    public = baselines(generated_problem(1, nodes=40, devices=3, shape="chains"))
+    assert "metis" not in public and "heft" in public

@@ -34,7 +34,7 @@ from gst.placement.baselines.units import (
 )
 from gst.placement.task import Task
 from gst.programs import Program, Reference
-from partitioners import partition
+from partitioners import has_metis, partition
 
 
 def neighbours(task: Task) -> tuple[list[list[int]], list[list[int]]]:
@@ -165,7 +165,10 @@ def topo(task: Task) -> Plan | None:
 def metis(task: Task, seed: int = 0) -> Plan | None:
     """METIS (Karypis and Kumar, 1998) over colocation groups weighted by profiled time and edges weighted by the time
     of handing their value over, into 2 parts up to one for each of the `peers` (`numbers_of_parts`); where a memory is
-    too full groups move to others. Of these, in program order and by upward rank, the plan that simulates fastest."""
+    too full groups move to others. Of these, in program order and by upward rank, the plan that simulates fastest. None
+    without pymetis."""
+    if not has_metis():
+        return None
     parts, devices = colocated(task), peers(task)
     priority = priority_of(longest_first(task))
     plans: list[Plan | None] = []

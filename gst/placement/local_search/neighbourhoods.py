@@ -16,7 +16,7 @@ from gst.devices.plan import Timeline, ranks
 from gst.devices.simulate.copies import copies_of
 from gst.devices.simulate.simulator import neighbour_lists
 from gst.placement.task import Task
-from partitioners import partition
+from partitioners import has_metis, partition
 from partitioners.compiled import compiled
 
 FIRST, VALUE, CROSSING, BUSY = range(4)
@@ -373,11 +373,11 @@ def _in_order_of_first(colocation: Int64[np.ndarray, " nodes"]) -> Int64[np.ndar
 
 
 def _cluster_labels(task: Task) -> list[Int64[np.ndarray, " nodes"]]:
-    """METIS clusters of several sizes; a colocation group belongs to that of its first node."""
+    """METIS clusters of several sizes, none without pymetis; a colocation group belongs to that of its first node."""
     first = _first_of_group(task.colocation)
     labels = [np.unique(first, return_inverse=True)[1].astype(np.int64)]
     for size in CLUSTER_NODES:
-        if (parts := task.num_nodes // size) > 1:
+        if (parts := task.num_nodes // size) > 1 and has_metis():
             found = partition(task.costs.edges, task.num_nodes, parts, "metis", tolerance=1.0)
             labels.append(np.unique(found[first], return_inverse=True)[1].astype(np.int64))
     return labels

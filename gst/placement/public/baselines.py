@@ -12,7 +12,7 @@ from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
 from gst.placement.scheduling.list_schedule import Rule, place_in_order, places, scheduled
 from gst.placement.scheduling.ranks import downward_rank, optimistic_costs, upward_rank
-from partitioners import partition
+from partitioners import has_metis, partition
 
 WHOLE = 10**8  # sum of the integer weights that METIS is given
 DRAWS = 50  # of ties of DOPPLER's critical-path heuristic: its num_episode
@@ -60,7 +60,8 @@ def baselines(problem: Problem, seed: int = 0) -> dict[str, Schedule]:
             plans["critical_path"] = _best(_critical_path(problem, seed))
         else:
             plans["critical_path"] = list_schedule(problem, by_rank, rule=Rule(fill=False, by_start=True))
-        plans["metis"] = _best(_ordered(problem, home, by_rank) for home in _metis(problem, seed))
+        if has_metis():
+            plans["metis"] = _best(_ordered(problem, home, by_rank) for home in _metis(problem, seed))
     if problem.graph.split is not None:
         plans["expert"] = _expert(problem, by_rank)
     return {name: plan for name, plan in plans.items() if plan is not None}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import gpu, gpu_capped, gpu_child, gpu_pipeline, gpu_proofs
+from experiments.bench import gpu, gpu_capped, gpu_child, gpu_pipeline, gpu_place, gpu_proofs
 from experiments.bench.__main__ import main
 from gst.devices import Device
 from gst.devices.execute.lanes import Lane
@@ -190,6 +190,16 @@ def test_pipeline_stages_compute_what_the_model_computes() -> None:
     assert row["reason"] == "" and row["median_ms"] > 0
 
 
+@pytest.mark.e2e
+def test_a_program_is_placed_as_users_place_it() -> None:
+    settings = {"program": "rnnlm:layers=1,hidden=32,steps=2,batch=4", "seconds": 10}
+    row = gpu_place.reports(settings, ["cpu:0"])
+    assert row["winner"] in row["plans"] and row["plans"]["pytorch"]["median_ms"] > 0 and row["eager"] == []
+    assert row["winner"] in gpu._place_line(row)
+    with pytest.raises(ValueError, match="there is no device 'xpu:9' here"):
+        gpu_place.reports(settings, ["xpu:9"])
+
+
 def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="needs the extra 'models'")
     model, x = gpu_capped.model_of(4, 16), torch.ones(2, 16)
@@ -221,7 +231,7 @@ def test_what_there_is_no_time_for_is_named(
 
     def row(module: str, arguments: list[str], time_limit_s: float) -> dict[str, Any]:
         asked.append((module, arguments[0]))
-        monkeypatch.setattr(gpu.time, "monotonic", lambda: 1e9 if len(asked) == 9 else 0.0)
+        monkeypatch.setattr(gpu.time, "monotonic", lambda: 1e9 if len(asked) == 10 else 0.0)
         return {"failed": "no GPU"}
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
@@ -231,7 +241,8 @@ def test_what_there_is_no_time_for_is_named(
     path = tmp_path / "gpu.json"
     assert main(["gpu", "--without-tests", "--json", str(path)]) == 0
     assert [name for _, name in asked[:4]] == ["step", "recorded", "table", "score"] and asked[0][0] == "gpu_gst"
-    assert [name for _, name in asked[4:8]] == ["gpt", "inception", "rnnlm", "moe"] and asked[8][0] == "gpu_capped"
+    assert [name for _, name in asked[4:8]] == ["gpt", "inception", "rnnlm", "moe"]
+    assert [module for module, _ in asked[8:]] == ["gpu_place", "gpu_capped"]
     skipped = json.loads(path.read_text())["skipped"]
     assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
     assert "skipped: " in capsys.readouterr().out

@@ -25,7 +25,7 @@ import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))
 import importlib
 import torch
-for name in ("gpu", "gpu_gst", "gpu_child", "gpu_capped", "gpu_pipeline", "gpu_proofs"):
+for name in ("gpu", "gpu_gst", "gpu_child", "gpu_capped", "gpu_pipeline", "gpu_place", "gpu_proofs"):
     importlib.import_module("experiments.bench." + name)
 from experiments.bench.gpu_gst import score, step, table
 cpu = torch.device("cpu")
