@@ -15,6 +15,9 @@ BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 OF_PROGRAMS = ("runtime", "methods", "tasks", "budget", "evaluations", "cost_model", "no_compile", "wandb")
 """Options that published problems have no use for."""
 
+PARTS = ("policy", "network", "measurements", "fusion", "schedule")
+"""What `--without` leaves out."""
+
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add both; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
@@ -30,6 +33,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place --graph chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
         "gst place --graph ft10.txt --seconds 10                                  # a job shop\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
+        "gst place rnnlm --without measurements --explain --out runs/place/simulator-alone\n"
         "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/place/fleet    # see docs/fleet.md",
     )
     place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
@@ -64,6 +68,18 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         metavar="FILE",
         help="weights of gst train-policy whose plans annealing begins with, for --graph with --machine: a file, "
         "'shipped' or 'none' (default: %(default)s)",
+    )
+    place.add_argument(
+        "--without",
+        default="",
+        metavar="PARTS",
+        help="what is left out, separated by commas, to see what it brings: measurements (--budget 0), schedule and "
+        "fusion (of --tasks), network (--cost-model sums), policy (--policy none)",
+    )
+    place.add_argument(
+        "--explain",
+        action="store_true",
+        help="print what each part of the loop contributed, where the time goes, and why the plan is no faster",
     )
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     place.add_argument(
@@ -116,7 +132,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     _add_common(demo, 40, "annealing,go,guided_search")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
-    demo.set_defaults(anew=True, again=False, seconds=None, show_streams=False, verify=False)
+    demo.set_defaults(anew=True, again=False, seconds=None, show_streams=False, verify=False, explain=False, without="")
     for each in (place, demo):
         each.add_argument(
             "--wandb",
@@ -208,7 +224,28 @@ def _demo(options: argparse.Namespace) -> dict[str, Any]:
     return _place(options)
 
 
+def _leave_out(options: argparse.Namespace) -> None:
+    """Set the options that `--without` stands for.
+
+    Raises:
+        ValueError: a part is unknown, or a published problem has none like it.
+    """
+    parts = _names(options.without)
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ValueError(f"there is no part {unknown[0]!r} to leave out; there are {', '.join(PARTS)}")
+    if options.graph is not None and set(parts) - {"policy"}:
+        raise ValueError("of a published problem --without leaves out the policy alone")
+    if "policy" in parts:
+        options.policy = "none" if options.graph is not None else options.policy
+    if "network" in parts:
+        options.cost_model = "sums"
+    if "measurements" in parts:
+        options.budget = 0
+    options.tasks = ",".join(task for task in _names(options.tasks) if task not in parts)
+
+
 def _place(options: argparse.Namespace) -> dict[str, Any]:
+    _leave_out(options)
     if options.graph is not None and (options.show_streams or options.verify):
         raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
     if options.graph is None and getattr(options, "policy", "shipped") != "shipped":
@@ -247,6 +284,8 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         print((options.out / "program.txt").read_text(), end="")
     if options.verify:
         print(f"{result['streams']['hostile_runs']} hostile runs of the plan gave the outputs of the program")
+    if options.explain:
+        print(result["explanation"])
     print(headline(result))
     print(words(result["certificate"]))
     print(f"Look at {options.out / 'report.html'}")

@@ -20,7 +20,7 @@ from gst.devices.execute.trace import save_trace
 from gst.files.writing import atomic_write
 from gst.placement.again import SIGNATURES, keep_best, old_plan, save_signatures
 from gst.placement.certificate import Certificate, certify, certify_published
-from gst.placement.drawing import plan_drawing
+from gst.placement.drawing import contributions, explanation, plan_drawing
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
@@ -77,6 +77,9 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
         save_signatures(placement.task.program, options.out / SIGNATURES)
     if options.trace is not None:
         save_trace(trace_of_task(placement.task, placement.plan), options.trace)
+    if options.explain:
+        words = [*contributions(result["plans"]), explanation(placement.task, placement.plan, result)]
+        result["explanation"] = "\n".join(words)
     certificate = _certificate(options, placement, result, progress)
     result["certificate"] = certificate.to_dict()
     if placement.plan.fusion is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from gst.data.measured_plans import core_use
 from gst.devices import Plan
 from gst.devices.execute.trace import KINDS, kind_of
 from gst.graphs.segments import segment
+from gst.placement.planning import METHODS
 from gst.placement.task import Task
 from partitioners import has_metis
 
+PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
 NUM_NAMED = 3
 SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
 
@@ -69,6 +72,36 @@ def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
     ratio = result["objective"] / bound
     lines.append(f"no plan can take less than {bound:.2f} ms by these costs; this one takes {ratio:.2f} times that")
     return "\n".join(lines)
+
+
+def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The fastest of the plans that each part of the loop makes possible, a line for each.
+
+    Examples:
+        >>> print(*contributions({
+        ...     "heft": {"feasible": True, "median_ms": 4.0}, "annealing": {"feasible": True, "median_ms": 3.0},
+        ...     "pytorch": {"feasible": True, "median_ms": 5.0, "seconds_to_plan": None},
+        ...     "guided_search": {"feasible": False}}), sep="\\n")
+        without a plan: pytorch, 5.00 ms
+        baselines: heft, 4.00 ms
+        search in simulation: annealing, 3.00 ms
+    """
+    best: dict[str, tuple[float, str]] = {}
+    for name, plan in plans.items():
+        if plan["feasible"]:
+            ms = float(plan.get("median_ms", plan.get("latency", math.nan)))
+            part = PARTS[0] if plan.get("seconds_to_plan", 0.0) is None else _part(name)
+            best[part] = min(best.get(part, (math.inf, "")), (ms, name))
+    return [f"{part}: {best[part][1]}, {best[part][0]:.2f} ms" for part in PARTS if part in best]
+
+
+def _part(name: str) -> str:
+    """The part of the loop to which a plan is owed."""
+    if name == "guided_search":
+        return PARTS[4]
+    if name.endswith((":fused", ":segments")):
+        return PARTS[3]
+    return PARTS[2] if name in METHODS else PARTS[1]
 
 
 def _outcome(result: dict[str, Any]) -> str:

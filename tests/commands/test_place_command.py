@@ -17,6 +17,7 @@ import pytest
 
 from gst import cli
 from gst.cli import main
+from gst.commands import place as place_command
 from gst.devices import Log, Plan
 from gst.devices.describe.machine import usable_cores
 from gst.devices.execute.interpreter import compiler
@@ -294,3 +295,53 @@ def test_results_of_another_program_are_not_gone_on_with(capsys: pytest.CaptureF
     refused(capsys, ["place", other, *arguments, "--resume"], "searches.jsonl", "--out")
     for more in (["--memory-limit", "1GiB"], ["--tasks", "placement"]):
         refused(capsys, ["place", PROGRAM, *arguments, *more, "--resume"], "searches.jsonl was made with", "--out")
+
+
+def test_what_is_left_out_is_left_out_and_the_rest_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "60", "--methods", "annealing,guided_search"]
+    assert main([*arguments, "--out", "all", "--explain", "--json", "all.json"]) == 0
+    words = capsys.readouterr().out
+    assert (
+        "baselines: " in words
+        and "search in simulation: annealing, " in words
+        and "no plan can take less than" in words
+    )
+    assert main([*arguments, "--out", "less", "--without", "schedule", "--json", "less.json"]) == 0
+    assert main([*arguments, "--out", "same", "--tasks", "placement", "--json", "same.json"]) == 0
+    assert "baselines: " not in capsys.readouterr().out
+    every, less, same = (json.loads(Path(f"{name}.json").read_text()) for name in ("all", "less", "same"))
+    assert less["objective"] == same["objective"] and less["plans"].keys() == every["plans"].keys()
+    assert Plan.from_dict(json.loads(Path("less/plan.json").read_text())).priority is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (("--without", "measurements"), {"budget": 0}),
+        (("--without", "network", "--cost-model", "network"), {"cost_model": "sums"}),
+        (("--without", "fusion,schedule", "--tasks", "placement,schedule,fusion"), {"tasks": "placement"}),
+    ],
+)
+def test_a_part_that_is_left_out_sets_the_option_for_it(
+    arguments: tuple[str, ...], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(place_command, "_fill_in", lambda given: seen.append(given) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        main(["place", PROGRAM, "--out", "runs", *arguments])
+    assert {name: getattr(seen[0], name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((PROGRAM, "--without", "luck"), "there is no part 'luck' to leave out; there are policy, network"),
+        (("--graph", "some.json", "--without", "fusion"), "--without leaves out the policy alone"),
+        ((PROGRAM, "--without", "measurements", "--cost-model", "network"), None),
+    ],
+)
+def test_parts_that_are_not_there_are_refused(
+    arguments: tuple[str, ...], words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["place", *arguments, "--out", "runs"]) == 2
+    assert words is None or words in capsys.readouterr().err
