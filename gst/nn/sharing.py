@@ -171,7 +171,9 @@ class Sharing:
     def _row_of(self) -> Sequence[np.ndarray]:
         last = self.levels[-1]
         rows = last.first[:-1, None] + last.alike
-        padding = 0 if self.bounds is None else self.bounds.nodes - len(rows)
+        if self.bounds is None:
+            return (rows,)
+        padding = self.bounds.nodes - len(rows)
         return (np.concatenate([rows, np.repeat(last.unused(padding)[:, None], rows.shape[1], axis=1)]),)
 
     def inputs(self) -> tuple[CsrMatrix, Int64[Tensor, " given"], Int64[Tensor, "2 given"]]:
@@ -183,10 +185,11 @@ class Sharing:
 
     def _picks(self) -> Sequence[np.ndarray]:
         level, nodes = self.levels[0], self.levels[0].node_of_row()
-        num_nodes = len(level.alike) if self.bounds is None else self.bounds.nodes
-        padding = 0 if self.bounds is None else level.num_rows - len(nodes)
-        columns = np.concatenate([nodes, np.arange(padding) % num_nodes])
-        weights = np.concatenate([np.ones(len(nodes)), np.zeros(padding)])
+        num_nodes, columns, weights = len(level.alike), nodes, np.ones(len(nodes))
+        if self.bounds is not None:
+            num_nodes, padding = self.bounds.nodes, level.num_rows - len(nodes)
+            columns = np.concatenate([nodes, np.arange(padding) % num_nodes])
+            weights = np.concatenate([weights, np.zeros(padding)])
         arrays = (np.minimum(np.arange(level.num_rows + 1), len(columns)), columns, weights)
         return *arrays, *transposed(*arrays, num_nodes)
 
