@@ -140,12 +140,15 @@ class Sharing:
         rows_of_node, num_rows = np.diff(after.first), len(after.config_of_row)
         row_ptr = np.zeros(after.num_rows + 1, np.int64)
         np.cumsum(sum(np.repeat(each.degrees, rows_of_node) for each in neighbours), out=row_ptr[1 : num_rows + 1])
-        heard, unused, stride = int(row_ptr[num_rows]), after.num_rows - num_rows, len(parts) if stacked else 1
+        heard, stride = int(row_ptr[num_rows]), len(parts) if stacked else 1
+        row_ptr[num_rows + 1 :] = heard
         total = heard if self.bounds is None else sum(self.bounds.entries[layer][part] for part in parts)
-        row_ptr[num_rows:] = heard + np.arange(unused + 1) * (total - heard) // max(unused, 1)
         entries = Entries(row_ptr[:num_rows].copy(), np.empty(total, np.int64), np.empty(total))
-        entries.columns[heard:] = np.arange(total - heard) % (before.num_rows * stride)
-        entries.weights[heard:] = 0.0
+        if self.bounds is not None:
+            unused = after.num_rows - num_rows
+            row_ptr[num_rows:] = heard + np.arange(unused + 1) * (total - heard) // unused
+            entries.columns[heard:] = np.arange(total - heard) % (before.num_rows * stride)
+            entries.weights[heard:] = 0.0
         for i, (part, adjacency) in enumerate(zip(parts, neighbours, strict=True)):
             _fill(entries, before, after, adjacency, self._scales(part, weights), stride, i if stacked else 0)
         arrays = (row_ptr, entries.columns, entries.weights)
