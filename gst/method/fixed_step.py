@@ -69,16 +69,16 @@ class FixedStep:
     ) -> None:  # fmt: skip
         reason = refusal(model, optimizer)
         if reason is None and sizes.plans is None and model._call.whole == "batch":
-            reason = "needs the plans of the encoder; give it to Sizes.of"
+            reason = "a step of fixed shapes needs the plans of the encoder; give it to Sizes.of"
         if reason is not None:
-            raise NoFixedShapes(f"a step of fixed shapes {reason}")
+            raise NoFixedShapes(reason)
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
         self.value = self._embedded = self._is_finite = torch.empty(0)
         self._inputs: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
         self._plans: set[Any] = set()
         self._done: tuple[Draw, Tensor, Tensor] | None = None
-        self._checks = [each.check_batch for each in _modules(model.encoder) if hasattr(each, "check_batch")]
+        self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
         """Draw the next step of the model, or the one `ahead` steps after it: `GraphSegmentTraining.draw`.
@@ -102,8 +102,8 @@ class FixedStep:
             ValueError: they are larger than `sizes`, or a module of the encoder cannot take them.
         """
         batch = self.model._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
-        for check in self._checks:
-            check(batch)
+        for module in self._checked:
+            module.check_batch(batch)
         is_ahead, plans = self.model._like().device.type != "cpu", self.sizes.plans
         made = {} if plans is None else plans.of(batch, pinned=is_ahead)
         padded = batch.padded_to(*self.sizes[:4])
@@ -242,7 +242,13 @@ class FixedStep:
 
 
 def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None = None) -> str | None:
-    """Why steps of a model cannot have fixed shapes, as the end of a sentence; None if they can."""
+    """Why steps of a model cannot have fixed shapes; None if they can."""
+    reason = _refusal_of_model(model, optimizer) or _refusal_of_state(model)
+    return reason and f"a step of fixed shapes {reason}"
+
+
+def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None) -> str | None:
+    """The reason, as the end of a sentence, if the model as it was made has one."""
     if model._call.whole == "batch" and plan_maker(model.encoder) is None:
         return (
             "needs plans of fixed shapes of an encoder that takes a SegmentBatch; use one of gst.nn, or take "
@@ -265,11 +271,11 @@ def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None
     on_host = [] if optimizer is None else [each for each in optimizer.param_groups if each.get("capturable") is False]
     if on_host and model._like().device.type != "cpu":
         return f"needs {type(optimizer).__name__}(..., capturable=True), which counts its steps on the accelerator"
-    return _refusal_of_state(model)
+    return None
 
 
 def _refusal_of_state(model: GraphSegmentTraining) -> str | None:
-    """The same of what callbacks change while a model is trained."""
+    """The reason, as the end of a sentence, if the model got one later: callbacks freeze encoders and add hooks."""
     if model.encoder_frozen:
         return "has no frozen encoder"
     for name, module in model.named_modules():

@@ -49,7 +49,7 @@ class SegmentTrainingModule(L.LightningModule):
             graph) and replay it for each step; on a CPU steps are padded only. No GPU has run it yet, and padding may
             cost up to several times the rows. For one process, float32, uniform draws, `omit_rest` or a table, and
             encoders that take (x, edge_index), or `gst.nn.SAGE`, `GCN`, `GIN`, `GAT` and `FusedSAGE`; otherwise the
-            reason is logged, and steps are unpadded.
+            reason is logged, and steps are unpadded (`docs/operations.md` lists what is refused).
         loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
     """
