@@ -29,7 +29,8 @@ from gst.cost.losses import pairwise_hinge
 from gst.devices.execute.lanes import synchronise
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.fixed_step import FixedStep
+from gst.method.sizes import Sizes
 from gst.training.recorded_step import RecordedStep
 
 JOBS: dict[str, tuple[float, dict[str, Any]]] = {

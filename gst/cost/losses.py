@@ -11,7 +11,7 @@ from torch import Tensor, nn
 Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
-PADDING = -100  # a class that no loss counts
+PADDING = -100  # the class of targets that are NaN, which cross_entropy leaves out
 WITHIN_A_GRAPH = frozenset({"pairwise_hinge", "diff_mat", "list_mle"})
 """Losses that compare configurations of one graph: with one target a graph they are 0."""
 
@@ -31,6 +31,19 @@ def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> 
             f"scores have shape {tuple(scores.shape)} and targets {tuple(targets.shape)}; want "
             f"{'one row of scores' if has_classes else 'one score'} for each target: reshape one of them"
         )
+
+
+def check_positive(targets: Tensor) -> None:
+    """Refuse targets, in memory of the host, that have no logarithm.
+
+    Raises:
+        ValueError: a target is not positive.
+
+    Examples:
+        >>> check_positive(torch.tensor([[1.0, torch.nan]]))
+    """
+    if bool((targets <= 0).any()):
+        raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")
 
 
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
@@ -85,12 +98,12 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     """Mean squared error of scores against the natural logarithm of the targets.
 
     Raises:
-        ValueError: a target is not positive. On an accelerator the host would have to wait to see it: the loss is
-            infinite there.
+        ValueError: a target is not positive. Targets on an accelerator are not looked at, since the host would wait
+            for them: call `check_positive` before you move them, else the loss becomes infinite.
     """
     check_shapes(scores, targets)
-    if targets.device.type == "cpu" and bool((targets <= 0).any()):
-        raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")
+    if targets.device.type == "cpu":
+        check_positive(targets)
     return squared_error(scores, targets.clamp(min=0).log())
 
 
@@ -105,7 +118,9 @@ def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scores) -> Float[Tensor, ""]:
     """Mean negative log likelihood of the classes that the targets number from 0."""
     check_shapes(scores, targets, has_classes=True)
-    classes = torch.where(targets.isnan(), PADDING, targets).long()
+    present = ~targets.isnan()
+    classes = torch.where(present, targets, PADDING).long()
+    scores = torch.where(present[..., None], scores, 0.0)  # a NaN that is not counted would make NaN gradients
     return nn.functional.cross_entropy(scores.flatten(0, 1), classes.flatten(), ignore_index=PADDING)
 
 

@@ -126,39 +126,52 @@ class SegmentBatch:
         return self.padded_to(nodes + multiple - nodes % multiple, edges + -edges % multiple, len(self.config_nodes))
 
     def padded_to(self, nodes: int, edges: int, configurable: int, segments: int | None = None) -> SegmentBatch:
-        """The same batch with one more segment, of nodes that no one owns. Edges of that segment join its last node to
-        itself, and further configurable nodes are that node, with features of zero.
+        """The same batch with further segments of nodes that no one owns: one node in each, and the rest in the last.
+        Further edges join these nodes to themselves, equally many to each; further configurable nodes are the last
+        node, with features of zero.
 
         Args:
-            nodes: that it has then, more than now.
-            edges, configurable: edges and configurable nodes that it has then.
-            segments: that it has then; those between its own and the last one are empty. One more than now if None.
+            nodes: of the result; it has at least one more for each further segment.
+            edges, configurable: edges and configurable nodes of the result.
+            segments: of the result, more than now. One more than now if None.
 
         Raises:
-            ValueError: it is larger than that.
+            ValueError: the batch is larger than that.
+
+        Examples:
+            >>> features, edges, one = torch.ones(2, 3), torch.tensor([[0], [1]]), torch.zeros(2, dtype=torch.int64)
+            >>> owned, nothing = torch.ones(2, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
+            >>> batch = SegmentBatch(features, one, edges, one, owned, torch.tensor([2]), nothing, torch.zeros(0, 1, 0))
+            >>> padded = batch.padded_to(nodes=5, edges=7, configurable=0, segments=3)
+            >>> padded.segment_of_node.tolist(), padded.edge_index[1].tolist()
+            ([0, 0, 1, 2, 2], [1, 2, 2, 3, 3, 4, 4])
         """
-        now = (self.num_nodes + 1, self.edge_index.shape[1], len(self.config_nodes))
-        more_edges, more_configurable = edges - now[1], configurable - now[2]
-        if nodes < now[0] or min(more_edges, more_configurable) < 0:
-            raise ValueError(
-                f"a batch of {now[0]} nodes with one for padding, {now[1]} edges and {now[2]} configurable nodes does "
-                f"not fit into {nodes}, {edges} and {configurable}"
-            )
-        more_nodes, last = nodes - self.num_nodes, nodes - 1
         segments = self.num_segments + 1 if segments is None else segments
-        if segments <= self.num_segments:
+        more_segments = segments - self.num_segments
+        if more_segments < 1:
             raise ValueError(
                 f"a batch of {self.num_segments} segments does not fit into {segments}, of which one is padding"
             )
+        now = (self.num_nodes + more_segments, self.edge_index.shape[1], len(self.config_nodes))
+        more_edges, more_configurable = edges - now[1], configurable - now[2]
+        if nodes < now[0] or min(more_edges, more_configurable) < 0:
+            raise ValueError(
+                f"a batch of {now[0]} nodes with {more_segments} for padding, {now[1]} edges and {now[2]} configurable "
+                f"nodes does not fit into {nodes}, {edges} and {configurable}"
+            )
+        more_nodes, last = nodes - self.num_nodes, nodes - 1
+        # Thousands of loops at one node would be as many atomic additions to one row, and a sum that overflows.
+        loops = self.num_nodes + torch.arange(more_edges) * more_nodes // max(more_edges, 1)
+        segment_of_more = (self.num_segments + torch.arange(more_nodes)).clamp(max=segments - 1)
 
         def pad(tensor: Tensor, count: int, value: int = 0) -> Tensor:
             return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
 
         return SegmentBatch(
             node_features=pad(self.node_features, more_nodes), opcodes=pad(self.opcodes, more_nodes),
-            edge_index=pad(self.edge_index.T, more_edges, last).T,
-            segment_of_node=pad(self.segment_of_node, more_nodes, segments - 1),
-            owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, segments - self.num_segments, 1),
+            edge_index=torch.cat([self.edge_index, loops.to(self.edge_index).expand(2, -1)], dim=1),
+            segment_of_node=torch.cat([self.segment_of_node, segment_of_more.to(self.segment_of_node)]),
+            owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, more_segments, 1),
             config_nodes=pad(self.config_nodes, more_configurable, last),
             config_features=pad(self.config_features, more_configurable),
             node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},

@@ -193,7 +193,7 @@ class GraphSegmentTraining(nn.Module):
         self._slot: int | None = None  # of the table, which several estimators may share
         self._frozen_version: tuple[Any, ...] | None = None
         self.pad_to = pad_to
-        self._call = call_of(encoder, inputs)
+        self._call, self._inputs = call_of(encoder, inputs), inputs
         self._copies: torch.Stream | None = None
         self.register_load_state_dict_post_hook(_after_loading)
         self.histories = histories

@@ -6,23 +6,26 @@ Batches are padded to one size, so that the same operations on the same memory m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from embedding_cache import EmbeddingTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Draw, dropout_weights
-from gst.method.encoding import GraphPool, embed_segments
+from gst.method.encoding import GraphPool, complaints, embed_segments
 from gst.method.estimator import PULL_ROWS, GraphSegmentTraining
 from gst.method.regression import StaleSum, readout_shares
-from gst.method.sizes import Sizes as Sizes
+from gst.method.sizes import NoFixedShapes, Sizes, plan_maker
+
+MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +42,14 @@ class PaddedStep:
 
 
 class FixedStep:
-    """Steps of one model: `draw` and `load` for what is computed with, `fill` for putting it where `compute` reads it,
-    `compute` for the arithmetic, `finish` for the table.
+    """Steps of one model, each in five parts: `draw` decides which segments are fresh, `load` reads and pads them,
+    `fill` copies them into the tensors that `compute` reads, `compute` is the arithmetic up to the gradients or the
+    step of the optimizer, and `finish` writes the rows of the table.
 
     Args:
         model: in training mode, on its device, with its lazy layers made. Its encoder takes `x` and `edge_index`, PyG's
-            data, or a `SegmentBatch` of which it makes the plans that are in `sizes` and no others.
+            data, or a `SegmentBatch` of which it makes the plans that are in `sizes` and no others. A module of it
+            with a method `check_batch(batch)` sees each batch on the host, before it is padded, and may raise.
         loss: predictions and targets, both `(graphs, configs)` -> a number. Targets of what is padding are NaN.
         optimizer: of the model; one that counts its steps has to do so on the accelerator (`capturable=True`). None
             ends the step with the gradients, in `.grad` of the parameters.
@@ -54,20 +59,26 @@ class FixedStep:
         value: the loss of the step computed last; it stays where it is.
 
     Raises:
-        ValueError: shapes or operations of such a model change from step to step.
+        NoFixedShapes: shapes or operations of such a model change from step to step (`refusal`), or padding would
+            change what it computes. `fill` raises it, too, where that comes later, and `compute`.
     """
 
     def __init__(
         self, model: GraphSegmentTraining, loss: Callable[[Tensor, Tensor], Tensor],
         optimizer: torch.optim.Optimizer | None, sizes: Sizes,
     ) -> None:  # fmt: skip
-        if refusal := _refusal(model, optimizer, sizes):
-            raise ValueError(f"a step of fixed shapes {refusal}")
+        reason = refusal(model, optimizer)
+        if reason is None and sizes.plans is None and model._call.whole == "batch":
+            reason = "a step of fixed shapes needs the plans of the encoder; give it to Sizes.of"
+        if reason is not None:
+            raise NoFixedShapes(reason)
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
         self.value = self._embedded = self._is_finite = torch.empty(0)
         self._inputs: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
+        self._plans: set[Any] = set()
         self._done: tuple[Draw, Tensor, Tensor] | None = None
+        self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
         """Draw the next step of the model, or the one `ahead` steps after it: `GraphSegmentTraining.draw`.
@@ -88,16 +99,25 @@ class FixedStep:
         """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead.
 
         Raises:
-            ValueError: they are larger than `sizes`.
+            ValueError: they are larger than `sizes`, or a module of the encoder cannot take them.
         """
         batch = self.model._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
+        for module in self._checked:
+            module.check_batch(batch)
         is_ahead, plans = self.model._like().device.type != "cpu", self.sizes.plans
         made = {} if plans is None else plans.of(batch, pinned=is_ahead)
         padded = batch.padded_to(*self.sizes[:4])
         return PaddedStep(draw, padded.pinned() if is_ahead else padded, made)
 
     def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:
-        """Put what a step reads where `compute` reads it."""
+        """Copy what a step reads into the tensors that `compute` reads: those of the first step.
+
+        Raises:
+            NoFixedShapes: a tensor has another shape than at the first step; the encoder is frozen, or a module or a
+                parameter has got a hook.
+        """
+        if reason := _refusal_of_state(self.model):
+            raise NoFixedShapes(f"a step of fixed shapes {reason}")
         model, draw, device = self.model, step.draw, self.model._like().device
         catalogue, sizes = draw.catalogue, self.sizes
         model.step = draw.number
@@ -118,18 +138,29 @@ class FixedStep:
         assert self._batch is not None
         if sizes.plans is not None:
             sizes.plans.put(step.plans, self._batch)
+            self._plans = set(step.plans)
         self._done = draw, chosen, keys
 
     def compute(self) -> None:
-        """Encode, pool, predict, and learn from it. Nothing here depends on values, and nothing asks for them."""
+        """Encode, pool, predict, and learn from it. Nothing here depends on values, and nothing asks for them.
+
+        Raises:
+            NoFixedShapes: the encoder made plans that are not in `sizes`: it would read them again in later steps.
+        """
         model, inputs, batch = self.model, self._inputs, self._batch
         assert batch is not None, "fill it first"
         for parameter in model.parameters():
             parameter.grad = None
         embedded = embed_segments(model.encoder, batch, model._call, model.pooling)[:-1]
-        embedded.register_hook(self._look_at)
+        if more := set(batch.plans) - self._plans:
+            raise NoFixedShapes(f"a step of fixed shapes has no plans but those of its sizes; the encoder made {more}")
+        self._is_finite = torch.ones((), dtype=torch.bool, device=embedded.device)
+        if embedded.requires_grad:
+            embedded.register_hook(self._look_at)
+        weights = inputs["weights"].to(embedded.dtype)
+        present = torch.where(weights[..., None] > 0, embedded, 0.0)  # 0 times what is not finite would be NaN
         pool = GraphPool(inputs["graph_node_counts"], model.pooling, inputs.get("rest"))
-        pool.add(embedded, inputs["weights"].to(embedded.dtype), batch.node_counts[:-1], inputs["graph"])
+        pool.add(present, weights, batch.node_counts[:-1], inputs["graph"])
         scores = model._predict(pool.result())
         scores = scores.squeeze(-1) if scores.dim() > inputs["targets"].dim() else scores  # some heads have done that
         value = self.loss(scores, inputs["targets"])
@@ -149,7 +180,7 @@ class FixedStep:
         self._is_finite = gradient.isfinite().all()
 
     def _weights(self, draw: Draw, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of fresh segments, and what rows of the table give the graphs."""
+        """The weights of fresh segments, and the part of the pooled graphs that comes from rows of the table."""
         model = self.model
         known = model._known(keys)
         if model.estimate == "difference":
@@ -191,27 +222,36 @@ class FixedStep:
         return stale.result(None)
 
     def _keep(self, batch: SegmentBatch, inputs: dict[str, Tensor]) -> None:
-        """Copy into the tensors of the first step."""
+        """Copy into the tensors of the first step.
+
+        Raises:
+            NoFixedShapes: they have other shapes.
+        """
         if self._batch is None:
             self._batch = batch
             self._inputs = {name: each.clone() for name, each in inputs.items()}  # targets are the caller's
             return
         new, old = {**batch.tensors(), **inputs}, {**self._batch.tensors(), **self._inputs}
-        for name, tensor in new.items():
-            if tensor.shape != old[name].shape:
-                raise ValueError(
-                    f"{name} of this step is {tuple(tensor.shape)}, and {tuple(old[name].shape)} was that of the first"
-                )
+        for name in sorted(new.keys() | old.keys()):
+            now, first = (tuple(each[name].shape) if name in each else None for each in (new, old))
+            if now != first:
+                raise NoFixedShapes(f"{name} of a step has the shape {now}, and had {first} at the first step")
         for name, tensor in new.items():
             old[name].copy_(tensor, non_blocking=True)
         object.__setattr__(self._batch, "host", batch.host)
 
 
-def _refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None, sizes: Sizes) -> str | None:
-    """Why steps of a model cannot have fixed shapes."""
-    if model._call.whole == "batch" and sizes.plans is None:
+def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None = None) -> str | None:
+    """Why steps of a model cannot have fixed shapes; None if they can."""
+    reason = _refusal_of_model(model, optimizer) or _refusal_of_state(model)
+    return reason and f"a step of fixed shapes {reason}"
+
+
+def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None) -> str | None:
+    """The reason, as the end of a sentence, if the model as it was made has one."""
+    if model._call.whole == "batch" and plan_maker(model.encoder) is None:
         return (
-            "needs plans of fixed shapes of an encoder that takes a SegmentBatch; give Sizes.of one of gst.nn, or take "
+            "needs plans of fixed shapes of an encoder that takes a SegmentBatch; use one of gst.nn, or take "
             "(x, edge_index) in the encoder"
         )
     if model.table is None and not model.omit_rest:
@@ -222,9 +262,32 @@ def _refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | Non
         return f"is for dropout or difference and uniform draws, not {model.estimate!r} and {model.refresh!r}"
     if model.estimate == "difference" and (model.debias or model.table is None):
         return "of estimate='difference' needs a table, and corrects no bias: leave out debias"
-    if model.histories is not None or model.encoder_frozen or model.pad_to or getattr(model.head, "references", 0):
-        return "has no layer histories, frozen encoder, pad_to or reference configurations"
+    if model.histories is not None or model.pad_to or getattr(model.head, "references", 0):
+        return "has no layer histories, pad_to or reference configurations"
+    if found := complaints(model.encoder, model._inputs):
+        return f"would count its padding: {found[0]}"
+    if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in _modules(model.head)):
+        return "would count its padding in BatchNorm of the head; use torch.nn.LayerNorm"
     on_host = [] if optimizer is None else [each for each in optimizer.param_groups if each.get("capturable") is False]
     if on_host and model._like().device.type != "cpu":
         return f"needs {type(optimizer).__name__}(..., capturable=True), which counts its steps on the accelerator"
     return None
+
+
+def _refusal_of_state(model: GraphSegmentTraining) -> str | None:
+    """The reason, as the end of a sentence, if the model got one later: callbacks freeze encoders and add hooks."""
+    if model.encoder_frozen:
+        return "has no frozen encoder"
+    for name, module in model.named_modules():
+        is_lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)  # its own hook makes its parameters
+        if not is_lazy and any(getattr(module, hooks, None) for hooks in MODULE_HOOKS):
+            return f"runs no hooks, and module {name!r} has one; remove it (pruning and W&B's watch add hooks)"
+    for name, parameter in model.named_parameters():
+        if any(getattr(parameter, hooks, None) for hooks in PARAMETER_HOOKS):
+            return f"runs no hooks, and parameter {name!r} has one; remove it (W&B's watch adds hooks)"
+    return None
+
+
+def _modules(module: object) -> Iterator[nn.Module]:
+    """A module and those in it; nothing of a callable that is no module."""
+    return module.modules() if isinstance(module, nn.Module) else iter(())

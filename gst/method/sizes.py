@@ -11,37 +11,46 @@ from jaxtyping import Int64
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 
+LOOPS_A_NODE = 64  # edges of padding, all of them from a node to itself, that a padding node has at most
+
+
+class NoFixedShapes(ValueError):
+    """Steps of a model cannot have fixed shapes; the message says why."""
+
 
 @runtime_checkable
 class Plans(Protocol):
-    """What an encoder works out from a batch on the host (`SegmentBatch.plans`), in tensors of fixed shapes."""
+    """Makes what an encoder works out from a batch on the host (`SegmentBatch.plans`), in tensors of fixed shapes."""
 
     def of(self, batch: SegmentBatch, pinned: bool = False) -> Mapping[Any, Any]:
-        """The plans of a batch of the host that is not padded; in memory that an accelerator can fetch from if they are
-        to be `pinned`.
+        """The plans of a batch that is on the host and not padded.
+
+        Args:
+            pinned: put them in memory that an accelerator can fetch from while the host goes on.
 
         Raises:
             ValueError: they are larger than the sizes they are padded to.
         """
 
     def put(self, plans: Mapping[Any, Any], batch: SegmentBatch) -> None:
-        """Make them the plans of the padded `batch`: copy them into the tensors of the plans that it has, if it has
-        some, and else to its device."""
+        """Make them the plans of the padded `batch`. The first time they are moved to its device; later ones are copied
+        into the tensors of the first."""
 
 
 class Sizes(NamedTuple):
-    """To which a step is padded.
+    """The size to which every step of a training is padded.
 
     Args:
-        nodes, edges, configurable, segments: of its batch, in which one node and one segment are padding.
-        graphs, configs: of its predictions.
-        plans: of an encoder that takes a `SegmentBatch`.
+        nodes, edges, configurable, segments: of the padded batch (`SegmentBatch.padded_to`). One segment at least is
+            padding, and a node for each segment of padding and for every `LOOPS_A_NODE` edges of it.
+        graphs, configs: of the padded predictions.
+        plans: makes the plans of an encoder that takes a `SegmentBatch`; None for other encoders.
 
     Examples:
         >>> import gst
         >>> path = gst.Graph(np.zeros((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
         >>> Sizes.of([gst.segment(path, 3, "contiguous")] * 4, num_graphs=2, num_fresh=1, num_configs=7)
-        Sizes(nodes=5, edges=2, configurable=0, segments=3, graphs=2, configs=7, plans=None)
+        Sizes(nodes=7, edges=2, configurable=0, segments=3, graphs=2, configs=7, plans=None)
     """
 
     nodes: int
@@ -56,22 +65,30 @@ class Sizes(NamedTuple):
     def of(
         graphs: Sequence[SegmentedGraph], num_graphs: int, num_fresh: int, num_configs: int, encoder: object = None
     ) -> Sizes:
-        """Into which every step of at most so many of the graphs and configurations fits.
+        """The size that fits every step of `num_graphs` of the graphs or fewer, with `num_fresh` fresh segments of each
+        and `num_configs` configurations or fewer.
 
         Args:
-            encoder: one that takes a `SegmentBatch`. Its method `fixed_plans(sizes, graphs, num_fresh)`, which those of
-                `gst.nn` have, makes the `Plans`; it reads the edges of all segments.
+            encoder: an encoder that takes a `SegmentBatch`; it needs `Plans`, which its method
+                `fixed_plans(sizes, graphs, num_fresh)` makes. Encoders of `gst.nn` have this method. It reads the edges
+                of all segments.
 
         Raises:
-            ValueError: layers of the encoder have other shapes in each step.
+            NoFixedShapes: the shapes of a layer of the encoder change from step to step.
         """
         most = largest_sums(graphs, num_fresh, lambda graph: np.stack(
             [np.diff(graph.row_ptr), np.diff(graph.edge_ptr), np.diff(graph.config_ptr), np.ones(graph.num_segments)], 1
         ))  # fmt: skip
         nodes, edges, configurable, segments = (num_graphs * most).tolist()  # a step may hold one graph several times
-        sizes = Sizes(nodes + 1, edges, configurable, segments + 1, num_graphs, num_configs)
-        plans = getattr(getattr(encoder, "_orig_mod", encoder), "fixed_plans", None)  # of torch.compile
+        padding = segments + 1 + edges // LOOPS_A_NODE
+        sizes = Sizes(nodes + padding, edges, configurable, segments + 1, num_graphs, num_configs)
+        plans = plan_maker(encoder)
         return sizes if plans is None else sizes._replace(plans=plans(sizes, graphs, num_fresh))
+
+
+def plan_maker(encoder: object) -> Callable[[Sizes, Sequence[SegmentedGraph], int], Plans] | None:
+    """The method `fixed_plans` of an encoder, also of a compiled one; None if it has none."""
+    return getattr(getattr(encoder, "_orig_mod", encoder), "fixed_plans", None)
 
 
 def largest_sums(

@@ -39,8 +39,8 @@ class Bounds(NamedTuple):
     Args:
         nodes, configurable, segments: of the padded batch.
         given: pairs of a configurable node and a configuration.
-        rows: before the first layer and after each; more than can be in use, and enough to take up the padding of
-            `entries`, `PADDING_A_ROW` in each.
+        rows: before the first layer and after each. That is at least one more than can be in use, so that no unused row
+            has more than `PADDING_A_ROW` of the entries that are padding, and at least one for each of `nodes`.
         entries: of the matrices of each layer, by part.
     """
 
@@ -53,15 +53,17 @@ class Bounds(NamedTuple):
 
     @staticmethod
     def of(options: PlanOptions, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> Bounds:
-        """Of plans of steps of `num_fresh` segments of each of at most `sizes.graphs` of the graphs."""
+        """Bounds of the plans of all steps that fit `sizes`: each step has `num_fresh` fresh segments of at most
+        `sizes.graphs` of the graphs."""
         configs = 1 if options.one_config else sizes.configs
         most = sizes.graphs * largest_sums(graphs, num_fresh, partial(_of_segments, options=options, configs=configs))
         given = sizes.configurable * configs
         layers = options.num_layers
         rows, messages = most[: layers + 1], most[layers + 1 :].reshape(layers, len(PARTS))
         padding = np.append(given, messages.sum(axis=1)) // PADDING_A_ROW + 1
+        rows = np.maximum(rows + padding, sizes.nodes)
         return Bounds(
-            sizes.nodes, sizes.configurable, sizes.segments, given, tuple(map(rounded, (rows + padding).tolist())),
+            sizes.nodes, sizes.configurable, sizes.segments, given, tuple(map(rounded, rows.tolist())),
             tuple(dict(zip(PARTS, each, strict=True)) for each in messages.tolist()),
         )  # fmt: skip
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.sizes import Sizes
-from gst.nn.bounds import PlanOptions
+from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.edges import check_heads, neighbour_attention, neighbour_max
 from gst.nn.fixed_plans import FixedPlans
-from gst.nn.sharing import Direction, Part, Sharing
+from gst.nn.sharing import Part, Sharing
 from gst.nn.sparse import by_rows, product
 
 
@@ -57,13 +57,21 @@ class InputProjection(nn.Module):
 
     def of_nodes(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
         """What is known of each node whatever the configuration."""
-        largest = int(batch.on_host.opcodes.max())
+        self.check_batch(batch.on_host)
+        features = batch.node_features.to(torch.promote_types(batch.node_features.dtype, self.opcode.weight.dtype))
+        return by_rows(self.static, signed_log(features)) + self.opcode(batch.opcodes)
+
+    def check_batch(self, batch: SegmentBatch) -> None:
+        """Refuse a batch of the host that has an opcode without embedding, which an accelerator does not notice.
+
+        Raises:
+            ValueError: an opcode is not below `num_opcodes`.
+        """
+        largest = int(batch.opcodes.max())
         if largest >= self.num_opcodes:
             raise ValueError(
                 f"opcode {largest} found, but the encoder embeds 0..{self.num_opcodes - 1}; raise num_opcodes"
             )
-        features = batch.node_features.to(torch.promote_types(batch.node_features.dtype, self.opcode.weight.dtype))
-        return by_rows(self.static, signed_log(features)) + self.opcode(batch.opcodes)
 
     def of_configurations(self, features: Float[Tensor, "given columns"]) -> Float[Tensor, "given channels"]:
         """What a configuration gives a configurable node, row by row."""
@@ -135,7 +143,7 @@ class Encoder(nn.Module):
         """Plans of fixed shapes for training steps of `num_fresh` segments of some of the graphs each.
 
         Raises:
-            ValueError: a layer has other shapes in each step.
+            NoFixedShapes: the shapes of a layer change from step to step.
         """
         return FixedPlans.made_for(self.layers, [self._plan], sizes, graphs, num_fresh)
 

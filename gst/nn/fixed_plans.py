@@ -9,7 +9,7 @@ from torch import nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.method.sizes import Sizes
+from gst.method.sizes import NoFixedShapes, Sizes
 from gst.nn.bounds import Bounds, PlanOptions
 from gst.nn.sharing import Sharing
 
@@ -33,12 +33,12 @@ class FixedPlans:
         """Plans that `layers` read.
 
         Raises:
-            ValueError: a layer has no attribute `reads_plan_tensors` that is true, so that it may compute with other
-                shapes in each step, or with arrays that are not in the tensors of a plan.
+            NoFixedShapes: a layer has no attribute `reads_plan_tensors` that is true: its shapes may change from step
+                to step, or it may read arrays that are not in the tensors of a plan.
         """
         for layer in layers:
             if not getattr(layer, "reads_plan_tensors", False):
-                raise ValueError(
+                raise NoFixedShapes(
                     f"{type(layer).__name__} has other shapes in each step; use SAGE, GCN, GIN, GAT or FusedSAGE of "
                     "gst.nn, or an encoder that takes (x, edge_index)"
                 )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.sizes import Sizes
-from gst.nn.bounds import PlanOptions
+from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.encoders import BOTH, InputProjection, SAGELayer, planned
 from gst.nn.fixed_plans import FixedPlans
-from gst.nn.sharing import Direction, Sharing
+from gst.nn.sharing import Sharing
 from gst.nn.sparse import by_rows, product
 
 

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from gst.nn.bounds import Direction
 from gst.nn.edges import check_heads
 from gst.nn.encoders import BOTH, After, Before, Encoder, InputProjection, SAGELayer
-from gst.nn.sharing import Direction, Sharing
+from gst.nn.sharing import Sharing
 from gst.nn.sparse import product
 
 Attention = Literal["softmax", "linear"]

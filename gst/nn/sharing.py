@@ -20,8 +20,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from gst.method.batch import SegmentBatch
-from gst.nn.bounds import Bounds
-from gst.nn.bounds import Direction as Direction
+from gst.nn.bounds import Bounds, Direction
 from gst.nn.levels import Adjacency, Level, all_apart, at_first, over_segments, refine
 from gst.nn.sparse import CsrMatrix, transposed
 from partitioners.compiled import compiled
@@ -71,7 +70,7 @@ class Sharing:
             share: False gives every node a row for every configuration: the same states, at full price.
             whole_segments: in every layer a node hears all nodes of its segment besides (attention).
             one_config: give every node one row, as if there were one configuration.
-            bounds: pad the plan to these sizes, which are those of the padded batch. `batch` is not padded.
+            bounds: pad the plan to these sizes. `batch` itself is not padded.
         """
         for direction in directions:
             if direction not in ("forward", "backward"):
@@ -98,7 +97,7 @@ class Sharing:
         return Sharing(tuple(levels), directions, segment_of_node, config_nodes, device, bounds, neighbours)
 
     def tensors(self, name: str, *arguments: Any) -> tuple[Tensor, ...]:
-        """The arrays that the method `_name(*arguments)` makes, on the device. They are made once."""
+        """The arrays that the method `_name(*arguments)` returns, as tensors on the device. They are made once."""
         key = (name, *arguments)
         if key not in self._tensors:
             made = getattr(self, f"_{name}")(*arguments)
@@ -106,17 +105,18 @@ class Sharing:
         return self._tensors[key]
 
     def pinned(self) -> Sharing:
-        """The same plan, what it has made so far in memory that an accelerator can fetch from."""
+        """The same plan. Its tensors so far are in memory that an accelerator can fetch from while the host goes on."""
         pinned = {key: tuple(each.pin_memory() for each in made) for key, made in self._tensors.items()}
         return replace(self, _tensors=pinned)
 
     def to(self, device: torch.device) -> Sharing:
-        """The same plan, made for a device."""
+        """The same plan, with its tensors on a device."""
         moved = {key: tuple(each.to(device, non_blocking=True) for each in made) for key, made in self._tensors.items()}
         return replace(self, device=device, _tensors=moved)
 
     def into(self, other: Sharing) -> Sharing:
-        """The same plan in the tensors of another one with the same bounds, which says nothing of its own then."""
+        """Overwrite the tensors of another plan with those of this one, and return this plan with them: recorded steps
+        read the same memory. Both have the same bounds. The other plan is of no use afterwards."""
         for key, places in other._tensors.items():
             for place, made in zip(places, self.tensors(*key), strict=True):
                 assert place.shape == made.shape, f"{key} has another shape than before"
@@ -124,8 +124,8 @@ class Sharing:
         return replace(self, device=other.device, _tensors=other._tensors)
 
     def matrix(self, layer: int, parts: tuple[Part, ...], weights: Weights = "sum", stacked: bool = False) -> CsrMatrix:
-        """What each row after `layer` (from 0) hears from the rows before it. Entries that pad it weigh 0, and are
-        heard by unused rows.
+        """What each row after `layer` (from 0) hears from the rows before it. In a padded plan, further entries of
+        weight 0 are in unused rows.
 
         Args:
             stacked: keep `parts` apart: column `len(parts) * row + i` holds part i of a row, so that one product takes
@@ -140,12 +140,15 @@ class Sharing:
         rows_of_node, num_rows = np.diff(after.first), len(after.config_of_row)
         row_ptr = np.zeros(after.num_rows + 1, np.int64)
         np.cumsum(sum(np.repeat(each.degrees, rows_of_node) for each in neighbours), out=row_ptr[1 : num_rows + 1])
-        heard, unused, stride = int(row_ptr[num_rows]), after.num_rows - num_rows, len(parts) if stacked else 1
+        heard, stride = int(row_ptr[num_rows]), len(parts) if stacked else 1
+        row_ptr[num_rows + 1 :] = heard
         total = heard if self.bounds is None else sum(self.bounds.entries[layer][part] for part in parts)
-        row_ptr[num_rows:] = heard + np.arange(unused + 1) * (total - heard) // max(unused, 1)
         entries = Entries(row_ptr[:num_rows].copy(), np.empty(total, np.int64), np.empty(total))
-        entries.columns[heard:] = np.arange(total - heard) % (before.num_rows * stride)
-        entries.weights[heard:] = 0.0
+        if self.bounds is not None:
+            unused = after.num_rows - num_rows
+            row_ptr[num_rows:] = heard + np.arange(unused + 1) * (total - heard) // unused
+            entries.columns[heard:] = np.arange(total - heard) % (before.num_rows * stride)
+            entries.weights[heard:] = 0.0
         for i, (part, adjacency) in enumerate(zip(parts, neighbours, strict=True)):
             _fill(entries, before, after, adjacency, self._scales(part, weights), stride, i if stacked else 0)
         arrays = (row_ptr, entries.columns, entries.weights)
@@ -165,28 +168,35 @@ class Sharing:
         return ones, ones
 
     def row_of(self) -> Int64[Tensor, "nodes configs"]:
-        """The row after the last layer of each node and configuration; an unused one of nodes that are padding."""
+        """The row after the last layer of each node and configuration. Nodes that are padding have unused rows."""
         return self.tensors("row_of")[0]
 
     def _row_of(self) -> Sequence[np.ndarray]:
         last = self.levels[-1]
         rows = last.first[:-1, None] + last.alike
-        padding = 0 if self.bounds is None else self.bounds.nodes - len(rows)
+        if self.bounds is None:
+            return (rows,)
+        padding = self.bounds.nodes - len(rows)
         return (np.concatenate([rows, np.repeat(last.unused(padding)[:, None], rows.shape[1], axis=1)]),)
 
     def inputs(self) -> tuple[CsrMatrix, Int64[Tensor, " given"], Int64[Tensor, "2 given"]]:
-        """What the first rows are made of: (rows, nodes) picks the node of each row; which rows are of configurable
-        nodes; and for each of these the configurable node (as in `batch.config_nodes`) and the configuration. What pads
-        these is given to unused rows."""
+        """What the first rows are made of.
+
+        Returns:
+            A matrix (rows, nodes) that picks the node of each row; the rows that belong to configurable nodes; and for
+            each of these the configurable node (its place in `batch.config_nodes`) and the configuration. In a padded
+            plan, the further ones of these rows are unused rows.
+        """
         rows, given = self.tensors("given")
         return CsrMatrix(*self.tensors("picks")), rows, given
 
     def _picks(self) -> Sequence[np.ndarray]:
         level, nodes = self.levels[0], self.levels[0].node_of_row()
-        num_nodes = len(level.alike) if self.bounds is None else self.bounds.nodes
-        padding = 0 if self.bounds is None else level.num_rows - len(nodes)
-        columns = np.concatenate([nodes, np.arange(padding) % num_nodes])
-        weights = np.concatenate([np.ones(len(nodes)), np.zeros(padding)])
+        num_nodes, columns, weights = len(level.alike), nodes, np.ones(len(nodes))
+        if self.bounds is not None:
+            num_nodes, padding = self.bounds.nodes, level.num_rows - len(nodes)
+            columns = np.concatenate([nodes, np.arange(padding) % num_nodes])
+            weights = np.concatenate([weights, np.zeros(padding)])
         arrays = (np.minimum(np.arange(level.num_rows + 1), len(columns)), columns, weights)
         return *arrays, *transposed(*arrays, num_nodes)
 
@@ -204,14 +214,14 @@ class Sharing:
 
     @property
     def num_groups(self) -> int:
-        """Segments times configurations, and one for unused rows: see `groups`."""
+        """How many numbers `groups` gives: one for each segment and configuration, and one for unused rows."""
         segments = int(self.segment_of_node.max()) + 1 if self.bounds is None else self.bounds.segments
         return segments * self.levels[0].alike.shape[1] + 1
 
     def groups(self, layer: int) -> Int64[Tensor, " rows"]:
-        """The segment and class of configurations of each row after `layer`, as one number below `num_groups`; the last
-        of these for unused rows. For plans of whole segments, whose nodes tell the same classes apart and number them
-        alike."""
+        """The segment and the class of configurations of each row after `layer`, together one number below
+        `num_groups`. Unused rows have the last number. The plan has to be of whole segments: there all nodes of a
+        segment tell the same classes apart, and number them alike."""
         return self.tensors("groups", layer)[0]
 
     def _groups(self, layer: int) -> Sequence[np.ndarray]:

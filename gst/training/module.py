@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
-from gst.cost.losses import LOSSES, WITHIN_A_GRAPH
+from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Step, StepLoader
 from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
@@ -26,7 +26,7 @@ from gst.method.encoding import Pooling
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.histories import LayerHistories
 from gst.training.datamodule import TRAIN, SegmentDataModule
-from gst.training.padded_steps import PaddedSteps, is_padded, reader
+from gst.training.padded_steps import PaddedSteps, is_padded, reader, unpadded
 from gst.training.processes import gathered, reduced, share_of
 
 BY_TABLE = ("age", *REFRESH_BY_ROWS)  # draws that need a table
@@ -45,11 +45,11 @@ class SegmentTrainingModule(L.LightningModule):
         histories: width of the states after layers of the encoder, by name (`{layers.0: 64}`), that cross the cut
             (`LayerHistories`). Needs `--data.halo 1`, one process, and an encoder of `gst.nn` with `share` false
             where graphs have several configurations.
-        record_step: pad steps to one size, and on an accelerator record them as one graph (a CUDA graph) that each step
-            replays. By default (`null`) on an accelerator where that is possible and padding less than doubles a step;
-            `true` wherever it is possible, on a CPU without the recording; a reason against it is logged. For one
-            process, float32, uniform draws, `omit_rest` or a table, and encoders that take (x, edge_index), or
-            `gst.nn.SAGE`, `GCN`, `GIN`, `GAT` and `FusedSAGE`.
+        record_step: pad all steps to the size of the largest, and on an accelerator record one as a graph (a CUDA
+            graph) and replay it for each step; on a CPU steps are padded only. No GPU has run it yet, and padding may
+            cost up to several times the rows. For one process, float32, uniform draws, `omit_rest` or a table, and
+            encoders that take (x, edge_index), or `gst.nn.SAGE`, `GCN`, `GIN`, `GAT` and `FusedSAGE`; otherwise the
+            reason is logged, and steps are unpadded (`docs/operations.md` lists what is refused).
         loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
     """
@@ -75,7 +75,7 @@ class SegmentTrainingModule(L.LightningModule):
         estimate: Estimate = "auto",
         push_momentum: float = 0.0,
         histories: dict[str, int] | None = None,
-        record_step: bool | None = None,
+        record_step: bool = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -186,10 +186,12 @@ class SegmentTrainingModule(L.LightningModule):
         return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
-        self._has_gradients = self._padded is not None and is_padded(step)
-        if self._padded is not None and self._has_gradients:
-            loss = self._padded.run(step)
-        else:
+        if self.loss == "log_runtime":
+            check_positive(step.targets)
+        loss = self._padded.run(step) if self._padded is not None and is_padded(step) else None
+        self._has_gradients = loss is not None
+        if loss is None:
+            step = unpadded(step, self.estimator)
             loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
         # This waits for an accelerator. Reading the loss later would save nothing: the report and the progress bar read
         # the loss of every step.
@@ -217,6 +219,15 @@ class SegmentTrainingModule(L.LightningModule):
         if not self._has_gradients:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
+    def overridden(self) -> list[str]:
+        """The methods of a training step that a subclass, or this object, has in place of those of this class."""
+        names = ("training_step", "forward", "backward", "optimizer_zero_grad")
+        return [
+            each
+            for each in names
+            if getattr(getattr(self, each), "__func__", None) is not getattr(SegmentTrainingModule, each)
+        ]
+
     def on_train_start(self) -> None:
         """Set the loader to the epoch of a resumed training, and let it read segments one step ahead. Parameters that a
         strategy has wrapped since they were loaded are the same ones, so that rows of a frozen encoder stay exact."""
@@ -228,10 +239,20 @@ class SegmentTrainingModule(L.LightningModule):
                 self.estimator.register(graph for graph, _ in loader.selections)
             loader.set_epoch(self.current_epoch)
             self._padded = PaddedSteps.of(self, loader)
-            loader.reader = reader(self, self._padded)
+            loader.reader = reader(self.estimator, self._padded)
+
+    def on_train_end(self) -> None:
+        """Give back what only training needs: the graph of its steps, and gradients, which lie in its memory."""
+        if self._padded is not None:
+            self._padded = None
+            for parameter in self.parameters():
+                parameter.grad = None
+        if isinstance(self.trainer.train_dataloader, StepLoader):
+            self.trainer.train_dataloader.reader = None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Validate after the last of `max_steps` too: early stopping and the best checkpoint monitor its metrics."""
+        self._has_gradients = False
         if 0 < self.trainer.max_steps <= self.trainer.global_step:
             self.trainer.should_stop = True
             if self.trainer.check_val_every_n_epoch is not None:

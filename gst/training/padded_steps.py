@@ -1,79 +1,110 @@
-"""`gst fit` by padded steps, which an accelerator records once and replays; and why a training cannot have them."""
+"""Steps of `gst fit` that are padded to one size, and on an accelerator recorded once and replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gst.cost.losses import LOSSES
 from gst.data.loader import Reader, Step, StepLoader
-from gst.devices.execute.lanes import is_here
-from gst.graphs.segments import SegmentedGraph
-from gst.method.fixed_step import FixedStep, PaddedStep, Sizes
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.fixed_step import FixedStep, PaddedStep, refusal
+from gst.method.sizes import NoFixedShapes, Sizes
 from gst.training.placing import PlacedSteps
 from gst.training.recorded_step import RecordedStep
 
 if TYPE_CHECKING:
     from gst.training.module import SegmentTrainingModule
 
-WORTH_PADDING = 2.0  # times the nodes of a mean step, where nobody asks for padded steps
-
 
 class PaddedSteps:
-    """Padded steps of a module up to the gradients; its trainer goes on as with any other step, so that gradients are
-    clipped, optimizers and schedules step, and checkpoints are written as always.
+    """The padded steps of a module, each up to its gradients. The trainer does the rest, as after any other step: it
+    clips gradients, steps optimizers and schedules, and writes checkpoints.
 
     Args:
-        step: without an optimizer.
+        module: in training.
+        step: of its estimator, without an optimizer.
+
+    Attributes:
+        step: None once steps are no longer padded.
     """
 
-    def __init__(self, step: RecordedStep) -> None:
-        self.step = step
-        self._last_reason = ""
+    def __init__(self, module: SegmentTrainingModule, step: RecordedStep) -> None:
+        self.step: RecordedStep | None = step
+        self._module, self._reason = module, step.reason
 
     @staticmethod
     def of(module: SegmentTrainingModule, loader: StepLoader) -> PaddedSteps | None:
-        """Those of a module in training, or None where it shall have none or cannot; then the reason is logged."""
-        device = module.device
-        if module.record_step is False or (module.record_step is None and not is_here(device)):
+        """Those of a module that asks for them; None if it does not, or cannot have them, and then the reason is
+        logged."""
+        if not module.record_step:
             return None
-        reason = _refusal(module, loader)
+        reason = _refusal_of_training(module, loader) or refusal(module.estimator)
         if reason is None:
             try:
-                return PaddedSteps(RecordedStep(_fixed(module, loader)))
-            except ValueError as error:  # of a model whose shapes change
+                step = RecordedStep(_fixed(module, loader))
+            except NoFixedShapes as error:
                 reason = str(error)
+            else:
+                if step.reason:
+                    rank_zero_info(f"steps are padded, and not recorded: {step.reason}")
+                return PaddedSteps(module, step)
         rank_zero_info(f"steps are neither padded nor recorded: {reason}")
         return None
 
-    def run(self, step: Step) -> Tensor:
-        """The loss of a step that was read by `reader`. The gradients of the parameters are there."""
-        loss = self.step.run(step.prefetched, step.targets)
-        if self.step.reason != self._last_reason:
-            self._last_reason = self.step.reason
-            rank_zero_info(f"steps are padded, and not recorded: {self.step.reason}")
+    def fixed(self) -> FixedStep | None:
+        """Draws and loads the next padded step; None where the next step is not to be padded."""
+        if self.step is not None and (reason := self._refusal_now()):
+            self._stop(reason)
+        return None if self.step is None else self.step.step
+
+    def run(self, step: Step) -> Tensor | None:
+        """The loss of a step that was read as a padded one; its gradients are those of the parameters then. None if
+        it has to be trained unpadded, as all steps after it (`unpadded`)."""
+        if self.step is None or self.fixed() is None:
+            return None
+        try:
+            loss = self.step.run(step.prefetched, step.targets)
+        except NoFixedShapes as error:
+            self._stop(str(error))
+            return None
+        if self.step.reason != self._reason:  # it could not be recorded: padding gains nothing
+            self._stop(self.step.reason)
         return loss
 
+    def _refusal_now(self) -> str | None:
+        """Why steps are not to be padded from now on, which callbacks may change while the training goes on."""
+        if self._module.trainer.accumulate_grad_batches != 1:
+            return ACCUMULATES
+        return "the encoder is frozen" if self._module.estimator.encoder_frozen else None
 
-def reader(module: SegmentTrainingModule, padded: PaddedSteps | None) -> Reader[Step, Any, Any]:
-    """Reads the steps of a training ahead: padded ones, if there are any, until the encoder is frozen."""
-    estimator = module.estimator
+    def _stop(self, reason: str) -> None:
+        self.step = None
+        rank_zero_info(f"steps are no longer padded: {reason}")
+
+
+ACCUMULATES = "each padded step begins with new gradients, and the trainer accumulates them"
+
+
+def reader(estimator: GraphSegmentTraining, padded: PaddedSteps | None) -> Reader[Step, Any, Any]:
+    """Reads the steps of a training ahead, padded ones as long as there are any."""
 
     def draw(step: Step, ahead: int) -> Any:
-        if padded is None or estimator.encoder_frozen:
-            return estimator.draw(step.graphs, step.configs, ahead, step.peers)
-        return padded.step.step.draw(step.graphs, step.configs, ahead)
+        fixed = None if padded is None else padded.fixed()
+        if fixed is not None:
+            return partial(fixed.load, fixed.draw(step.graphs, step.configs, ahead))
+        drawn = estimator.draw(step.graphs, step.configs, ahead, step.peers)
+        return None if drawn is None else partial(estimator.load, drawn)
 
-    def load(drawn: Any) -> Any:
-        return estimator.load(drawn) if padded is None or estimator.encoder_frozen else padded.step.step.load(drawn)
-
-    return Reader(draw, load)
+    return Reader(draw, lambda load: load())
 
 
 def is_padded(step: Step) -> bool:
@@ -81,9 +112,18 @@ def is_padded(step: Step) -> bool:
     return isinstance(step.prefetched, PaddedStep)
 
 
+def unpadded(step: Step, estimator: GraphSegmentTraining) -> Step:
+    """The same step with the same draw, as `estimator` takes it."""
+    if not is_padded(step):
+        return step
+    draw = step.prefetched.draw
+    targets = pad(step.targets, (0, draw.configs.shape[1] - step.targets.shape[1]), value=torch.nan)
+    return replace(step, configs=draw.configs, targets=targets, prefetched=estimator.load(draw))
+
+
 def _fixed(module: SegmentTrainingModule, loader: StepLoader) -> FixedStep:
     """Raises:
-    ValueError: shapes change from step to step; or padding would cost much, and nobody asked for it.
+    NoFixedShapes: shapes change from step to step.
     """
 
     def loss(scores: Tensor, targets: Tensor) -> Tensor:
@@ -93,32 +133,23 @@ def _fixed(module: SegmentTrainingModule, loader: StepLoader) -> FixedStep:
     encoder = estimator.encoder if estimator._call.whole == "batch" else None
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
     sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, encoder)
-    mean = loader.graphs_together * _mean_nodes(graphs, estimator.num_fresh)
-    if module.record_step is None and sizes.nodes > WORTH_PADDING * mean:
-        raise ValueError(
-            f"a padded step has {sizes.nodes} nodes, and a mean one {mean:.0f}; with --model.record_step true they are "
-            "padded all the same"
-        )
     return FixedStep(estimator, loss, None, sizes)
 
 
-def _mean_nodes(graphs: Sequence[SegmentedGraph], num_fresh: int) -> float:
-    """Of the fresh segments of a graph."""
-    return fmean(len(graph.node_ids) * min(1.0, num_fresh / graph.num_segments) for graph in graphs)
-
-
-def _refusal(module: SegmentTrainingModule, loader: StepLoader) -> str | None:
+def _refusal_of_training(module: SegmentTrainingModule, loader: StepLoader) -> str | None:
     """Why the trainer of a module cannot go on from gradients of padded steps."""
     trainer = module.trainer
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     if loader.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy):
-        return f"one process trains by them, on one device, and not strategy {type(trainer.strategy).__name__}"
+        return f"they are for one process on one device, not for strategy {type(trainer.strategy).__name__}"
     if trainer.precision != "32-true":
         return f"they compute in float32, and --trainer.precision is {trainer.precision}"
     if trainer.accumulate_grad_batches != 1 or any(
         isinstance(each, GradientAccumulationScheduler) for each in callbacks
     ):
-        return "each begins with new gradients, and the trainer accumulates them"
+        return ACCUMULATES
     if any(isinstance(each, PlacedSteps) for each in callbacks):
         return "PlacedSteps runs the steps in its own way"
+    if names := module.overridden():
+        return f"{type(module).__name__} has its own {', '.join(names)}, which they would leave out"
     return None

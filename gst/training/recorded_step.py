@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from gst.devices.execute.lanes import is_here
 from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
@@ -17,8 +17,12 @@ from gst.method.fixed_step import FixedStep, PaddedStep
 
 
 class RecordedStep:
-    """Trains step by step: the first steps run eagerly, the next is recorded, and all behind it are replays. A learning
-    rate that changes is recorded anew, unless it is a tensor (`capturable=True`).
+    """Trains step by step: the first `WARM_RUNS` steps run eagerly, the next one is recorded, and the recording is
+    replayed for it and for all later ones.
+
+    A recording holds numbers of the optimizer (a learning rate, unless it is a tensor as with `capturable=True`),
+    addresses of parameters and buffers, and which of them and of the modules are trained. When one of these changes,
+    the step is recorded anew; if it is one of the model, after further eager steps.
 
     Args:
         step: what is to be recorded; its model, loss and optimizer.
@@ -26,12 +30,12 @@ class RecordedStep:
         is_recorded: whether to record at all; where the model is on an accelerator of this process if None.
 
     Attributes:
-        reason: why steps run eagerly; empty if they are, or will be, replays.
+        reason: why all steps from now on run eagerly; empty if they are, or will be, replays.
 
     Examples:
         >>> import gst, numpy as np
         >>> from gst.cost.losses import pairwise_hinge
-        >>> from gst.method.fixed_step import Sizes
+        >>> from gst.method.sizes import Sizes
         >>> from torch_geometric.nn import GraphSAGE
         >>> path = gst.Graph(np.ones((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
         >>> graphs = [gst.segment(path, 3, "contiguous")]
@@ -51,8 +55,9 @@ class RecordedStep:
         self._stream = torch.Stream(device) if is_here(device) else None
         self._graph: Graph | None = None
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        self._steps = 0
-        self._recorded_with: list[dict[str, Any]] = []
+        self._warm_runs = 0
+        self._numbers: list[dict[str, Any]] = []
+        self._places: list[Any] = []
         wanted = is_here(device) if is_recorded is None else is_recorded
         self.reason = "" if wanted else f"graphs are recorded on an accelerator; the model is on {device}"
 
@@ -60,47 +65,55 @@ class RecordedStep:
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"],
         targets: Float[Tensor, "graphs configs"],
     ) -> Float[Tensor, ""]:  # fmt: skip
-        """One training step; its loss, for which the host does not wait. What is smaller than the sizes is padded, and
-        NaN are its further targets.
+        """Take one training step, padded to the sizes, and return its loss. The host does not wait for the loss.
 
         Raises:
             ValueError: the step is larger than the sizes.
+            NoFixedShapes: see `FixedStep.fill` and `FixedStep.compute`.
         """
         return self.run(self.step.load(self.step.draw(graphs, configs)), targets)
 
     @torch.compiler.disable
     def run(self, padded: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> Float[Tensor, ""]:
-        """The same of a step that is read: `FixedStep.load`."""
+        """Take a training step that `FixedStep.load` has read."""
         caller: Any = None if self._stream is None else torch.accelerator.current_stream(self._device)
         if self._stream is not None:
             self._stream.wait_stream(caller)
-        with self._stream or nullcontext():
-            self.step.fill(padded, targets)
-            if (now := self._numbers()) != self._recorded_with:  # a schedule changed what the graph holds as constants
-                self._graph, self._recorded_with = None, now
-            if not self.reason and self._graph is None and self._steps >= WARM_RUNS:
-                self._record()
-            if self._graph is None:
-                self.step.compute()
-            else:
-                self._graph.replay()
-                for parameter, gradient in self._gradients:
-                    parameter.grad = gradient
-            self.step.finish()
-            value = self.step.value.clone()
+        try:
+            with self._stream or nullcontext():
+                value = self._run(padded, targets)
+        finally:
+            if self._stream is not None:
+                caller.wait_stream(self._stream)
         if self._stream is not None:
-            caller.wait_stream(self._stream)
             value.record_stream(caller)
-        self._steps += 1
+        self._warm_runs += 1
         return value
 
-    def _numbers(self) -> list[dict[str, Any]]:
-        """What the optimizer computes with that is no tensor: learning rates, momenta."""
-        groups = [] if self.step.optimizer is None else self.step.optimizer.param_groups
-        return [{key: each for key, each in group.items() if not isinstance(each, Tensor | list)} for group in groups]
+    def _run(self, padded: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> Float[Tensor, ""]:
+        self.step.fill(padded, targets)
+        if not self.reason:
+            self._look_at_constants()
+        if not self.reason and self._graph is None and self._warm_runs >= WARM_RUNS:
+            self._record()
+        if self._graph is None:
+            self.step.compute()
+        else:
+            self._graph.replay()
+            for parameter, gradient in self._gradients:
+                parameter.grad = gradient
+        self.step.finish()
+        return self.step.value.clone()
+
+    def _look_at_constants(self) -> None:
+        """Drop the graph if something has changed that it holds as a constant; new tensors need warm runs, too."""
+        if (numbers := optimizer_numbers(self.step.optimizer)) != self._numbers:
+            self._graph, self._numbers = None, numbers
+        if (places := model_places(self.step.model)) != self._places:
+            self._graph, self._places, self._warm_runs = None, places, 0
 
     def _record(self) -> None:
-        """Record the arithmetic of a step, which computes nothing yet."""
+        """Record the arithmetic of a step; recording launches nothing."""
         if self._stream is not None:
             self._stream.synchronize()
         try:
@@ -112,3 +125,27 @@ class RecordedStep:
         else:
             self._graph = graph
             self._gradients = [(parameter, parameter.grad) for parameter in self.step.model.parameters()]
+
+
+def optimizer_numbers(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
+    """The options of each group of parameters that are no tensors: learning rates, momenta.
+
+    Examples:
+        >>> optimizer_numbers(torch.optim.SGD([torch.ones(1)], 0.1))[0]["lr"]
+        0.1
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [{key: each for key, each in group.items() if not isinstance(each, Tensor | list)} for group in groups]
+
+
+def model_places(model: nn.Module) -> list[Any]:
+    """Of every parameter and buffer its identity, its address and whether it is trained; of every module its mode.
+
+    Examples:
+        >>> layer = nn.Linear(1, 1)
+        >>> before = model_places(layer)
+        >>> model_places(layer.eval()) == before
+        False
+    """
+    tensors = [(id(each), each.data_ptr(), each.requires_grad) for each in (*model.parameters(), *model.buffers())]
+    return [*tensors, *(each.training for each in model.modules())]

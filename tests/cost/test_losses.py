@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -152,3 +153,31 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
         )
         torch.testing.assert_close(same, value)
         torch.testing.assert_close(*(torch.autograd.grad(each, scores)[0] for each in (same, value)))
+
+
+def selected(name: str, scores: Tensor, targets: Tensor) -> Tensor:
+    """The loss of what is no padding alone, which a mask as an index selects."""
+    present = ~targets.isnan()
+    if name == "cross_entropy":
+        return torch.nn.functional.cross_entropy(scores[present], targets[present].long())
+    wanted = targets[present].log() if name == "log_runtime" else targets[present]
+    return (scores[present] - wanted.to(scores.dtype)).square().sum() / present.sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1e30, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("name", ["squared_error", "log_runtime", "cross_entropy"])
+def test_scores_of_padding_are_as_if_left_out(name: str, garbage: float) -> None:
+    """Their values and gradients, whatever they are."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, 5, *([4] if name == "cross_entropy" else []), generator=generator)
+    targets = torch.randint(1, 4, (3, 5), generator=generator).double()
+    targets[0, 2:] = targets[2] = math.nan
+    scores[targets.isnan()] = garbage
+    outcomes = []
+    for loss in (LOSSES[name], partial(selected, name)):
+        given = scores.clone().requires_grad_()
+        value = loss(given, targets)
+        outcomes.append((value.detach(), *torch.autograd.grad(value, given)))
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.isfinite().all()

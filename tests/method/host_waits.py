@@ -32,7 +32,8 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch
 from gst.method.draws import PrefetchedStep
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.fixed_step import FixedStep
+from gst.method.sizes import Sizes
 from gst.nn.sharing import Sharing
 from gst.programs.described import DEVICE, run_described
 

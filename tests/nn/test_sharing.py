@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gst.method.batch import SegmentBatch
+from gst.nn.bounds import Direction
 from gst.nn.levels import Level
-from gst.nn.sharing import Direction, Sharing
+from gst.nn.sharing import Sharing
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]
 VALUES = [-1.0, -0.0, 0.0, 1.0, 1.0000001, 3.0]  # the first layer has to see that 1.0000001 is not 1.0, and -0.0 is 0.0

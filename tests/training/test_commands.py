@@ -17,6 +17,7 @@ import wandb
 
 from gst.cli import main
 from gst.data.tpugraphs import read
+from gst.training import padded_steps
 from tests.data import neusight_made, timm_made
 
 ROOT = Path(__file__).parents[2]
@@ -217,9 +218,10 @@ def test_networks_of_other_packages_are_imported_only_where_they_are_trusted(
 
 
 @pytest.mark.slow
-def test_a_training_by_padded_steps_gives_the_losses_of_one_without() -> None:
+def test_a_training_by_padded_steps_gives_the_losses_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a shipped configuration, from the command line; the recording itself needs an accelerator."""
-    losses = []
+    losses, said = [], list[str]()
+    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
     for record_step in ("true", "false"):
         flags = [
             "--trainer.max_steps=3",
@@ -230,3 +232,4 @@ def test_a_training_by_padded_steps_gives_the_losses_of_one_without() -> None:
         assert main(command("fit", "giant_synthetic", *flags)) == 0
         losses.append(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert said == ["steps are padded, and not recorded: graphs are recorded on an accelerator; the model is on cpu"]

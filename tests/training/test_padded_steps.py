@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,15 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
+from gst.method.sizes import Sizes
 from gst.nn import GPS, SAGE, FusedSAGE, Head
-from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, padded_steps
+from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, padded_steps
+from gst.training.recorded_step import RecordedStep
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "GST-One": {"omit_rest": True, "pooling": "max"},
@@ -49,8 +55,10 @@ class Watch(L.Callback):
         self.rates: list[float] = []
         self.parameters: list[list[Tensor]] = []
         self.was_padded: list[bool] = []
+        self.module: Any = None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        self.module = pl_module
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         self.parameters.append([each.detach().clone() for each in pl_module.parameters()])
@@ -58,13 +66,14 @@ class Watch(L.Callback):
 
 
 def fit(
-    directory: Path, record_step: bool | None, variant: str = "dropout", resume: Path | None = None,
+    directory: Path, record_step: bool, variant: str = "dropout", resume: Path | None = None,
     encoder: Callable[[], nn.Module] = lambda: SAGE(8, 2, num_opcodes=8, config_symbols=7),
-    callbacks: list[L.Callback] | None = None, sizes: tuple[int, ...] = (300, 130), **options: Any,
+    callbacks: list[L.Callback] | None = None, head: Callable[[], nn.Module] = lambda: Head(8),
+    kind: type[SegmentTrainingModule] = SegmentTrainingModule, **options: Any,
 ) -> Watch:  # fmt: skip
     """Two epochs on two small programs of different sizes, with a checkpoint after every step."""
     L.seed_everything(0)
-    module = SegmentTrainingModule(encoder(), Head(8), record_step=record_step, **VARIANTS[variant])
+    module = kind(encoder(), head(), record_step=record_step, **VARIANTS[variant])
 
     def configure_optimizers() -> Any:
         optimizer = torch.optim.SGD(module.parameters(), 0.01, momentum=0.9)  # Adam makes steps of rounding errors
@@ -72,7 +81,7 @@ def fit(
 
     module.configure_optimizers = configure_optimizers  # type: ignore[method-assign]
     data = SegmentDataModule(
-        Programs(sizes), str(directory / "stores"), 60, num_valid=2, num_test=1, configs_per_graph=5, graphs_per_step=3
+        Programs(), str(directory / "stores"), 60, num_valid=2, num_test=1, configs_per_graph=5, graphs_per_step=3
     )
     watch, folder = Watch(), directory / f"checkpoints-{record_step}"
     checkpoints = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -88,12 +97,19 @@ def fit(
 class Programs(GraphSource):
     """Synthetic programs of different sizes with 20 configurations."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
+    shift = 0.0  # of all targets
 
     def __iter__(self) -> Iterator[Graph]:
-        for nodes in self.sizes:
-            yield from SyntheticPrograms(num_nodes=nodes, num_configs=20, seed=nodes)
+        for nodes in (300, 130):
+            for graph in SyntheticPrograms(num_nodes=nodes, num_configs=20, seed=nodes):
+                yield replace(graph, targets=graph.targets + self.shift)
+
+
+def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is logged of padded steps from now on."""
+    said: list[str] = []
+    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    return said
 
 
 def assert_same(ours: Watch, theirs: Watch, after: int = 0) -> None:
@@ -109,7 +125,7 @@ def assert_same(ours: Watch, theirs: Watch, after: int = 0) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path) -> None:
     """Steps hold graphs of different numbers of segments, and the last of an epoch fewer graphs."""
-    padded, eager = fit(tmp_path, True, variant), fit(tmp_path, None, variant)
+    padded, eager = fit(tmp_path, True, variant), fit(tmp_path, False, variant)
     assert all(padded.was_padded) and not any(eager.was_padded)
     assert_same(padded, eager)
     assert len(set(eager.losses)) == EPOCHS * STEPS
@@ -151,11 +167,29 @@ class Placing(PlacedSteps):
     setup = teardown = L.Callback.setup
 
 
+class NormedConfigs(nn.Module):
+    """A head that normalises over the configurations of a step."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.norm(pooled.flatten(0, -2)).view_as(pooled)
+
+
+class OwnForward(SegmentTrainingModule):
+    def forward(self, step: Any) -> Tensor:
+        return 2 * super().forward(step)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "precision": ({"precision": "bf16-mixed"}, "float32, and --trainer.precision is bf16-mixed"),
     "accumulation": ({"accumulate_grad_batches": 2}, "the trainer accumulates them"),
     "attention": ({"encoder": lambda: GPS(8, 1, num_opcodes=8, config_symbols=7)}, "GPSLayer has other shapes"),
-    "ddp": ({"strategy": "ddp"}, "on one device, and not strategy DDPStrategy"),
+    "ddp": ({"strategy": "ddp"}, "on one device, not for strategy DDPStrategy"),
+    "statistics": ({"head": lambda: nn.Sequential(NormedConfigs(8), Head(8))}, "BatchNorm of the head"),
+    "a subclass": ({"kind": OwnForward}, "OwnForward has its own forward"),
     "placed": ({"callbacks": [Placing()]}, "PlacedSteps runs the steps"),
 }
 
@@ -164,8 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    said = listen(monkeypatch)
     options, words = REFUSED[case]
     watch = fit(tmp_path, True, limit_val_batches=0, limit_train_batches=1, **options)
     if dist.is_initialized():
@@ -174,26 +207,112 @@ def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
 
 
-def test_the_reason_for_not_recording_is_said_once_and_on_a_cpu_nobody_pads_unasked(
+def test_nobody_pads_unasked_and_the_reason_for_not_recording_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
-    fit(tmp_path, None)
+    said = listen(monkeypatch)
+    assert inspect.signature(SegmentTrainingModule).parameters["record_step"].default is False
     fit(tmp_path, False)
     assert said == []
     fit(tmp_path, True)
     assert said == ["steps are padded, and not recorded: graphs are recorded on an accelerator; the model is on cpu"]
 
 
-@pytest.mark.parametrize(("sizes", "is_padded"), [((300, 310), True), ((600, 20, 21, 22), False)])
-def test_where_padding_costs_much_it_has_to_be_asked_for(
-    sizes: tuple[int, ...], is_padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a mistake in what reads them is not taken for a refusal."""
+
+    def fails(*_: Any) -> None:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(Sizes, "of", fails)
+    fit(tmp_path, True, head=lambda: nn.Sequential(NormedConfigs(8), Head(8)))
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        fit(tmp_path, True)
+
+
+def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three steps are eager, and the fourth cannot be recorded."""
+
+    def full(device: torch.device) -> Any:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+
+    eager, said = fit(tmp_path, False), listen(monkeypatch)
+    monkeypatch.setattr(padded_steps, "RecordedStep", partial(RecordedStep, graph=full, is_recorded=True))
+    watch = fit(tmp_path, True)
+    assert watch.was_padded == [True] * 4 + [False] * 2
+    assert said == ["steps are no longer padded: OutOfMemoryError: out of memory: tried to allocate 2 GiB"]
+    assert_same(watch, eager)
+
+
+class AfterTwo(L.Callback):
+    """Changes a training after its second step, in the middle of an epoch."""
+
+    def __init__(self, change: Callable[[L.Trainer, Any], None]) -> None:
+        self.change = change
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            self.change(trainer, pl_module)
+
+
+def accumulate(trainer: L.Trainer, module: Any) -> None:
+    trainer.accumulate_grad_batches = 2
+
+
+def freeze(trainer: L.Trainer, module: Any) -> None:
+    module.estimator.freeze_encoder()
+
+
+def freeze_parameters(trainer: L.Trainer, module: Any) -> None:
+    module.estimator.encoder.requires_grad_(False)
+
+
+def prune_weights(trainer: L.Trainer, module: Any) -> None:
+    prune.l1_unstructured(module.estimator.encoder.others, "weight", amount=0.5)
+
+
+def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
+    """As if the graphs of the third step had other data."""
+    if (fixed := module._padded and module._padded.step) is not None:
+        del fixed.step._inputs["weights"]
+
+
+CHANGES: dict[Callable[[L.Trainer, Any], None], str] = {
+    accumulate: "the trainer accumulates them",
+    freeze: "the encoder is frozen",
+    freeze_parameters: "",
+    prune_weights: "runs no hooks, and module 'encoder.others' has one",
+    lose_a_tensor: "weights of a step has the shape",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_training_that_changes_on_its_way_goes_on(
+    change: Callable[[L.Trainer, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on an accelerator, where steps are padded unasked."""
-    said: list[str] = []
-    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
-    monkeypatch.setattr(padded_steps, "is_here", lambda device: True)
-    watch = fit(tmp_path, None, sizes=sizes)
-    assert set(watch.was_padded) == {is_padded} and len(said) == 1
-    assert is_padded or "nodes, and a mean one" in said[0]
+    """The step that was read before the change is trained unpadded, too. After `freeze_encoder` an unpadded training
+    takes that step by its fresh segments or exactly, depending on when it was read: that one is not compared."""
+    said = listen(monkeypatch)
+    ours, theirs = (fit(tmp_path, each, encoder=Messages, callbacks=[AfterTwo(change)]) for each in (True, False))
+    if change is not freeze:
+        assert_same(ours, theirs)
+    assert ours.was_padded == [True] * 2 + [not CHANGES[change]] * 4
+    assert len(said) == 1 + bool(CHANGES[change]) and CHANGES[change] in said[-1]
+
+
+def test_nothing_is_left_of_padded_steps(tmp_path: Path) -> None:
+    module = fit(tmp_path, True).module
+    assert module._padded is None and not module._has_gradients
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("record_step", [True, False])
+def test_targets_without_logarithm_are_refused_on_the_host(
+    record_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the loss is computed."""
+    for each in (module, padded_steps):
+        monkeypatch.setitem(each.LOSSES, "log_runtime", each.LOSSES["squared_error"])
+    monkeypatch.setattr(Programs, "shift", -1e9)
+    with pytest.raises(ValueError, match="log_runtime needs positive targets"):
+        fit(tmp_path, record_step, "difference")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from torch import Tensor, nn
 import gst
 from embedding_cache import EmbeddingTable
 from gst.cost.losses import pairwise_hinge
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
 from gst.method import encoding
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.fixed_step import FixedStep
+from gst.method.sizes import LOOPS_A_NODE, NoFixedShapes, Sizes
 from gst.training.recorded_step import RecordedStep
 from tests.devices.execute.recorded import RecordedGraph
 from tests.method.host_waits import Messages, graphs
@@ -141,7 +145,7 @@ def test_padding_has_no_edges_to_what_is_real() -> None:
     is_real = padded.edge_index < batch.num_nodes
     assert bool((is_real[0] == is_real[1]).all()) and int((~is_real[0]).sum()) == 3
     assert not padded.owned[batch.num_nodes :].any()
-    with pytest.raises(ValueError, match=rf"a batch of {batch.num_nodes + 1} nodes with one for padding, .* not fit"):
+    with pytest.raises(ValueError, match=rf"a batch of {batch.num_nodes + 1} nodes with 1 for padding, .* not fit"):
         batch.padded_to(batch.num_nodes, 99, 99)
 
 
@@ -236,12 +240,8 @@ def test_smaller_steps_are_padded() -> None:
 
 def test_a_learning_rate_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    training, made = Training("one", "mean"), []
-
-    def new(device: torch.device) -> Replayed:
-        made.append(Replayed(training))
-        return made[-1]
-
+    training = Training("one", "mean")
+    made, new = new_graphs(training)
     step = RecordedStep(training.fixed(), new, is_recorded=True)
     for number in range(STEPS):
         training.optimizer.param_groups[0]["lr"] = 1e-4 if number < 6 else 0.0
@@ -256,8 +256,8 @@ def test_a_graph_may_be_in_a_step_several_times() -> None:
     data = graphs()
     sizes = Sizes.of(data, 3, 1, 1)
     largest = max(range(len(data)), key=lambda each: int(np.diff(data[each].row_ptr).max()))
-    segment = int(np.diff(data[largest].row_ptr).argmax())
-    batch = assemble(data, [(largest, segment)] * 3, torch.zeros(len(data), 1, dtype=torch.int64))
+    number = int(np.diff(data[largest].row_ptr).argmax())
+    batch = assemble(data, [(largest, number)] * 3, torch.zeros(len(data), 1, dtype=torch.int64))
     assert batch.padded_to(*sizes[:4]).num_nodes == sizes.nodes
 
 
@@ -293,11 +293,265 @@ def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
 )
 def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: str) -> None:
     model = GraphSegmentTraining(Messages(), nn.Linear(16, 1), "mean", **options)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(NoFixedShapes, match=words):
         FixedStep(model, pairwise_hinge, torch.optim.SGD(model.parameters(), 0.1), Sizes(9, 9, 9, 9, 9, 9))
     plans = GraphSegmentTraining(gst.nn.SAGE(16, 1, num_opcodes=4), nn.Linear(16, 1), omit_rest=True)
-    with pytest.raises(ValueError, match="plans of fixed shapes of an encoder that takes a SegmentBatch"):
-        FixedStep(plans, pairwise_hinge, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), Sizes(9, 9, 9, 9, 9, 9))
+    with pytest.raises(NoFixedShapes, match=r"needs the plans of the encoder; give it to Sizes\.of"):
+        FixedStep(plans, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
+    other = GraphSegmentTraining(TakesSegments(), nn.Linear(16, 1), omit_rest=True)
+    with pytest.raises(NoFixedShapes, match="plans of fixed shapes of an encoder that takes a SegmentBatch"):
+        FixedStep(other, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
+
+
+class TakesSegments(nn.Module):
+    """An encoder of somebody else, without `fixed_plans`."""
+
+    def forward(self, segments: Any) -> Tensor:
+        return segments.node_features
+
+
+class Normed(Messages):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.norm(super().forward(x, edge_index))
+
+
+@pytest.mark.filterwarnings("ignore:the encoder holds BatchNorm")
+def test_padding_that_would_be_counted_in_statistics_is_refused() -> None:
+    encoder = GraphSegmentTraining(Normed(), nn.Linear(16, 1), omit_rest=True)
+    with pytest.raises(NoFixedShapes, match="would count its padding: the encoder holds BatchNorm"):
+        FixedStep(encoder, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
+    head = GraphSegmentTraining(Messages(), nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(16, 1)), omit_rest=True)
+    with pytest.raises(NoFixedShapes, match="BatchNorm of the head"):
+        FixedStep(head, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
+
+
+def new_graphs(training: Training) -> tuple[list[Replayed], Callable[[torch.device], Replayed]]:
+    """Graphs of recordings, and what makes them."""
+    made: list[Replayed] = []
+
+    def new(device: torch.device) -> Replayed:
+        made.append(Replayed(training))
+        return made[-1]
+
+    return made, new
+
+
+def freeze(training: Training) -> None:
+    for parameter in training.model.encoder.own.parameters():
+        parameter.requires_grad_(False)
+
+
+def freeze_all(training: Training) -> None:
+    training.model.encoder.requires_grad_(False)
+
+
+def evaluate(training: Training) -> None:
+    """As a callback does that stops dropout in the last epochs."""
+    training.model.encoder.dropout.eval()
+
+
+def replace_weights(training: Training) -> None:
+    weight = training.model.encoder.others.weight
+    training.model.encoder.others.weight = nn.Parameter(weight.detach() / 2)
+
+
+def move_weights(training: Training) -> None:
+    training.model.encoder.others.weight.data = training.model.encoder.others.weight.detach() / 2
+
+
+class Dropping(Messages):
+    """With a layer that is the identity in evaluation mode, and doubles while it is trained: dropout without draws."""
+
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x if self.training else x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = self.Double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.dropout(super().forward(x, edge_index))
+
+
+@pytest.mark.parametrize("change", [freeze, freeze_all, evaluate, replace_weights, move_weights])
+def test_a_model_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Whether it is the optimizer of the step or one outside."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    monkeypatch.setitem(ENCODERS, "changing", Dropping)
+    want, training = (Training("dropout", "mean", encoder="changing") for _ in range(2))
+    made, new = new_graphs(training)
+    step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new, is_recorded=True)
+    ours, theirs = list[float](), list[float]()
+    for number in range(12):
+        if number == 5:
+            change(want)
+            change(training)
+        data, configs, targets = want.step(number)
+        want.optimizer.zero_grad()
+        loss = loss_of(want.model(data, configs).squeeze(-1), targets)
+        loss.backward()
+        want.optimizer.step()
+        theirs.append(loss.item())
+        ours.append(step(*training.step(number)).item())
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    assert ours == pytest.approx(theirs, rel=1e-4) and len(made) == 2
+    assert [each.replays for each in made] == [2, 4] and step.reason == ""
+
+
+def test_hooks_are_refused_whenever_they_come() -> None:
+    """As pruning adds them to modules, and W&B's watch to parameters."""
+    training = Training("one", "mean")
+    step = RecordedStep(training.fixed())
+    step(*training.step(0))
+    handle = training.model.encoder.others.register_forward_pre_hook(lambda module, inputs: None)
+    with pytest.raises(NoFixedShapes, match=r"module 'encoder\.others' has one"):
+        step(*training.step(1))
+    with pytest.raises(NoFixedShapes, match=r"module 'encoder\.others' has one"):
+        training.fixed()
+    handle.remove()
+    handle = training.model.head.weight.register_hook(lambda gradient: None)
+    with pytest.raises(NoFixedShapes, match=r"parameter 'head\.weight' has one"):
+        step(*training.step(1))
+    handle.remove()
+    step(*training.step(1))
+
+
+class Fixed(nn.Module):
+    """An encoder without parameters."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 16 - x.shape[1])).index_add(0, edge_index[1], x.new_ones(1, 16).expand(
+            edge_index.shape[1], -1))  # fmt: skip
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_an_encoder_without_parameters_trains_the_head(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    monkeypatch.setitem(ENCODERS, "fixed", Fixed)
+    want, training = (Training("dropout", "mean", encoder="fixed") for _ in range(2))
+    step = RecordedStep(training.fixed(), lambda device: Replayed(training), is_recorded=is_recorded)
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert losses == pytest.approx(want.eager(), rel=1e-4)
+    assert training.model.table.rows_in_use == want.model.table.rows_in_use > 0
+
+
+def test_a_frozen_encoder_is_refused() -> None:
+    training = Training("dropout", "mean")
+    step = RecordedStep(training.fixed())
+    step(*training.step(0))
+    training.model.freeze_encoder()
+    with pytest.raises(NoFixedShapes, match="has no frozen encoder"):
+        step(*training.step(1))
+
+
+class Means(nn.Module):
+    """Mean of the nodes of each segment, then a linear layer: an empty segment would be 0 / 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.after = nn.Linear(5, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int) -> Tensor:
+        empty = x.new_zeros(batch_size, 16)
+        counts = empty[:, :1].index_add(0, batch, torch.ones_like(x[:, :1]))
+        return self.after(empty.index_add(0, batch, self.own(x).relu()) / counts)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_no_segment_of_padding_is_empty(monkeypatch: pytest.MonkeyPatch, pooling: str) -> None:
+    """One graph of two leaves segments to padding."""
+    monkeypatch.setitem(ENCODERS, "means", Means)
+    want, training = (Training("one", pooling, encoder="means") for _ in range(2))
+    step = RecordedStep(FixedStep(training.model, pairwise_hinge, training.optimizer, training.sizes))
+    for number in range(3):
+        data, configs, targets = (each[:1] for each in training.step(number))
+        loss = pairwise_hinge(want.model(data, configs).squeeze(-1), targets)
+        want.optimizer.zero_grad()
+        loss.backward()
+        want.optimizer.step()
+        assert step(data, configs, targets).item() == pytest.approx(loss.item(), rel=1e-4)
+    for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class NotFinite(Messages):
+    """Infinite where all inputs are zero, as padding is."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x, edge_index) + torch.where((x == 0).all(1), torch.inf, 0.0)[:, None]
+
+
+def test_what_padding_makes_infinite_reaches_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, "infinite", NotFinite)
+
+    def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
+        """Of nodes that nobody owns, too."""
+        empty = states.rows.new_zeros(batch.num_segments, batch.num_configs, 16)
+        return empty.index_add(0, batch.segment_of_node, states.dense())
+
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    training = Training("one", "sum", encoder="infinite")
+    step = RecordedStep(FixedStep(training.model, pairwise_hinge, training.optimizer, training.sizes))
+    data, configs, targets = (each[:1] for each in training.step(0))
+    assert step(data, configs, targets).isfinite()
+    assert all(each.isfinite().all() for each in training.model.parameters())
+
+
+def test_loops_of_padding_are_spread_over_its_nodes() -> None:
+    """In ascending order, and few at each node even where all edges are padding."""
+    rng = np.random.default_rng(0)
+    dense = [segment(Graph(np.ones((60, 1), np.float32), np.sort(rng.integers(0, 60, (2, 4000)), 0)), 60)]
+    path = [segment(Graph(np.ones((60, 1), np.float32), np.stack([np.arange(59), np.arange(1, 60)])), 60)]
+    sizes = Sizes.of(dense, 3, 1, 1)
+    batch = assemble(path, [(0, 0)], torch.zeros(1, 1, dtype=torch.int64)).padded_to(*sizes[:4])
+    loops = batch.edge_index[:, 59:]
+    assert torch.equal(loops[0], loops[1]) and bool((loops[0].diff() >= 0).all()) and int(loops.min()) >= 60
+    assert int(loops[0].bincount().max()) <= LOOPS_A_NODE + 1
+    assert sorted(batch.segment_of_node.unique().tolist()) == list(range(sizes.segments))
+    assert bool((batch.segment_of_node.diff() >= 0).all())
+
+
+class Planning(gst.nn.SAGE):
+    """Makes a plan that it did not announce."""
+
+    def forward(self, batch: Any) -> Any:
+        batch.plans["mine"] = batch.num_nodes
+        return super().forward(batch)
+
+
+def test_plans_that_nobody_makes_anew_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, "planning", lambda: Planning(16, 2, 4))
+    training = Training("one", "mean", encoder="planning")
+    with pytest.raises(NoFixedShapes, match=r"no plans but those of its sizes; the encoder made \{'mine'\}"):
+        RecordedStep(training.fixed())(*training.step(0))
+
+
+def test_an_opcode_without_embedding_is_refused_where_the_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay does not run the check of the encoder."""
+    training = Training("one", "mean", encoder="SAGE")
+    step, (data, configs, _) = training.fixed(), training.step(0)
+    training.model.encoder.inputs.num_opcodes = 2
+    with pytest.raises(ValueError, match=r"opcode 3 found, but the encoder embeds 0\.\.1"):
+        step.load(step.draw(data, configs))
+
+
+def test_a_step_of_other_shapes_is_refused() -> None:
+    training = Training("one", "mean")
+    step = RecordedStep(training.fixed())
+    step(*training.step(0))
+    data, configs, targets = training.step(1)
+    padded = step.step.load(step.step.draw(data, configs))
+    for other in (replace(padded.batch, opcodes=padded.batch.opcodes[1:]),
+                  replace(padded.batch, node_data={"more": torch.ones(padded.batch.num_nodes)})):  # fmt: skip
+        with pytest.raises(NoFixedShapes, match=r"(opcodes|node_data\.more) of a step has the shape .* first step"):
+            step.run(replace(padded, batch=other), targets)
+    step.run(padded, targets)
 
 
 def test_targets_of_the_caller_stay_as_they_are() -> None:
