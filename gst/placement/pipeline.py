@@ -110,7 +110,7 @@ def place_measured(
 
     def profile() -> Task:
         if fleet is None and settings.patience_s > 0:
-            LoadGate(patience_s=settings.patience_s, progress=progress).beside(devices).wait()
+            LoadGate(patience_s=settings.patience_s, progress=progress).wait()
         progress("profiling", 0, 1)
         return measured_task(program, runner, settings.seed)
 
