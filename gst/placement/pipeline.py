@@ -21,7 +21,7 @@ from gst.devices.describe.machine import core_numbers, supports
 from gst.devices.execute.costs import links_of, links_record, profiled_costs
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.pairs import Pairs
+from gst.devices.execute.pair_records import Pairs
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
 from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit

@@ -1,4 +1,4 @@
-"""Clocks of accelerators: how fast one runs, how hot it is, and what slows it. `gst.devices.describe.nvml` reads them."""
+"""Clocks of accelerators: how fast one runs, how hot it is, what slows it. `gst.devices.describe.nvml` reads them."""
 
 from __future__ import annotations
 

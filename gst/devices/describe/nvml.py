@@ -151,8 +151,8 @@ def parsed(lines: str) -> dict[str, Clocks]:
     for line in lines.splitlines():
         uuid, *fields = map(str.strip, plain(line).split(","))
         if len(fields) == len(FIELDS) and uuid.startswith("GPU-"):
-            *numbers, bits = fields
-            result[uuid] = Clocks(*map(_number, numbers), slowed_by(_bits(bits)))
+            sm_mhz, most_sm_mhz, celsius = map(_number, fields[:-1])
+            result[uuid] = Clocks(sm_mhz, most_sm_mhz, celsius, slowed_by(_bits(fields[-1])))
     return result
 
 

@@ -17,7 +17,8 @@ from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
-from gst.devices.execute.pairs import Pairs, traffic_bytes
+from gst.devices.execute.pair_records import Pairs
+from gst.devices.execute.pairs import traffic_bytes
 from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from gst.devices.describe.machine import Device, usable_cores
 from gst.devices.execute.calls import copied
-from gst.devices.execute.spans import span_us
 from gst.devices.execute.groups import Layout, check_alike, example_values, layout, structure_key
 from gst.devices.execute.lanes import GroupCall, Values, is_here
 from gst.devices.execute.on_accelerator import module_on, one_graph
+from gst.devices.execute.spans import span_us
 from gst.devices.fusion.legality import Group, fusion_groups
 from gst.devices.fusion.rewrite import alone
 from gst.devices.plan import Plan, says_no_memory

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from gst.devices.execute.pairs import Pairs
+from gst.devices.execute.pair_records import Pairs
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention
 
 FACTORS = np.geomspace(1 / 64, 64, 49)

@@ -55,9 +55,8 @@ def test_reasons_are_said_in_words() -> None:
 def nvidia_smi(folder: Path, script: str) -> Path:
     """A program of this name; the file whose lines are its calls."""
     path, calls = folder / "nvidia-smi", folder / "calls"
-    path.write_text(
-        f"#!{sys.executable}\nimport sys, time\nopen({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n{script}"
-    )
+    tell = f"open({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\n{tell}\n{script}")
     path.chmod(0o755)
     return calls
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.pairs import Pair, Pairs
+from gst.devices.execute.pair_records import Pair, Pairs
 from gst.devices.simulate.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors, pair_shares, pair_us
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention, Simulator
 
