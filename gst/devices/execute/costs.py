@@ -45,7 +45,7 @@ class Costs:
         bytes_per_us: of a copy from a device to another; infinite within a memory.
         copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
             memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
-        pairs: operations that were timed at once on lanes of one accelerator, if they were.
+        pairs: times of pairs of operations at once on lanes of one accelerator; None where there are no such lanes.
     """
 
     devices: tuple[Device, ...]

@@ -67,9 +67,9 @@ def test_a_recorded_operation_takes_its_own_time_and_not_that_of_its_launch(monk
     program, recorder = products(8), Recorder()
     recorded = event_times_us(program, CPU, 3, 10, recorder)
     assert len(recorder.graphs) == len(computed(program)) and recorder.pools == [None, "pool"], "they share memory"
-    launched = event_times_us(program, CPU, 3, 10)
+    with_launch = event_times_us(program, CPU, 3, 10)
     for node in computed(program):
-        assert 0 < recorded[node] < 0.5e6 * LAUNCH_S <= LAUNCH_S * 1e6 <= launched[node]
+        assert 0 < recorded[node] < 0.5e6 * LAUNCH_S <= LAUNCH_S * 1e6 <= with_launch[node]
 
 
 def test_operations_that_are_alike_are_timed_once() -> None:

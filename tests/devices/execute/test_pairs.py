@@ -60,7 +60,7 @@ def test_each_of_a_pair_is_called_about_as_long_as_the_other() -> None:
         assert [function for function, *_ in both.calls] == called and len(called) >= 2
 
 
-def test_what_is_known_of_a_pair_is_that_of_its_operations(program: Program) -> None:
+def test_sizes_and_rates_of_a_pair_are_those_of_its_operations(program: Program) -> None:
     times = event_times_us(program, CPU, 1, 1)
     pairs = measured_pairs(program, CPU, times, 1, 6, Recorder(), peak_gb_per_s=900.0)
     sizes = set((program.output_bytes / 1e3).tolist())
