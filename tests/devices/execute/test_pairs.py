@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gst.devices import Device
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.pair_records import Pairs
 from gst.devices.execute.pairs import LEAST_US, measured_pairs, pairs_of_lanes, sampled_pairs
+from gst.devices.execute.recording import Graph
 from gst.devices.simulate.share_fit import fit_sharing, pair_shares, pair_us
 from gst.devices.simulate.simulator import Contention
 from gst.placement.pipeline import cached_task
@@ -100,6 +102,21 @@ def test_what_cannot_run_or_be_recorded_or_is_no_kernel_is_in_no_pair() -> None:
     pairs = measured_pairs(program, CPU, times, 1, 3, Recorder())
     assert {each.kilobytes for each in pairs.pairs} == {(program.output_bytes[computed[0]] / 1e3,) * 2}
     assert len(measured_pairs(program, CPU, times, 1, 3, Recorder(failing=0)).pairs) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_left_out"),
+    [(RuntimeError("operation not permitted when stream is capturing"), True),
+     (torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB"), True), (TypeError("a mistake"), False)],
+)  # fmt: skip
+def test_pairs_are_left_out_for_what_a_recording_forbids_alone(error: Exception, is_left_out: bool) -> None:
+    def make(*_: object) -> Graph:
+        raise error
+
+    program = products()
+    times = 10.0 * np.array([each.kind == "operation" for each in program.operations])
+    with nullcontext() if is_left_out else pytest.raises(TypeError, match="a mistake"):
+        assert measured_pairs(program, CPU, times, 1, 3, make).pairs == ()
 
 
 def test_without_lanes_of_an_accelerator_there_are_no_pairs() -> None:
