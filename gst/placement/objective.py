@@ -132,13 +132,10 @@ class SimulatedObjective:
     def excess(self, plan: Plan) -> float:
         """The largest excess of a plan over a memory limit, as a share of the limit; 0 if it fits, infinite if an
         operation cannot run on its device."""
-        return self._excess(self.task.simulator.run(plan)) if self._can_run(plan) else float("inf")
-
-    def _can_run(self, plan: Plan) -> bool:
-        return bool(np.isfinite(self.task.times_us[plan.placement, np.arange(self.task.num_nodes)]).all())
+        return self._excess(self.task.simulator.run(plan)) if self.task.can_run(plan) else float("inf")
 
     def _one(self, plan: Plan) -> float:
-        if not self._can_run(plan):
+        if not self.task.can_run(plan):
             return float("nan")
         run = self.task.simulator.run(plan)
         return float("nan") if self.check_memory and self._excess(run) > 0 else run.makespan_us / 1e3

@@ -18,10 +18,10 @@ import numpy as np
 
 from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import core_numbers, supports
-from gst.devices.execute.costs import links_of, links_record, profiled_costs
+from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.pairs import Pairs
+from gst.devices.execute.pair_records import Pairs
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
 from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
@@ -57,7 +57,7 @@ from gst.placement.task import Task, check_same
 from gst.placement.ways_beside import ways_beside
 from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import Workers
-from gst.process.progress import Progress, no_progress
+from gst.process.progress import Progress, no_progress, notice
 from gst.programs import Program
 from partitioners import has_metis
 
@@ -111,7 +111,7 @@ def place_measured(
 
     def profile() -> Task:
         if fleet is None and settings.patience_s > 0:
-            LoadGate(patience_s=settings.patience_s, progress=progress).beside(devices).wait()
+            LoadGate(patience_s=settings.patience_s, progress=progress).wait()
         progress("profiling", 0, 1)
         return measured_task(program, runner, settings.seed)
 
@@ -121,7 +121,7 @@ def place_measured(
         limited = settings
         if not math.isinf(seconds):
             left = seconds - (time.perf_counter() - started)
-            limited = replace(within(settings, left, task.times_us.sum(1).min() / 1e3), compile_s=TO_COMPILE * left)
+            limited = replace(within(settings, left, task.least_alone_us / 1e3), compile_s=TO_COMPILE * left)
         before = [record["most_evaluations"] for record in Log(out / SEARCHES).read()]  # of a search that goes on
         evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
         settings = replace(limited, evaluations=evaluations)
@@ -206,6 +206,8 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     each device alone (`representatives`) takes turns with the plans, and its profile is scaled to what it takes there.
     """
     profiled = runner.costs()
+    for words in dict.fromkeys(_cannot_run(program, profiled)):
+        notice(words)
     delays = STREAMS if any(device.is_accelerator for device in profiled.devices) else UNCALIBRATED
     task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays))
     count = len(task.devices)
@@ -226,6 +228,17 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     costs = replace(task.costs, times_us=task.times_us * scale[:, None])
     contention = fit(costs, runs[len(alone) :], delays) if plans else delays
     return Task.of_program(program, costs, fit_sharing(costs.pairs, contention))
+
+
+def _cannot_run(program: Program, costs: Costs) -> Iterator[str]:
+    """A sentence for each device that cannot run some operations; the same for lanes of one accelerator."""
+    for device, times_us in zip(costs.devices, costs.times_us, strict=True):
+        nodes = np.flatnonzero(np.isinf(times_us))
+        if len(nodes):
+            yield (
+                f"{device.torch_device} cannot run {len(nodes)} of {costs.computed.sum()} operations, "
+                f"{program.operations[nodes[0]].target} first; they are placed elsewhere"
+            )
 
 
 def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
@@ -257,18 +270,20 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
         record = {
             "program": program.key,
             "devices": list(task.names),
-            "times_us": task.times_us.tolist(),
+            "times_us": [[None if math.isinf(each) else each for each in row] for row in task.times_us.tolist()],
             "own_bytes": task.costs.own_bytes.tolist(),
             "contention": task.contention.to_dict(),
-            "pairs": None if task.costs.pairs is None else task.costs.pairs.to_dict(),
+            **({} if task.costs.pairs is None else {"pairs": task.costs.pairs.to_dict()}),
             **links_record(task.costs),
         }
         with atomic_write(path) as file:
-            file.write(json.dumps(record))
+            file.write(json.dumps(record, allow_nan=False))
     record = read_object(path)
     check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
-    costs = profiled_costs(program, devices, np.array(record["times_us"], np.float64), links_of(record))
-    pairs = record.get("pairs")  # releases before wrote none
+    times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
+    times_us[np.isnan(times_us)] = np.inf
+    costs = profiled_costs(program, devices, times_us, links_of(record))
+    pairs = record.get("pairs")
     costs = replace(
         costs,
         own_bytes=np.array(record["own_bytes"], np.int64),

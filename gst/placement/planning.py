@@ -360,18 +360,18 @@ def curves(planned: dict[str, Planned]) -> dict[str, list[list[float]]]:
 
 def check_fits(task: Task, planned: dict[str, Planned]) -> None:
     """Raises:
-    ValueError: no plan fits; the message says the least memory that would do for one of those found.
+    ValueError: no plan fits; the message says the least memory that would do for one of those that can run.
     """
     if any(np.isfinite(each.expected_ms) for each in planned.values()):
         return
     limits = {name: limit for name, limit in task.memories.items() if limit is not None}
-    if not limits:
-        raise ValueError(f"no plan of {task.name} can run on {', '.join(task.names)}: some operation runs on none")
-    least_bytes = min(
-        max(task.memory_use(task.simulator.run(each.plan))[name] for name in limits)
-        for each in planned.values()
-        if each.plan is not None
-    )
+    can_run = [each.plan for each in planned.values() if each.plan is not None and task.can_run(each.plan)]
+    if not limits or not can_run:
+        raise ValueError(
+            f"no plan of {task.name} that was found can run on {', '.join(task.names)}: each places an operation where "
+            "it cannot run; add another device (--devices)"
+        )
+    least_bytes = min(max(task.memory_use(task.simulator.run(plan))[name] for name in limits) for plan in can_run)
     limits_text = ", ".join(f"{name} {limit / 2**20:.1f} MiB" for name, limit in limits.items())
     raise ValueError(
         f"no plan of {task.name} fits ({limits_text}); the least that would do for a plan found is "

@@ -7,7 +7,6 @@ them, the prediction is the simulated runtime.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Protocol
 
@@ -123,7 +122,7 @@ class LinearSurrogate:
     """
 
     def __init__(self, task: Task) -> None:
-        self._profiled = _with_finite_times(task)
+        self._profiled = task.profiled
         self._computed = task.costs.computed
         self._use = core_use(task.devices)
 
@@ -174,7 +173,7 @@ class NetworkSurrogate:
 
         opcodes = int(task.graph.opcodes.max()) + 1
         self.model = CostModel(num_opcodes=opcodes, log_config=False, seed=seed, members=members)
-        self._profiled = _with_finite_times(task)
+        self._profiled = task.profiled
         self._features = PlanFeatures(self._profiled)
         self._rescorer: Rescorer | None = None
         self._base: Plan
@@ -273,8 +272,3 @@ def _later(plan: Plan) -> Float64[np.ndarray, " nodes"]:
 
 def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
-
-
-def _with_finite_times(task: Task) -> Profiled:
-    """0 where an operation cannot run: plans that place it there have no simulated runtime to be corrected."""
-    return replace(task.profiled, times_us=np.where(np.isfinite(task.times_us), task.times_us, 0.0))

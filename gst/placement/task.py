@@ -134,6 +134,22 @@ class Task:
     def plan(self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None) -> Plan:
         return Plan(self.names, placement.astype(np.int64), priority)
 
+    def can_run(self, plan: Plan) -> bool:
+        """Whether each operation of a plan can run on its device; devices that the task does not have are left to the
+        simulator to refuse."""
+        places = plan.placement
+        if plan.devices != self.names:
+            number = {name: position for position, name in enumerate(self.names)}
+            places = np.array([number.get(name, 0) for name in plan.devices], np.int64)[places]
+        return bool(np.isfinite(self.times_us[places, np.arange(self.num_nodes)]).all())
+
+    @property
+    def least_alone_us(self) -> float:
+        """Time of all operations one after the other on the device that takes least for them; if none can run all, of
+        each operation on the device that takes least for it."""
+        alone_us = float(self.times_us.sum(1).min())
+        return alone_us if np.isfinite(alone_us) else float(self.times_us.min(0).sum())
+
     def taken_apart(self) -> Task:
         """The task without groups that a plan may take apart: operations of one group of a captured program may lie on
         several devices, while groups of costs without a program are a constraint."""

@@ -86,7 +86,8 @@ def test_contention_is_learned_from_plans_of_several_devices(
     monkeypatch.setattr("gst.placement.pipeline.NUM_CALIBRATION", len(isolated.devices))
     learned: list[int] = []
     monkeypatch.setattr(
-        "gst.placement.pipeline.fit", lambda costs, runs: learned.append(sum(len(set(run.device)) > 1 for run in runs))
+        "gst.placement.pipeline.fit",
+        lambda costs, runs, start: learned.append(sum(len(set(run.device)) > 1 for run in runs)),
     )
     measured_task(program, isolated, 0)
     assert learned == [len(isolated.devices)]

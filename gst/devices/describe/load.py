@@ -1,4 +1,4 @@
-"""Load by other processes: a meter of the CPU cores, a gate that waits for quiet cores and accelerators, and locks."""
+"""Load of the CPU cores by other processes: a meter, a gate that waits for quiet cores, and locks of devices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from gst.devices.describe.clocks import Clocks, ReadClocks, read_clocks
 from gst.devices.describe.machine import Device, cache_directory, usable_cores
 from gst.process.progress import Progress, no_progress
 
@@ -42,21 +41,6 @@ def read_busy() -> tuple[float, float]:
 
 def _ticks_of_descendants() -> int:
     """Ticks that living children and theirs took, with those of children that they waited for."""
-    return sum(_descendants().values())
-
-
-def own_processes() -> set[int]:
-    """Numbers of this process, its children and theirs.
-
-    Examples:
-        >>> os.getpid() in own_processes()
-        True
-    """
-    return {os.getpid(), *_descendants()}
-
-
-def _descendants() -> dict[int, int]:
-    """Ticks that each living child took, and theirs, with those of children that they waited for, by number."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -67,12 +51,12 @@ def _descendants() -> dict[int, int]:
         pid = int(path.parent.name)
         children.setdefault(int(fields[1]), []).append(pid)
         ticks[pid] = sum(map(int, fields[11:15]))
-    result, waiting = dict[int, int](), [os.getpid()]
+    total, waiting = 0, [os.getpid()]
     while waiting:
         own = children.pop(waiting.pop(), [])
-        result |= {each: ticks[each] for each in own}
+        total += sum(ticks[each] for each in own)
         waiting += own
-    return result
+    return total
 
 
 class LoadMeter:
@@ -95,7 +79,7 @@ class LoadMeter:
 
 @dataclass(frozen=True)
 class LoadGate:
-    """Waits until other processes leave the cores alone, and the accelerators that it watches.
+    """Waits until other processes leave the cores alone.
 
     Examples:
         >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
@@ -104,15 +88,13 @@ class LoadGate:
         True
 
     Args:
-        threshold: share of the cores that others may take, and of the time of each accelerator.
+        threshold: share of the cores that others may take.
         patience_s: after waiting so long in all, go on and say that it was loaded.
         interval_s: length of one look; this process sleeps meanwhile.
         read: where busy times come from.
         sleep: how to wait.
         clock: seconds, increasing.
         progress: told after each look at busy cores what it waits for, and how many seconds more at most.
-        accelerators: names of those that it watches.
-        clocks: where their load comes from.
     """
 
     threshold: float = 0.15
@@ -122,12 +104,6 @@ class LoadGate:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.perf_counter
     progress: Progress = no_progress
-    accelerators: tuple[str, ...] = ()
-    clocks: ReadClocks = read_clocks
-
-    def beside(self, devices: Sequence[Device]) -> LoadGate:
-        """The gate that watches the accelerators among these devices, too."""
-        return replace(self, accelerators=accelerators_of(devices))
 
     def wait(self, patience_s: float | None = None) -> tuple[float, bool]:
         """Look until it is quiet, at most `patience_s` (the gate's own if None), at least once.
@@ -140,28 +116,12 @@ class LoadGate:
         while True:
             meter.start()
             self.sleep(self.interval_s)
-            spent = self.clock() - start  # without what follows: asking for clocks takes longer than a look
-            what, share = max([("quiet cores", meter.share()), *self._others()], key=lambda each: each[1])
+            share, spent = meter.share(), self.clock() - start
             quiet = share <= self.threshold
             if quiet or spent >= patience:
                 return spent, quiet
-            words = f"waiting for {what}, {share:.0%} busy with other work, at most {patience - spent:.0f} s more"
+            words = f"waiting for quiet cores, {share:.0%} busy with other work, at most {patience - spent:.0f} s more"
             self.progress(words, int(spent), math.ceil(patience))
-
-    def _others(self) -> list[tuple[str, float]]:
-        """Accelerators that others use, and for which share of the time."""
-        found = clocks_now(self.accelerators, self.clocks)
-        return [(name, each.others) for name, each in found.items() if each.others is not None]
-
-
-def clocks_now(accelerators: Sequence[str], read: ReadClocks = read_clocks) -> dict[str, Clocks]:
-    """Clocks of accelerators by name, to which processes of this one are no others; empty without accelerators.
-
-    Examples:
-        >>> clocks_now([])
-        {}
-    """
-    return dict(read(accelerators, own_processes())) if accelerators else {}
 
 
 def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""NVML asked in either of two ways: by the package `pynvml`, or by the program `nvidia-smi`."""
+"""Clocks of accelerators from NVML: by the package `pynvml`, otherwise by the program `nvidia-smi` on the PATH.
+
+Without both, and of accelerators that NVML does not know by the UUID that PyTorch has for them (parts of a GPU that MIG
+split among them), there are no clocks.
+"""
 
 from __future__ import annotations
 
@@ -10,128 +14,145 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import torch
+
+from gst.devices.describe.clocks import Clocks, slowed_by
 from gst.files.untrusted import plain
 
 LIMIT_S = 5.0  # for an answer of nvidia-smi
-FIELDS = ("uuid", "clocks.sm", "clocks.max.sm", "temperature.gpu", "utilization.gpu")
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""What newer and older drivers call the bits of why clocks are as they are."""
+FIELDS = ("uuid", "clocks.sm", "clocks.max.sm", "temperature.gpu")
+REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""Field of nvidia-smi with the bits of `nvmlClocksEventReasons`: its name in newer drivers, and in older ones."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One accelerator at a moment; None where NVML does not tell.
+@dataclass
+class Source:
+    """What NVML is asked by in one process: a way that failed once is not tried again.
 
     Args:
-        sm_mhz: clock of its multiprocessors.
-        most_sm_mhz: the most that this clock can be.
-        celsius: temperature.
-        utilisation: percent of the time, of the last second or less, in which it computed.
-        reasons: bits of `nvmlClocksEventReasons`; 0 if not told.
-        processes: numbers of those that compute there, as far as this process may see them.
+        package: whether `pynvml` is to be tried.
+        reason_fields: names of `REASON_FIELDS` that nvidia-smi is to be tried with; none once it failed with all.
+        stuck: a process of nvidia-smi that was killed and is not waited for: inside a driver that hangs it cannot end.
     """
 
-    sm_mhz: float | None
-    most_sm_mhz: float | None
-    celsius: float | None
-    utilisation: float | None
-    reasons: int
-    processes: frozenset[int]
+    package: bool = True
+    reason_fields: tuple[str, ...] = REASON_FIELDS
+    stuck: subprocess.Popen[bytes] | None = None
+
+    def clocks(self, uuids: Sequence[str]) -> dict[str, Clocks]:
+        """Clocks of accelerators by UUID, `GPU-8d3c...`."""
+        if self.package:
+            try:
+                return _by_package(uuids)
+            except Exception:  # it is not installed, or has no driver, or is another package of this name
+                self.package = False
+        for name in self.reason_fields:
+            command = [f"--query-gpu={','.join((*FIELDS, name))}", "-i", ",".join(uuids)]
+            answer = self._answer(command)
+            if answer is not None:
+                self.reason_fields = (name,)
+                return {uuid: each for uuid, each in parsed(answer).items() if uuid in uuids}
+            if self.stuck is not None:
+                break
+        self.reason_fields = ()
+        return {}
+
+    def _answer(self, arguments: Sequence[str]) -> str | None:
+        """What nvidia-smi prints; None where it is not there, fails, or takes longer than `LIMIT_S`."""
+        program = shutil.which("nvidia-smi")
+        if program is None:
+            return None
+        command = [program, *arguments, "--format=csv,noheader,nounits"]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            return None
+        try:
+            words, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.stuck = process
+            return None
+        return words.decode(errors="replace") if process.returncode == 0 else None
 
 
-def readings(uuids: Sequence[str]) -> dict[str, Reading]:
-    """Readings of accelerators by the names that NVML gives them, `GPU-8d3c...`; of those that it knows."""
-    by_package = _by_package(uuids)
-    return _by_program(uuids) if by_package is None else by_package
+SOURCE = Source()
 
 
-def _by_package(uuids: Sequence[str]) -> dict[str, Reading] | None:
-    """None where the package is not here, or finds no driver."""
+def read_clocks(names: Sequence[str], source: Source = SOURCE) -> dict[str, Clocks]:
+    """Clocks of accelerators by name; those whose clocks cannot be read are left out.
+
+    Args:
+        names: as PyTorch calls them, `xpu:0`.
+        source: what NVML is asked by.
+
+    Examples:
+        >>> read_clocks([])
+        {}
+    """
+    uuids = {name: uuid for name in names if (uuid := _uuid(name))}
+    clocks = source.clocks(list(uuids.values())) if uuids else {}
+    return {name: clocks[uuid] for name, uuid in uuids.items() if uuid in clocks}
+
+
+def _uuid(name: str) -> str:
+    """UUID of an accelerator as NVML writes it; empty where PyTorch has none for it."""
+    device = torch.device(name)
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        return ""
+    uuid = getattr(torch.get_device_module(device).get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid else ""
+
+
+def _by_package(uuids: Sequence[str]) -> dict[str, Clocks]:
+    nvml: Any = import_module("pynvml")
+    nvml.nvmlInit()
     try:
-        nvml: Any = import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # it is not installed, or has no driver, or is another package of this name
-        return None
-    found = {}
-    try:
-        for uuid in uuids:
-            handle = _told(partial(nvml.nvmlDeviceGetHandleByUUID, uuid))
-            if handle is not None:
-                found[uuid] = _of_handle(nvml, handle)
+        handles = {uuid: _value(partial(nvml.nvmlDeviceGetHandleByUUID, uuid)) for uuid in uuids}
+        return {uuid: _of_handle(nvml, handle) for uuid, handle in handles.items() if handle is not None}
     finally:
-        _told(lambda: nvml.nvmlShutdown())
-    return found
+        _value(lambda: nvml.nvmlShutdown())
 
 
-def _of_handle(nvml: Any, handle: Any) -> Reading:
-    reasons = _told(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    if reasons is None:
-        reasons = _told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-    processes = _told(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
-    return Reading(
-        _told(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        _told(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        _told(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
-        _told(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        int(reasons or 0),
-        frozenset(int(each.pid) for each in processes),
+def _of_handle(nvml: Any, handle: Any) -> Clocks:
+    bits = _value(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    if bits is None:
+        bits = _value(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    return Clocks(
+        _value(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
+        _value(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
+        _value(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+        slowed_by(int(bits or 0)),
     )
 
 
-def _told(ask: Callable[[], Any]) -> Any:
-    """The answer, or None where this accelerator, driver or release of the package has none."""
+def _value(ask: Callable[[], Any]) -> Any:
+    """What `ask` returns, or None where this accelerator, driver or release of the package has no answer."""
     try:
         return ask()
     except Exception:
         return None
 
 
-def _by_program(uuids: Sequence[str]) -> dict[str, Reading]:
-    for name in REASONS:
-        states = _asked(f"--query-gpu={','.join((*FIELDS, name))}")
-        if states is not None:
-            found = parsed(states, _asked("--query-compute-apps=gpu_uuid,pid") or "")
-            return {uuid: found[uuid] for uuid in uuids if uuid in found}
-    return {}
-
-
-def _asked(query: str) -> str | None:
-    """What nvidia-smi answers; None where it is not here, fails, or takes too long."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, query, "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.decode(errors="replace") if answer.returncode == 0 else None
-
-
-def parsed(states: str, processes: str) -> dict[str, Reading]:
-    """Readings by name of the accelerator. Lines that are none, and fields that are no numbers ([N/A], [Not
-    Supported]), are left out.
+def parsed(lines: str) -> dict[str, Clocks]:
+    """Clocks by UUID from the output of nvidia-smi. Lines of another form are left out, and numbers that it does not
+    report (`[N/A]`, `[Not Supported]`) are None.
 
     Args:
-        states: what nvidia-smi says of `FIELDS` and one of `REASONS`, a line for each accelerator.
-        processes: what it says of gpu_uuid and pid, a line for each process.
+        lines: of `FIELDS` and one of `REASON_FIELDS`, one for each accelerator.
 
     Examples:
-        >>> reading = parsed("GPU-8d3c, 1410, 1980, 61, [N/A], 0x0000000000000004", "GPU-8d3c, 4711")["GPU-8d3c"]
-        >>> reading.sm_mhz, reading.utilisation, reading.reasons, reading.processes
-        (1410.0, None, 4, frozenset({4711}))
+        >>> parsed("GPU-8d3c, 1410, [N/A], 61, 0x0000000000000004")
+        {'GPU-8d3c': Clocks(sm_mhz=1410.0, most_sm_mhz=None, celsius=61.0, slowed_by=('power limit',))}
     """
-    on: dict[str, set[int]] = {}
-    for line in processes.splitlines():
-        uuid, *fields = map(str.strip, line.split(","))
-        if len(fields) == 1 and fields[0].isdecimal():
-            on.setdefault(uuid, set()).add(int(fields[0]))
     result = {}
-    for line in states.splitlines():
+    for line in lines.splitlines():
         uuid, *fields = map(str.strip, plain(line).split(","))
         if len(fields) == len(FIELDS) and uuid.startswith("GPU-"):
-            sm, most, celsius, busy = map(_number, fields[:-1])
-            result[uuid] = Reading(sm, most, celsius, busy, _bits(fields[-1]), frozenset(on.get(uuid, ())))
+            sm_mhz, most_sm_mhz, celsius = map(_number, fields[:-1])
+            result[uuid] = Clocks(sm_mhz, most_sm_mhz, celsius, slowed_by(_bits(fields[-1])))
     return result
 
 

@@ -85,9 +85,12 @@ def rates_path(directory: Path | None = None) -> Path:
 
 def save_rates(rates: Rates, directory: Path | None = None) -> Path:
     """Write them at once or not at all."""
-    path = rates_path(directory)
+    path, record = rates_path(directory), asdict(rates)
+    for operation in record["operations"]:
+        if operation["launch_us"] is None:  # as on CPUs; earlier releases do not read it
+            del operation["launch_us"]
     with atomic_write(path) as file:
-        json.dump({"schema": SCHEMA, **asdict(rates)}, file, indent=1)
+        json.dump({"schema": SCHEMA, **record}, file, indent=1)
     return path
 
 

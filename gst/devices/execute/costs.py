@@ -17,7 +17,8 @@ from gst.devices.execute.calls import Call, Step, Values, bind, steps_in_order
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.executor import AnyExecutor
 from gst.devices.execute.native import NativeExecutor
-from gst.devices.execute.pairs import Pairs, traffic_bytes
+from gst.devices.execute.pair_records import Pairs
+from gst.devices.execute.pairs import traffic_bytes
 from gst.devices.execute.storages import Storages, fixed_values, storages
 from gst.devices.plan import Plan, Timeline
 from gst.programs import Program, Reference
@@ -44,7 +45,7 @@ class Costs:
         bytes_per_us: of a copy from a device to another; infinite within a memory.
         copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
             memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
-        pairs: operations that were timed at once on lanes of one accelerator, if they were.
+        pairs: times of pairs of operations at once on lanes of one accelerator; None where there are no such lanes.
     """
 
     devices: tuple[Device, ...]

@@ -239,7 +239,6 @@ def measure_plans(
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
     """
     used = isolated.devices if beside else _in_use(isolated, plans)
-    gate = gate and gate.beside(used)
     with lock_devices(used):
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}

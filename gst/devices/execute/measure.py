@@ -18,9 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from gst.devices.describe.accelerators import synchronise_accelerators
-from gst.devices.describe.clocks import Clocks, ReadClocks, read_clocks, worst
-from gst.devices.describe.load import LoadGate, LoadMeter, clocks_now
+from gst.devices.describe.clocks import ReadClocks
+from gst.devices.describe.load import LoadGate, LoadMeter
 from gst.devices.describe.machine import machine_record
+from gst.devices.describe.nvml import read_clocks
 from gst.devices.plan import ExecutionError
 from gst.files.untrusted import parse_json, plain, shown
 
@@ -46,8 +47,8 @@ class Measurement:
         machine: see `machine_record`.
         time: when it ended, UTC, ISO 8601.
         peak_bytes: the most that intermediate values took in a run, where that was counted.
-        clocks: of each accelerator in use by name, at the beginning and the end, the worse of both (`worst` in
-            `gst.devices.describe.clocks`); empty where nobody tells them.
+        clocks: of each accelerator in use by name, right after the last timed run
+            (`gst.devices.describe.clocks.Clocks`); empty where they cannot be read.
     """
 
     label: str
@@ -70,7 +71,7 @@ class Measurement:
         return len(self.samples_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a `Log`; NaN becomes None, and clocks that nobody tells are left out."""
+        """For a `Log`; NaN becomes None, and `clocks` is left out where there are none."""
         record = {key: None if value != value else value for key, value in asdict(self).items()}
         return record if self.clocks else {key: value for key, value in record.items() if key != "clocks"}
 
@@ -110,8 +111,8 @@ def measure(
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
         seconds: no round begins after so many by `clock`, once `LEAST_ROUNDS` are timed.
-        accelerators: names of those in use, whose clocks are recorded.
-        clocks: where these come from.
+        accelerators: names of those in use, whose clocks are read once, after the last timed call.
+        clocks: reads them.
 
     Returns:
         For each label its measurement. A callable that raises is 'failed', and the others go on.
@@ -130,7 +131,6 @@ def measure(
     failures: dict[str, str] = {}
     labels, order = list(callables), np.random.default_rng(seed)
     time_of, meter = time_of or timed, LoadMeter()
-    seen: list[Mapping[str, Clocks]] = []
     quiet, patience = True, gate.patience_s if gate else 0.0
     ends = clock() + seconds
     for number in range(warmup + repetitions):
@@ -142,7 +142,6 @@ def measure(
             patience -= 0.0 if is_quiet and spent <= 2 * gate.interval_s else spent
         if number == warmup:
             meter.start()
-            seen.append(clocks_now(accelerators, clocks))
         for label in (labels[each] for each in order.permutation(len(labels))):
             if label in failures:
                 continue
@@ -157,8 +156,7 @@ def measure(
                 samples[label].append(elapsed_ms)
         if progress is not None:
             progress(number + 1, warmup + repetitions)
-    seen.append(clocks_now(accelerators, clocks))
-    clocks_seen = {name: each.to_dict() for name, each in worst(seen).items()}
+    last_clocks = {name: each.to_dict() for name, each in clocks(accelerators).items()} if accelerators else {}
     load, machine, now = (
         round(meter.share(), 4),
         machine_record(),
@@ -171,7 +169,7 @@ def measure(
         median, low, high = (float("nan"),) * 3 if failed else median_interval(times, rng)
         result[label] = Measurement(
             label, keys.get(label), tuple(times), median, low, high, "failed" if failed else "ok",
-            failures.get(label, ""), load, quiet, machine, now, clocks=clocks_seen,
+            failures.get(label, ""), load, quiet, machine, now, clocks=last_clocks,
         )  # fmt: skip
     return result
 

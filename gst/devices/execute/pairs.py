@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
 from functools import partial
 from itertools import combinations_with_replacement, cycle
 from typing import Any
@@ -20,74 +19,25 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.describe.machine import Device
 from gst.devices.describe.rates import saved_rates
-from gst.devices.execute.event_times import draws_on_host, first_runs
+from gst.devices.execute.event_times import can_be_recorded, first_runs
 from gst.devices.execute.lanes import Lane, is_here, synchronise
-from gst.devices.execute.recording import Graph, recorded
-from gst.devices.execute.spans import NewGraph, graph_maker, graph_us, repeated, timing_on
+from gst.devices.execute.pair_records import Pair, Pairs
+from gst.devices.execute.spans import Graphs, NewGraph, graph_maker, graph_us, repeated, timing_on
+from gst.devices.plan import says_no_memory
 from gst.programs import Program
 
 NUM_PAIRS = 36
 SPAN_US = 100.0  # that each of a pair takes alone, about, so that they run at once for most of it
 MOST_CALLS = 64  # of an operation in a graph
 LEAST_US = 0.5  # of an operation of a pair: what takes less is no kernel
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two operations, each called several times on a stream of its own.
-
-    Args:
-        kilobytes: of the result of each.
-        gb_per_s: that each reads and writes while it runs alone.
-        alone_us: what the calls of each take alone.
-        both_us: what the calls of both take at once.
-    """
-
-    kilobytes: tuple[float, float]
-    gb_per_s: tuple[float, float]
-    alone_us: tuple[float, float]
-    both_us: float
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of one accelerator.
-
-    Args:
-        threads: that it can run at once; None if it does not tell.
-        peak_gb_per_s: the most that an operation reads and writes.
-        pairs: that were timed.
-    """
-
-    threads: int | None
-    peak_gb_per_s: float
-    pairs: tuple[Pair, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` reads it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(record: dict[str, Any]) -> Pairs:
-        """What `to_dict` gave, with lists for tuples as JSON has them.
-
-        Examples:
-            >>> pairs = Pairs(None, 900.0, (Pair((4.0, 8.0), (1.0, 2.0), (9.0, 10.0), 11.0),))
-            >>> Pairs.from_dict(pairs.to_dict()) == pairs
-            True
-        """
-        pairs = tuple(
-            Pair(tuple(each["kilobytes"]), tuple(each["gb_per_s"]), tuple(each["alone_us"]), each["both_us"])
-            for each in record["pairs"]
-        )
-        return Pairs(record["threads"], record["peak_gb_per_s"], pairs)
+PEAK = 0.95  # quantile of the rates of operations: a gather reads less of a large table than its traffic says
 
 
 def pairs_of_lanes(
     program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"], repetitions: int = 5
 ) -> Pairs | None:
     """Pairs of operations of a program on the first accelerator of which several devices are lanes; None where there is
-    none in this process.
+    none in this process, or too little memory for the values that they read.
 
     Args:
         program: whose operations are sampled.
@@ -100,14 +50,20 @@ def pairs_of_lanes(
     if shared is None:
         return None
     first = next(number for number, device in enumerate(devices) if device.torch_device == shared)
-    return measured_pairs(program, shared, times_us[first], repetitions, rates_gb_per_s=_known_rate(devices[first]))
+    peak_gb_per_s = _measured_rate(devices[first])
+    try:
+        return measured_pairs(program, shared, times_us[first], repetitions, peak_gb_per_s=peak_gb_per_s)
+    except RuntimeError as error:
+        if not says_no_memory(str(error)):  # values of many operations are held at once
+            raise
+        return None
 
 
 def measured_pairs(
     program: Program, device: torch.device, times_us: Float64[np.ndarray, " nodes"], repetitions: int = 5,
-    count: int = NUM_PAIRS, graph: NewGraph | None = None, rates_gb_per_s: float = 0.0,
+    count: int = NUM_PAIRS, graph: NewGraph | None = None, peak_gb_per_s: float = 0.0,
 ) -> Pairs:  # fmt: skip
-    """Time pairs of operations of a program. Pairs that cannot be recorded are left out.
+    """Time pairs of operations of a program. Pairs that cannot be recorded, or for which memory is short, are left out.
 
     Args:
         program: whose operations are sampled (`sampled_pairs`).
@@ -116,7 +72,7 @@ def measured_pairs(
         repetitions: of each span, of which the median counts.
         count: of pairs.
         graph: makes an empty graph; see `gst.devices.execute.spans.graph_maker`.
-        rates_gb_per_s: of memory, where it was measured; the peak is at least that of the program's operations.
+        peak_gb_per_s: rate of the memory where it was measured; if 0, the quantile `PEAK` of the operations' rates.
 
     Raises:
         ValueError: there is no such device here, or nothing can be recorded on it.
@@ -125,25 +81,34 @@ def measured_pairs(
     if make is None:
         raise ValueError(f"pairs of operations are timed in graphs of an accelerator, {device} records none")
     traffic = traffic_bytes(program.graph.edges, program.output_bytes)
-    can_be_paired = np.array([each.kind == "operation" and not draws_on_host(each) for each in program.operations])
+    can_be_paired = np.array(
+        [each.kind == "operation" and can_be_recorded(program, node) for node, each in enumerate(program.operations)]
+    )
     can_be_paired &= np.isfinite(times_us) & (times_us >= LEAST_US)
     rates = np.where(can_be_paired, traffic / np.where(can_be_paired, times_us, 1.0) / 1e3, 0.0)
     chosen = sampled_pairs(times_us, program.output_bytes.astype(np.float64), can_be_paired, count)
+    peak = peak_gb_per_s or float(np.quantile(rates[can_be_paired], PEAK) if can_be_paired.any() else 0.0)
+    pairs = []
     with timing_on(device):
-        runs = _held_calls(program, device, {node for pair in chosen for node in pair})
-        lanes = [Lane(device, 0) for _ in range(3)]
-        pairs = []
+        calls = _calls_on_values(program, device, {node for pair in chosen for node in pair})
+        synchronise([device])  # lanes read the values on streams of their own
+        lanes, graphs = [Lane(device, 0) for _ in range(3)], Graphs(device, make)
         for nodes in chosen:
-            with suppress(Exception):  # whatever operators do that a graph cannot, and memory that is short
-                calls = [(runs[node], _num_calls(times_us[node], times_us[list(nodes)].max())) for node in nodes]
-                alone = [graph_us(_together([each], lanes, device, make), device, repetitions) for each in calls]
-                both = graph_us(_together(calls, lanes, device, make), device, repetitions)
-                one, other = nodes
-                pairs.append(Pair(
-                    (program.output_bytes[one] / 1e3, program.output_bytes[other] / 1e3),
-                    (float(rates[one]), float(rates[other])), (alone[0], alone[1]), both,
-                ))  # fmt: skip
-    return Pairs(_threads(device), float(max(rates.max(initial=0.0), rates_gb_per_s)), tuple(pairs))
+            both = [(calls[node], _num_calls(times_us[node], times_us[list(nodes)].max())) for node in nodes]
+            try:
+                one, other, together = (
+                    _span_us(each, lanes, graphs, repetitions) for each in (both[:1], both[1:], both)
+                )
+            except RuntimeError as error:
+                if not says_no_memory(str(error)):
+                    raise
+                continue
+            if one is not None and other is not None and together is not None:
+                (first_kb, second_kb), (first_rate, second_rate) = (
+                    each[list(nodes)].tolist() for each in (program.output_bytes / 1e3, rates)
+                )
+                pairs.append(Pair((first_kb, second_kb), (first_rate, second_rate), (one, other), together))
+    return Pairs(_threads(device), peak, tuple(pairs))
 
 
 def sampled_pairs(
@@ -189,42 +154,46 @@ def traffic_bytes(
     return np.bincount(edges[1], size[edges[0]], len(size)) + size
 
 
-def _held_calls(program: Program, device: torch.device, nodes: set[int]) -> dict[int, partial[Any]]:
-    """Calls of some operations on values that are held for them."""
-    held = {}
+def _calls_on_values(program: Program, device: torch.device, nodes: set[int]) -> dict[int, partial[Any]]:
+    """Calls of some operations by node, each with the values that it reads."""
+    calls = {}
     for node, call, values, _ in first_runs(program, device):
         if node in nodes:
-            read: Any = {each: values[each] for each in program.operations[node].producers}  # as calls index values
-            held[node] = partial(call, read)
-    return held
+            arguments: Any = {each: values[each] for each in program.operations[node].producers}  # as calls index them
+            calls[node] = partial(call, arguments)
+    return calls
 
 
 def _num_calls(time_us: float, longer_us: float) -> int:
     return int(np.clip(round(max(longer_us, SPAN_US) / time_us), 1, MOST_CALLS))
 
 
-def _together(
-    calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane], device: torch.device, make: NewGraph
-) -> Graph:
-    """A graph of calls, each on a lane of its own, forked from the first lane and joined with it."""
-    origin, *forks = lanes
-    for lane, (call, _) in zip(forks, calls, strict=False):  # libraries take their workspaces for each stream
+def _span_us(
+    calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane], graphs: Graphs, repetitions: int
+) -> float | None:
+    """Median microseconds of calls, each on a lane of its own, in one graph; None where they cannot be recorded."""
+    for lane, (call, _) in zip(lanes[1:], calls, strict=False):  # libraries take their workspaces for each stream
         with lane.stream or nullcontext():
             repeated(call, 2)
-    synchronise([device])
-    graph = make(device, None)
-    with origin.stream or nullcontext(), recorded(graph):
-        begun = origin.record()
-        for lane, (call, times) in zip(forks, calls, strict=False):
-            lane.wait(begun)
-            with lane.stream or nullcontext():
-                repeated(call, times)
-            origin.wait(lane.record())
-    return graph
+    synchronise([graphs.device])
+    with lanes[0].stream or nullcontext():
+        graph = graphs.record(partial(_fork, calls, lanes))
+    return None if graph is None else graph_us(graph, graphs.device, repetitions)
+
+
+def _fork(calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane]) -> None:
+    """Launch calls, each on a lane of its own, forked from the first lane and joined with it."""
+    origin, *forks = lanes
+    begun = origin.record()
+    for lane, (call, times) in zip(forks, calls, strict=False):
+        lane.wait(begun)
+        with lane.stream or nullcontext():
+            repeated(call, times)
+        origin.wait(lane.record())
 
 
 def _threads(device: torch.device) -> int | None:
-    """How many threads an accelerator can run at once, as far as its module in PyTorch tells."""
+    """How many threads an accelerator can run at once, where PyTorch reports it."""
     if not is_here(device):
         return None
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -233,11 +202,11 @@ def _threads(device: torch.device) -> int | None:
     return None if each is None or count is None else int(each) * int(count)
 
 
-def _known_rate(device: Device) -> float:
+def _measured_rate(device: Device) -> float:
     """GB/s of element-wise operations where this machine was measured (`gst devices --measure`), otherwise 0."""
     try:
         rates = saved_rates()
     except ValueError:  # a damaged file is no reason to place nothing
         return 0.0
-    known = None if rates is None else rates.of(device)
-    return 0.0 if known is None else known.elementwise_gb_per_s
+    of_device = None if rates is None else rates.of(device)
+    return 0.0 if of_device is None else of_device.elementwise_gb_per_s

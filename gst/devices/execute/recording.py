@@ -47,10 +47,15 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
 
 
 @contextmanager
-def recorded(graph: Graph) -> Iterator[None]:
-    """What is launched inside on the current stream becomes the graph, which ends whatever happens. What was cached and
-    is not in use is given back first: a graph's memory cannot take it."""
-    if torch.accelerator.is_available():
+def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
+    """What is launched inside on the current stream becomes the graph, which ends whatever happens.
+
+    Args:
+        graph: empty.
+        gives_back: whether memory that is cached and not in use is given back first: the graph's own memory cannot take
+            it. That takes milliseconds.
+    """
+    if gives_back and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
     graph.capture_begin()
     try:

@@ -1,4 +1,4 @@
-"""How long a device takes for a batch of calls: by its events, and by a graph of them where one can be recorded."""
+"""Time that a device takes for calls: by its events, of a graph of the calls where one can be recorded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import torch
 
 from gst.devices.execute.lanes import is_here, synchronise
 from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.devices.plan import says_no_memory
 
 NewGraph = Callable[[torch.device, Any], Graph]
-NO_GRAPHS = "graphs are recorded on an accelerator; this runs on {}"
+BUDGET_US = 20_000.0  # that an operation is timed for, about
+BATCH_US = 1_000.0  # of several calls in a span, about
+LONG_US = 2_000.0  # of a call that is timed alone
+LEAST_US = 1e-3  # a view takes an accelerator no time
 
 
 def span_us(function: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None) -> float:
@@ -52,39 +56,68 @@ def span_us(function: Callable[[], object], device: torch.device, before: Callab
     return first.elapsed_time(last) * 1e3
 
 
-def batch_us(
-    several: Callable[[], object], device: torch.device, repetitions: int, make: NewGraph | None
-) -> tuple[float, str]:
-    """Median microseconds of a batch of calls: of their graph, or of the calls themselves where there can be none.
+class Graphs:
+    """Records graphs on one device, one after the other in the same memory. A graph is of no more use once the next is
+    recorded.
 
     Args:
-        several: makes the calls.
         device: of the current stream.
-        repetitions: spans of which the median counts.
-        make: makes an empty graph; None = the calls themselves are timed.
-
-    Returns:
-        The microseconds, and why the calls are no graph; empty if they are.
+        make: makes an empty graph.
     """
-    reason = NO_GRAPHS.format(device)
-    if make is not None:
-        try:
-            return _replays_us(several, device, repetitions, make), ""
-        except Exception as error:  # whatever an operation does that a graph cannot, and memory that is short
-            reason = first_line(error)
-    return float(np.median([span_us(several, device) for _ in range(repetitions)])), reason
+
+    def __init__(self, device: torch.device, make: NewGraph) -> None:
+        self.device, self._make = device, make
+        self._first: Graph | None = None  # it lives as long as this: with its last graph the memory would go
+
+    def record(self, function: Callable[[], object]) -> Graph | None:
+        """A graph of what a function launches on the current stream; None where that cannot be recorded. Where memory
+        is short, what was cached is given back, and recording is tried once more.
+
+        Args:
+            function: was called before, so that libraries have chosen their kernels.
+        """
+        for gives_back in (False, True):
+            try:
+                graph = self._make(self.device, None if self._first is None else self._first.pool())
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", r".*Graph is empty")  # views launch nothing
+                    with recorded(graph, gives_back):
+                        function()
+            except RuntimeError as error:  # of all kinds: function() failed in no call before
+                if not says_no_memory(str(error)):
+                    return None
+            else:
+                self._first = self._first or graph
+                return graph
+        return None
 
 
-def _replays_us(several: Callable[[], object], device: torch.device, repetitions: int, make: NewGraph) -> float:
-    for _ in range(WARM_RUNS):
-        several()
-    synchronise([device])
-    graph = make(device, None)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*Graph is empty")  # views launch nothing
-        with recorded(graph):
-            several()
-    return graph_us(graph, device, repetitions)
+def call_us(
+    call: Callable[[], object], device: torch.device, repetitions: int, batch: int, graphs: Graphs | None
+) -> float:
+    """Microseconds that a call takes on a device, of several in a span; with its launch where it is not recorded. A
+    call that takes long is made fewer times, so that all of them take about `BUDGET_US`.
+
+    Args:
+        call: was made once before.
+        device: of the current stream.
+        repetitions: spans of which the median counts, at most.
+        batch: calls in a span, at most.
+        graphs: record the calls of a span as one; None = they are launched one by one.
+    """
+    spans = [span_us(call, device) for _ in range(WARM_RUNS - 1)]  # behind the call before
+    once_us = max(min(spans), LEAST_US)
+    if once_us >= LONG_US:  # its launch is next to nothing
+        more = min(repetitions, int(BUDGET_US / once_us)) - len(spans)
+        return float(np.median([*spans, *(span_us(call, device) for _ in range(more))]))
+    size = max(min(batch, int(BATCH_US / once_us)), 1)
+    several = partial(repeated, call, size)
+    if graphs is not None:
+        synchronise([device])
+        graph = graphs.record(several)
+        if graph is not None:
+            return graph_us(graph, device, min(repetitions, max(int(BUDGET_US / (2 * size * once_us)), 1))) / size
+    return float(np.median([span_us(several, device) for _ in range(repetitions)])) / size
 
 
 def graph_us(graph: Graph, device: torch.device, repetitions: int) -> float:
@@ -117,11 +150,16 @@ def launch_us(
     """
     make = graph_maker(device, graph)
     with timing_on(device):
-        several = partial(repeated, call or partial(torch.add, torch.zeros(8, device=device), 1), batch)
-        inside, reason = batch_us(several, device, repetitions, make)
-        if reason:
+        if make is None:
             return None
-        outside, _ = batch_us(several, device, repetitions, None)
+        several = partial(repeated, call or partial(torch.add, torch.zeros(8, device=device), 1), batch)
+        repeated(several, WARM_RUNS)
+        synchronise([device])
+        together = Graphs(device, make).record(several)
+        if together is None:
+            return None
+        inside = graph_us(together, device, repetitions)
+        outside = float(np.median([span_us(several, device) for _ in range(repetitions)]))
     return max(outside - inside, 0.0) / batch
 
 

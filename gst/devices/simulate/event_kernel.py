@@ -221,7 +221,7 @@ def simulate(home, rank, work, machine, contention):
         for position in range(num_coming):
             if coming[position] - now < soonest:
                 next_arrival, soonest = position, coming[position] - now
-        assert soonest < np.inf, "nothing runs and nothing comes: the program has a cycle"
+        assert soonest < np.inf, "nothing more ends: an operation cannot run on its device, or the program has a cycle"
         soonest = max(soonest, 0.0)
         now += soonest
         for position in range(num_active):

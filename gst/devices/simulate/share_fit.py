@@ -2,7 +2,7 @@
 
 Each operation takes a share of the accelerator, 0 .. 1: that of the threads which its result occupies (one for each 4
 bytes) or that of the memory's rate, whichever is larger, times a factor; and at least a smallest share. Kernels whose
-shares add to at most 1 do not slow each other. Beyond that all of them run at 1 / sum of their speed.
+shares add to at most 1 do not slow each other. If they add to more, each runs at its speed alone divided by their sum.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
-from gst.devices.execute.pairs import Pairs
+from gst.devices.execute.pair_records import Pairs
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention
 
 FACTORS = np.geomspace(1 / 64, 64, 49)
@@ -57,7 +57,7 @@ def held_out_errors(pairs: Pairs) -> Errors:
     """
     count = len(pairs.pairs)
     if count < LEAST_PAIRS:
-        raise ValueError(f"errors are told of at least {LEAST_PAIRS} pairs, got {count}")
+        raise ValueError(f"errors need at least {LEAST_PAIRS} pairs, got {count}")
     alone, both = _times(pairs)
     predicted, fold = np.zeros(count), np.arange(count) % FOLDS
     for number in range(FOLDS):
@@ -81,15 +81,15 @@ def pair_us(
 
 def pair_shares(pairs: Pairs, contention: Contention) -> Float64[np.ndarray, "pairs 2"]:
     """Shares of the operations of pairs."""
-    kilobytes, gb_per_s = _known(pairs)
+    kilobytes, gb_per_s = _sizes_and_rates(pairs)
     fill = np.maximum(contention.share_per_kb * kilobytes, contention.share_per_gb_per_s * gb_per_s)
     return np.clip(fill, contention.least_share, 1.0)
 
 
-def _fitted(pairs: Pairs, used: np.ndarray) -> dict[str, float]:
-    """Fields of `Contention` that fit those pairs best."""
-    alone, both = (each[used] for each in _times(pairs))
-    kilobytes, gb_per_s = (each[used] for each in _known(pairs))
+def _fitted(pairs: Pairs, is_fitted: Bool[np.ndarray, " pairs"]) -> dict[str, float]:
+    """Fields of `Contention` that fit some of the pairs best."""
+    alone, both = (each[is_fitted] for each in _times(pairs))
+    kilobytes, gb_per_s = (each[is_fitted] for each in _sizes_and_rates(pairs))
     per_kb = 0.0 if pairs.threads is None else 1e3 / (4 * pairs.threads)
     per_gb_per_s = 1 / pairs.peak_gb_per_s if pairs.peak_gb_per_s > 0 else 0.0
     fill = np.maximum(per_kb * kilobytes, per_gb_per_s * gb_per_s)
@@ -109,6 +109,6 @@ def _times(pairs: Pairs) -> tuple[Float64[np.ndarray, "pairs 2"], Float64[np.nda
     return alone, np.array([each.both_us for each in pairs.pairs], np.float64)
 
 
-def _known(pairs: Pairs) -> tuple[Float64[np.ndarray, "pairs 2"], Float64[np.ndarray, "pairs 2"]]:
+def _sizes_and_rates(pairs: Pairs) -> tuple[Float64[np.ndarray, "pairs 2"], Float64[np.ndarray, "pairs 2"]]:
     kilobytes = np.array([each.kilobytes for each in pairs.pairs], np.float64)
     return kilobytes, np.array([each.gb_per_s for each in pairs.pairs], np.float64)

@@ -35,9 +35,9 @@ class Contention(NamedTuple):
         spin_us: how long threads look for work before they sleep.
         helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.process.tuning`.
         share_per_kb: share of an accelerator that an operation takes for each kB of its result, where several devices
-            are lanes of it; at most 1 in all, see `gst.devices.simulate.share_fit`.
-        share_per_gb_per_s: the same for each GB/s that it reads and writes; the larger of both counts.
-        least_share: the least share of an operation.
+            are lanes of it. The largest of the three shares counts, and at most 1 (`gst.devices.simulate.share_fit`).
+        share_per_gb_per_s: share that it takes for each GB/s that it reads and writes.
+        least_share: share that every operation takes.
     """
 
     slowdown: float = 0.0
@@ -54,10 +54,16 @@ class Contention(NamedTuple):
     least_share: float = 0.0
 
     def to_dict(self) -> dict[str, float]:
-        """For JSON; `Contention(**record)` reads it."""
-        return self._asdict()
+        """For JSON; `Contention(**record)` reads it. Shares that are 0 are left out, for releases that know none.
+
+        Examples:
+            >>> "least_share" in Contention().to_dict(), Contention(least_share=0.5).to_dict()["least_share"]
+            (False, 0.5)
+        """
+        return {key: value for key, value in self._asdict().items() if value or key not in SHARES}
 
 
+SHARES = ("share_per_kb", "share_per_gb_per_s", "least_share")  # fields that are 0 but on lanes of accelerators
 UNCALIBRATED = Contention()
 
 

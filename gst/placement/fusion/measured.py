@@ -53,19 +53,25 @@ def chains(task: Task) -> Int64[np.ndarray, " nodes"]:
 
 
 def segments(task: Task) -> Int64[np.ndarray, " nodes"]:
-    """Groups of all kinds of operations of a task's program, see `convex_segments`; their work is measured where an
-    operation has the fewest threads."""
+    """Groups of all kinds of operations of a task's program, see `convex_segments`. The work of an operation is its
+    time on the device of fewest threads that can run all; if none can, on the device that takes least for it."""
     assert task.program is not None
-    fewest = min(range(len(task.devices)), key=lambda device: task.devices[device].threads)
-    return numbered(convex_segments(task.program, task.times_us[fewest], NUM_SEGMENTS))
+    can_run_all = np.flatnonzero(np.isfinite(task.times_us).all(1)).tolist()
+    fewest = min(can_run_all, key=lambda device: task.devices[device].threads, default=None)
+    work_us = task.times_us.min(0) if fewest is None else task.times_us[fewest]
+    return numbered(convex_segments(task.program, work_us, NUM_SEGMENTS))
 
 
 def share_in_parallel(task: Task, groups: Int64[np.ndarray, " nodes"]) -> float:
     """The simulated time of the best of a few plans in which each group is one operation that takes as long as its
-    operations do, as a share of what the fastest device takes for all of them. Nothing is compiled."""
+    operations do, as a share of what the fastest device takes for all of them; NaN if none of the plans can run.
+    Nothing is compiled."""
     contracted = _contracted(task, groups, np.ones((len(task.devices), int(groups.max(initial=-1)) + 1))).task
-    best_ms = min(SimulatedObjective(contracted)(list(portfolio(contracted).values())))
-    return float(best_ms * 1e3 / contracted.times_us.sum(1).min())
+    if np.isinf(contracted.times_us).all(0).any():  # two of its operations run on no device both
+        return float("nan")
+    expected_ms = SimulatedObjective(contracted)(list(portfolio(contracted).values()))
+    best_ms = np.min(expected_ms[np.isfinite(expected_ms)], initial=np.inf)
+    return float(best_ms * 1e3 / contracted.least_alone_us) if np.isfinite(best_ms) else float("nan")
 
 
 def fused_task(
@@ -128,11 +134,14 @@ def _contracted(
 
 
 def whole_step(task: Task) -> Plan:
-    """Everything compiled into one, on the device of most threads, of several the one that takes least time for all of
-    it alone: what `torch.compile` does where all cores are one device. Operations that gain nothing by a second thread
-    one by one gain by it compiled. Compiling takes a minute or more for a large program."""
+    """Everything compiled into one, on the device of most threads that can run all, of several the one that takes least
+    time for all of it alone: what `torch.compile` does where all cores are one device. Operations that gain nothing by
+    a second thread one by one gain by it compiled. Compiling takes a minute or more for a large program."""
     alone_us = task.times_us.sum(1)
-    widest = min(range(len(task.devices)), key=lambda device: (-task.devices[device].threads, alone_us[device]))
+    widest = min(
+        range(len(task.devices)),
+        key=lambda device: (np.isinf(alone_us[device]), -task.devices[device].threads, alone_us[device]),
+    )
     return replace(task.plan(np.full(task.num_nodes, widest)), fusion=np.zeros(task.num_nodes, np.int64))
 
 

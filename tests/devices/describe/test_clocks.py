@@ -1,68 +1,64 @@
-"""Clocks of accelerators, as NVML tells them: by recorded text of nvidia-smi, by a program of that name on the PATH,
-and by a made-up package. Without both nothing is told."""
+"""Clocks of accelerators from NVML: by recorded text of nvidia-smi, by a program of that name on the PATH, and by a
+made-up package. Without both there are none."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gst.devices import Device, measure
-from gst.devices.describe import clocks as module
-from gst.devices.describe.clocks import Clocks, clocks_of, read_clocks
-from gst.devices.describe.load import accelerators_of, clocks_now, own_processes
-from gst.devices.describe.nvml import FIELDS, Reading, parsed, readings
-
-from .test_load import Clock
+from gst.devices.describe import nvml as module
+from gst.devices.describe.clocks import Clocks, slowed_by
+from gst.devices.describe.load import accelerators_of
+from gst.devices.describe.nvml import FIELDS, REASON_FIELDS, Source, parsed, read_clocks
 
 ONE, TWO = "GPU-0d7a3c7e-6f1f-5f0a-9c38-1b2c3d4e5f60", "GPU-8d3c1a52-0001-0002-0003-4b5c6d7e8f90"
-# A data-centre card at its power limit; one that idles; a card of a laptop, and one split by MIG, which tell little.
+# A data-centre card at its power limit; one that idles; a card of a laptop, and one split by MIG, which report little.
 STATES = f"""\
-{ONE}, 1410, 1980, 61, 97, 0x0000000000000004
-{TWO}, 345, 1980, 34, 0, 0x0000000000000001
-GPU-laptop, 300, [N/A], 45, [Not Supported], [N/A]
-GPU-split, 1095, 1980, 39, [N/A], 0x0000000000000000
-GPU-lost, [Unknown Error], [Unknown Error], [GPU requires reset], [GPU is lost], [Unknown Error]
+{ONE}, 1410, 1980, 61, 0x0000000000000004
+{TWO}, 345, 1980, 34, 0x0000000000000001
+GPU-laptop, 300, [N/A], 45, [N/A]
+GPU-split, 1095, 1980, 39, 0x0000000000000000
+GPU-lost, [Unknown Error], [Unknown Error], [GPU requires reset], [Unknown Error]
 """
-PROCESSES = f"{ONE}, 4711\n{ONE}, 4712\n{TWO}, [N/A]\n"
 
 
-def test_what_nvidia_smi_says_is_read_and_what_is_not_told_is_none() -> None:
-    found = parsed(STATES, PROCESSES)
-    assert found[ONE] == Reading(1410.0, 1980.0, 61.0, 97.0, 4, frozenset({4711, 4712}))
-    assert found[TWO] == Reading(345.0, 1980.0, 34.0, 0.0, 1, frozenset())
-    assert found["GPU-laptop"] == Reading(300.0, None, 45.0, None, 0, frozenset())
-    assert found["GPU-split"] == Reading(1095.0, 1980.0, 39.0, None, 0, frozenset())
-    assert found["GPU-lost"] == Reading(None, None, None, None, 0, frozenset())
-    assert list(found) == [ONE, TWO, "GPU-laptop", "GPU-split", "GPU-lost"]
+def test_what_nvidia_smi_prints_is_read_and_what_it_does_not_report_is_none() -> None:
+    assert parsed(STATES) == {
+        ONE: Clocks(1410.0, 1980.0, 61.0, ("power limit",)),
+        TWO: Clocks(345.0, 1980.0, 34.0, ()),
+        "GPU-laptop": Clocks(300.0, None, 45.0, ()),
+        "GPU-split": Clocks(1095.0, 1980.0, 39.0, ()),
+        "GPU-lost": Clocks(None, None, None, ()),
+    }
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
-     "uuid, 1, 2, 3, 4, 0x0\n", f"{ONE}, 1, 2\n", "\x1b[31m, , ,\x00\n"],
+     "uuid, 1, 2, 3, 0x0\n", f"{ONE}, 1, 2\n", "\x1b[31m, , ,\x00\n"],
 )  # fmt: skip
-def test_what_is_no_state_says_nothing(text: str) -> None:
-    assert parsed(text, text) == {}
+def test_lines_of_another_form_give_no_clocks(text: str) -> None:
+    assert parsed(text) == {}
 
 
-def test_clocks_say_what_slows_them_and_how_much_others_use() -> None:
-    busy = Reading(1200.0, 1980.0, 88.0, 60.0, 0x68, frozenset({1, 2}))
-    assert clocks_of(busy, {1}) == Clocks(1200.0, 1980.0, 88.0, 0.6, ("hardware slowdown", "heat", "heat, by hardware"))
-    assert clocks_of(busy, {1, 2, 3}).others == 0.0, "nobody else is there"
-    idle = Reading(345.0, 1980.0, 34.0, None, 0x1, frozenset({9}))
-    assert clocks_of(idle, {1}) == Clocks(345.0, 1980.0, 34.0, None, ()), "it idles, and tells no utilisation"
+def test_reasons_are_said_in_words() -> None:
+    assert slowed_by(0x68) == ("hardware slowdown", "heat", "heat, by hardware")
+    assert slowed_by(0x1 | 0x2 | 0x10) == (), "it idles, or its clocks were set"
 
 
-def nvidia_smi(folder: Path, script: str) -> None:
-    """A program of this name."""
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!{sys.executable}\nimport sys, time\nquery, form = sys.argv[1:]\n{script}")
+def nvidia_smi(folder: Path, script: str) -> Path:
+    """A program of this name; the file whose lines are its calls."""
+    path, calls = folder / "nvidia-smi", folder / "calls"
+    tell = f"open({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\n{tell}\n{script}")
     path.chmod(0o755)
+    return calls
 
 
 @pytest.fixture
@@ -74,32 +70,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ANSWERS = f"""
-assert form == "--format=csv,noheader,nounits", form
-if query == "--query-compute-apps=gpu_uuid,pid":
-    sys.exit(sys.stdout.write({PROCESSES!r}) * 0)
+query, flag, uuids, form = sys.argv[1:]
+assert flag == "-i" and form == "--format=csv,noheader,nounits", (flag, form)
 assert query.startswith("--query-gpu={",".join(FIELDS)},"), query
 if not query.endswith(",NAME.active"):
     sys.exit("Field is not a valid field to query.")
-sys.stdout.write({STATES!r})
+lines = {STATES!r}.splitlines(keepends=True)
+sys.stdout.writelines(line for line in lines if line.split(",")[0] in uuids.split(","))
 """
 
 
 @pytest.mark.parametrize("name", ["clocks_event_reasons", "clocks_throttle_reasons"])
 def test_the_program_is_asked_by_the_names_of_new_and_old_drivers(folder: Path, name: str) -> None:
-    nvidia_smi(folder, ANSWERS.replace("NAME", name))
-    assert readings([ONE, "GPU-none"]) == {ONE: parsed(STATES, PROCESSES)[ONE]}
+    calls, source = nvidia_smi(folder, ANSWERS.replace("NAME", name)), Source()
+    for _ in range(2):
+        assert source.clocks([ONE, "GPU-none"]) == {ONE: parsed(STATES)[ONE]}
+    asked = REASON_FIELDS.index(f"{name}.active") + 1
+    assert len(calls.read_text().splitlines()) == asked + 1, "the name that it knows is asked by at once"
 
 
-def test_without_package_and_program_nothing_is_told(folder: Path) -> None:
-    assert readings([ONE]) == {} == read_clocks(["cuda:0"], [])
-    nvidia_smi(folder, "sys.exit('no driver')")
-    assert readings([ONE]) == {}
+def test_without_package_and_program_there_are_no_clocks_and_a_failure_is_not_met_again(folder: Path) -> None:
+    assert Source().clocks([ONE]) == {} == read_clocks(["cuda:0"])
+    calls, source = nvidia_smi(folder, "sys.exit('no driver')"), Source()
+    for _ in range(3):
+        assert source.clocks([ONE]) == {}
+    assert len(calls.read_text().splitlines()) == len(REASON_FIELDS)
 
 
-def test_a_program_that_hangs_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.devices.describe.nvml.LIMIT_S", 0.2)
-    nvidia_smi(folder, "time.sleep(60)")
-    assert readings([ONE]) == {}
+def test_a_program_that_hangs_is_left_and_not_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.5)
+    calls, source = nvidia_smi(folder, "time.sleep(60)"), Source()
+    monkeypatch.setattr("subprocess.Popen.wait", lambda *_: pytest.fail("it may be stuck in a driver"))
+    began = time.perf_counter()
+    for _ in range(3):
+        assert source.clocks([ONE]) == {}
+    assert time.perf_counter() - began < 5 and calls.read_text().count("\n") <= 1
+    monkeypatch.undo()
+    assert source.stuck is not None and source.stuck.wait(10) < 0
 
 
 class Package(SimpleNamespace):
@@ -126,75 +133,44 @@ class Package(SimpleNamespace):
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
         raise RuntimeError("Not Supported")
 
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(gpu=50, memory=3)
-
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return 0x24
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=4711, usedGpuMemory=None)]
 
 
 def test_the_package_is_asked_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(folder, "raise AssertionError")
     monkeypatch.setitem(sys.modules, "pynvml", Package())
-    assert readings([ONE, TWO]) == {ONE: Reading(1410.0, 1980.0, None, 50.0, 0x24, frozenset({4711}))}
+    assert Source().clocks([ONE, TWO]) == {ONE: Clocks(1410.0, 1980.0, None, ("power limit", "heat"))}
 
 
 def test_accelerators_are_found_by_their_uuid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(folder, ANSWERS.replace("NAME", "clocks_event_reasons"))
     monkeypatch.setattr(module, "_uuid", {"cuda:0": TWO, "cuda:1": ONE, "xpu:0": ""}.get)
-    found = read_clocks(["cuda:1", "xpu:0"], [4711, 4712])
-    assert found == {"cuda:1": Clocks(1410.0, 1980.0, 61.0, 0.0, ("power limit",))}
-    assert read_clocks(["cuda:1"], [4711])["cuda:1"].others == 0.97
-
-
-def told(others: list[float | None], asked: list[tuple[Sequence[str], Collection[int]]]) -> module.ReadClocks:
-    """Clocks of xpu:0, which others use so much at each reading."""
-
-    def read(names: Sequence[str], own: Collection[int]) -> dict[str, Clocks]:
-        asked.append((names, own))
-        return {"xpu:0": Clocks(1000.0, 2000.0, 50.0 + len(asked), others.pop(0), ("heat",) * (len(asked) == 2))}
-
-    return read
+    clocks = read_clocks(["cuda:1", "xpu:0"], Source())
+    assert clocks == {"cuda:1": Clocks(1410.0, 1980.0, 61.0, ("power limit",))}
 
 
 LANES = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "test") for lane in range(2)]
 CORE = Device("cpu:0", "cpu", (0,), 1, "host", "test")
 
 
-def test_the_gate_waits_for_an_accelerator_that_others_use() -> None:
-    words: list[str] = []
-    asked: list[tuple[Sequence[str], Collection[int]]] = []
-    gate = Clock([0.0] * 3).gate(10, lambda what, *_: words.append(what)).beside([CORE, *LANES])
-    spent, quiet = replace(gate, clocks=told([0.8, 0.3, 0.1], asked)).wait()
-    assert quiet and abs(spent - 0.3) < 1e-9
-    assert words == [
-        "waiting for xpu:0, 80% busy with other work, at most 10 s more",
-        "waiting for xpu:0, 30% busy with other work, at most 10 s more",
-    ]
-    assert asked == [(("xpu:0",), own_processes())] * 3
+def test_a_measurement_has_the_clocks_right_after_its_last_run() -> None:
+    events: list[str] = []
 
+    def read(names: Sequence[str]) -> dict[str, Clocks]:
+        events.append("clocks of " + ", ".join(names))
+        return {"xpu:0": Clocks(1000.0, 2000.0, 52.0, ("heat",))}
 
-def test_the_gate_waits_for_cores_and_nobody_is_asked_of_them() -> None:
-    asked: list[tuple[Sequence[str], Collection[int]]] = []
-    gate = Clock([0.9, 0.0]).gate(10).beside([CORE])
-    assert replace(gate, clocks=told([], asked)).wait()[1] and not asked
-    assert accelerators_of([CORE]) == () and clocks_now([]) == {}
-
-
-def test_an_accelerator_that_does_not_tell_who_uses_it_is_not_waited_for() -> None:
-    gate = Clock([0.0]).gate(10).beside(LANES)
-    assert replace(gate, clocks=told([None], [])).wait()[1]
-
-
-def test_a_measurement_says_the_worst_of_its_beginning_and_its_end() -> None:
-    asked: list[tuple[Sequence[str], Collection[int]]] = []
-    found = measure({"a": lambda: None}, 2, accelerators=["xpu:0"], clocks=told([0.1, None], asked))["a"]
-    assert found.clocks == {
-        "xpu:0": {"sm_mhz": 1000.0, "most_sm_mhz": 2000.0, "celsius": 52.0, "others": 0.1, "slowed_by": ["heat"]}
+    run = {"a": lambda: events.append("run")}
+    measurement = measure(run, 2, 1, accelerators=accelerators_of([CORE, *LANES]), clocks=read)["a"]
+    assert events == ["run"] * 3 + ["clocks of xpu:0"]
+    assert measurement.clocks == {
+        "xpu:0": {"sm_mhz": 1000.0, "most_sm_mhz": 2000.0, "celsius": 52.0, "slowed_by": ["heat"]}
     }
-    assert len(asked) == 2 and type(found).from_dict(found.to_dict()) == found
-    without = measure({"a": lambda: None}, 2)["a"]
-    assert "clocks" not in without.to_dict() and type(without).from_dict(without.to_dict()) == without
+    assert type(measurement).from_dict(measurement.to_dict()) == measurement
+
+
+def test_without_accelerators_nothing_is_read_and_no_clocks_are_written() -> None:
+    measurement = measure({"a": lambda: None}, 2, accelerators=accelerators_of([CORE]), clocks=pytest.fail)["a"]
+    assert "clocks" not in measurement.to_dict()
+    assert type(measurement).from_dict(measurement.to_dict()) == measurement

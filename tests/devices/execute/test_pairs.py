@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import torch
 
 from gst.devices import Device
 from gst.devices.execute.event_times import event_times_us
-from gst.devices.execute.pairs import LEAST_US, Pairs, measured_pairs, pairs_of_lanes, sampled_pairs
+from gst.devices.execute.pair_records import Pairs
+from gst.devices.execute.pairs import LEAST_US, measured_pairs, pairs_of_lanes, sampled_pairs
+from gst.devices.execute.recording import Graph
 from gst.devices.simulate.share_fit import fit_sharing, pair_shares, pair_us
 from gst.devices.simulate.simulator import Contention
 from gst.placement.pipeline import cached_task
@@ -35,14 +38,14 @@ def products() -> Program:
     return capture(Step("products", function, tuple(torch.ones(size, size) for size in (96, 128, 192, 256))))
 
 
-def timed(program: Program, recorder: Recorder, count: int = 10) -> Pairs:
-    return measured_pairs(program, CPU, event_times_us(program, CPU, 3, 3), 3, count, recorder)
+def timed(program: Program, recorder: Recorder, count: int = 10, repetitions: int = 3) -> Pairs:
+    return measured_pairs(program, CPU, event_times_us(program, CPU, 3, 3), repetitions, count, recorder)
 
 
 def test_operations_that_take_turns_take_the_sum_of_their_times() -> None:
     """One thread makes the calls of both lanes, so each pair takes what both take alone; the model finds that."""
     recorder = Recorder()
-    pairs = timed(products(), recorder)
+    pairs = timed(products(), recorder, repetitions=15)  # of which the median counts, on a machine that is busy
     assert len(pairs.pairs) == 10 and len(recorder.graphs) == 30 and pairs.threads is None
     ratios = [each.both_us / sum(each.alone_us) for each in pairs.pairs]
     assert 0.8 < np.median(ratios) < 1.25
@@ -59,14 +62,25 @@ def test_each_of_a_pair_is_called_about_as_long_as_the_other() -> None:
         assert [function for function, *_ in both.calls] == called and len(called) >= 2
 
 
-def test_what_is_known_of_a_pair_is_that_of_its_operations(program: Program) -> None:
+def test_sizes_and_rates_of_a_pair_are_those_of_its_operations(program: Program) -> None:
     times = event_times_us(program, CPU, 1, 1)
-    pairs = measured_pairs(program, CPU, times, 1, 6, Recorder(), rates_gb_per_s=1e9)
+    pairs = measured_pairs(program, CPU, times, 1, 6, Recorder(), peak_gb_per_s=900.0)
     sizes = set((program.output_bytes / 1e3).tolist())
     assert pairs.pairs and all(kilobytes in sizes for each in pairs.pairs for kilobytes in each.kilobytes)
-    assert pairs.peak_gb_per_s == 1e9
+    assert pairs.peak_gb_per_s == 900
+    rates = [rate for each in pairs.pairs for rate in each.gb_per_s]
     own = measured_pairs(program, CPU, times, 1, 6, Recorder()).peak_gb_per_s
-    assert all(0 <= rate <= own for each in pairs.pairs for rate in each.gb_per_s)
+    assert min(rates) >= 0 and own > 0
+
+
+def test_one_operation_that_seems_to_read_a_lot_is_no_peak() -> None:
+    def function(table: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
+        return [table[rows], *(rows + each for each in range(40))]
+
+    program = capture(Step("gather", function, (torch.ones(100_000, 8), torch.zeros(2_000, dtype=torch.long))))
+    computed = [each.kind == "operation" for each in program.operations]
+    pairs = measured_pairs(program, CPU, 10.0 * np.array(computed), 1, 1, Recorder())
+    assert pairs.peak_gb_per_s == pytest.approx(32e3 / 10e3), "of the sums: 16 kB read, 16 kB written, 10 us"
 
 
 def test_samples_are_short_and_long_small_and_large_each_with_each() -> None:
@@ -88,6 +102,21 @@ def test_what_cannot_run_or_be_recorded_or_is_no_kernel_is_in_no_pair() -> None:
     pairs = measured_pairs(program, CPU, times, 1, 3, Recorder())
     assert {each.kilobytes for each in pairs.pairs} == {(program.output_bytes[computed[0]] / 1e3,) * 2}
     assert len(measured_pairs(program, CPU, times, 1, 3, Recorder(failing=0)).pairs) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_left_out"),
+    [(RuntimeError("operation not permitted when stream is capturing"), True),
+     (torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB"), True), (TypeError("a mistake"), False)],
+)  # fmt: skip
+def test_pairs_are_left_out_for_what_a_recording_forbids_alone(error: Exception, is_left_out: bool) -> None:
+    def make(*_: object) -> Graph:
+        raise error
+
+    program = products()
+    times = 10.0 * np.array([each.kind == "operation" for each in program.operations])
+    with nullcontext() if is_left_out else pytest.raises(TypeError, match="a mistake"):
+        assert measured_pairs(program, CPU, times, 1, 3, make).pairs == ()
 
 
 def test_without_lanes_of_an_accelerator_there_are_no_pairs() -> None:

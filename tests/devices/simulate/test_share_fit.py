@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gst.devices import Device, Plan
 from gst.devices.execute.costs import Costs
-from gst.devices.execute.pairs import Pair, Pairs
+from gst.devices.execute.pair_records import Pair, Pairs
 from gst.devices.simulate.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors, pair_shares, pair_us
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention, Simulator
 
@@ -118,7 +118,7 @@ def test_kernels_that_never_or_always_take_turns_are_fitted_exactly(share: float
 def test_few_pairs_are_not_fitted() -> None:
     few = pairs_under(TRUE, LEAST_PAIRS - 1, noise=0.0)
     assert fit_sharing(few) == fit_sharing(None) == UNCALIBRATED
-    with pytest.raises(ValueError, match=f"^errors are told of at least {LEAST_PAIRS} pairs, got {LEAST_PAIRS - 1}$"):
+    with pytest.raises(ValueError, match=f"^errors need at least {LEAST_PAIRS} pairs, got {LEAST_PAIRS - 1}$"):
         held_out_errors(few)
 
 

@@ -1,0 +1,115 @@
+"""Operations that some devices cannot run, whose times there are infinite: they are planned elsewhere, and records of
+their costs are JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gst.devices import Device, Plan
+from gst.devices.simulate.simulator import Contention
+from gst.placement.fusion.measured import segments, share_in_parallel, whole_step
+from gst.placement.objective import SimulatedObjective
+from gst.placement.pipeline import cached_task, measured_task
+from gst.placement.planning import Planned, check_fits
+from gst.placement.task import Task
+from gst.programs import Program, Step, capture
+
+DEVICES = [Device("xpu:0", "xpu", (), 1, "xpu:0", "test"), Device("cpu:0", "cpu", (0, 1), 2, "host", "test")]
+
+
+def program() -> Program:
+    def function(a: torch.Tensor) -> list[torch.Tensor]:
+        return [((each @ each).relu() + 1).sum() for each in (a, a + 1)]
+
+    return capture(Step("chain", function, (torch.ones(4, 4),)))
+
+
+def task_of(*cannot_run: tuple[int, str], devices: list[Device] = DEVICES) -> Task:
+    """Times of 10 us, infinite for pairs of a device and an operator that it cannot run."""
+    of = program()
+    times_us = np.array([[10.0 if each.kind == "operation" else 0.0 for each in of.operations]] * len(devices))
+    for device, name in cannot_run:
+        times_us[device, [str(each.target) == name for each in of.operations]] = np.inf
+    return Task.of_profile(of, devices, times_us)
+
+
+NO_RELU, NO_SUM = (0, "aten.relu.default"), (1, "aten.sum.default")
+
+
+def planned(task: Task, plan: Plan) -> dict[str, Planned]:
+    return {"single": Planned(plan, float(SimulatedObjective(task)([plan])[0]), 0.0, 1)}
+
+
+def test_a_plan_can_run_if_each_operation_can_run_on_its_device() -> None:
+    task = task_of(NO_RELU)
+    zeros = np.zeros(task.num_nodes, np.int64)
+    assert not task.can_run(task.plan(zeros)) and task.can_run(task.plan(zeros + 1))
+    assert task.can_run(Plan(("cpu:0", "xpu:0"), zeros)) and not task.can_run(Plan(("xpu:0",), zeros))
+
+
+def test_of_plans_that_cannot_run_no_memory_is_asked() -> None:
+    limited = [replace(each, memory_limit=8) for each in DEVICES]
+    task = task_of(NO_RELU, devices=limited)
+    zeros = np.zeros(task.num_nodes, np.int64)
+    with pytest.raises(ValueError, match=r"^no plan of chain that was found can run on xpu:0, cpu:0: "):
+        check_fits(task, planned(task, task.plan(zeros)))
+    both = planned(task, task.plan(zeros)) | {"other": planned(task, task.plan(zeros + 1))["single"]}
+    with pytest.raises(ValueError, match=r"^no plan of chain fits \(.*the least that would do for a plan found is 0"):
+        check_fits(task, both)
+
+
+def test_segments_are_of_work_that_is_known() -> None:
+    everywhere, somewhere, nowhere = task_of(), task_of(NO_RELU), task_of(NO_RELU, NO_SUM)
+    want = segments(everywhere)
+    assert (segments(somewhere) == want).all() and (segments(nowhere) == want).all(), "all operations take 10 us"
+    alone = np.full(everywhere.num_nodes, -1)
+    for task in (somewhere, nowhere):
+        assert 0 < share_in_parallel(task, alone) < 100
+    together = np.where(nowhere.costs.computed, 0, -1)
+    assert np.isnan(share_in_parallel(nowhere, together)), "one operation that runs nowhere"
+    assert whole_step(somewhere).placement.tolist() == [1] * somewhere.num_nodes
+    assert whole_step(task_of(NO_SUM)).placement.tolist() == [0] * somewhere.num_nodes, "though it has fewer threads"
+
+
+def test_the_least_time_alone_is_finite() -> None:
+    count = sum(each.kind == "operation" for each in program().operations)
+    for cannot_run in ((), (NO_RELU,), (NO_RELU, NO_SUM)):
+        assert task_of(*cannot_run).least_alone_us == 10 * count
+
+
+def test_the_record_of_costs_is_json_and_says_no_more_than_it_must(tmp_path: Path) -> None:
+    def refused(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    task = task_of(NO_RELU)
+    assert task.program is not None
+    for make in (lambda: task, pytest.fail):  # measured, then read
+        again = cached_task(task.program, DEVICES, tmp_path, make)  # type: ignore[arg-type]
+        assert np.array_equal(again.times_us, task.times_us) and again.contention == task.contention
+    record = json.loads((tmp_path / "costs.json").read_text(), parse_constant=refused)
+    assert "pairs" not in record and set(record["contention"]).isdisjoint(Contention._fields[-3:])
+
+
+def test_what_a_device_cannot_run_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lane = replace(DEVICES[0], name="xpu:0/stream:1")
+    task = task_of(NO_RELU, (1, "aten.relu.default"), devices=[DEVICES[0], lane, DEVICES[1]])
+    assert task.program is not None
+
+    class Runner:
+        def costs(self) -> Any:
+            return task.costs
+
+        def timelines(self, *_: Any) -> list[Any]:
+            return []
+
+    measured_task(task.program, Runner(), 0)  # type: ignore[arg-type]
+    count = int(task.costs.computed.sum())
+    words = f"gst: xpu:0 cannot run 2 of {count} operations, aten.relu.default first; they are placed elsewhere\n"
+    assert capsys.readouterr().err == words
