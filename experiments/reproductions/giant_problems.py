@@ -30,7 +30,7 @@ from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
 from gst.process.progress import bar
 
-SHAPES = ("inception", "transformer", "layers", "chains")
+SHAPES = ("inception", "transformer", "layers")
 FIRST_SEED = 3 * 10**9  # training draws from seeds below 10^9
 NODES, DEVICES = 80_000, 8
 
