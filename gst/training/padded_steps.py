@@ -43,8 +43,8 @@ class PaddedSteps:
 
     @staticmethod
     def of(module: SegmentTrainingModule, loader: StepLoader) -> PaddedSteps | None:
-        """Those of a module that asks for them; None if it does not, or cannot have them, and then the reason is
-        logged."""
+        """The padded steps of a module with `record_step`; None without it. None, too, if the module cannot have them;
+        then the reason is logged."""
         if not module.record_step:
             return None
         reason = _refusal_of_training(module, loader) or refusal(module.estimator)
@@ -61,14 +61,14 @@ class PaddedSteps:
         return None
 
     def fixed(self) -> FixedStep | None:
-        """Draws and loads the next padded step; None where the next step is not to be padded."""
+        """What draws and loads the next step, if that is to be padded."""
         if self.step is not None and (reason := self._refusal_now()):
             self._stop(reason)
         return None if self.step is None else self.step.step
 
     def run(self, step: Step) -> Tensor | None:
-        """The loss of a step that was read as a padded one; its gradients are those of the parameters then. None if
-        it has to be trained unpadded, as all steps after it (`unpadded`)."""
+        """The loss of a step that was read as a padded one; the parameters have its gradients then. None if this step
+        and all later ones have to be trained unpadded (`unpadded`)."""
         if self.step is None or self.fixed() is None:
             return None
         try:
