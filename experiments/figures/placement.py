@@ -217,7 +217,13 @@ def public_policy(name: str) -> str:
 def doppler() -> str:
     from experiments.reproductions.doppler import summary
 
-    return summary(result("doppler")["rows"])
+    return summary(result("doppler")["rows"], result("doppler_policy")["rows"])
+
+
+def doppler_policy() -> str:
+    from experiments.reproductions.doppler import policy_summary
+
+    return policy_summary(result("doppler")["rows"], result("doppler_policy")["rows"])
 
 
 TABLES = {
@@ -226,7 +232,8 @@ TABLES = {
     "public problems": public_problems, "certificates": certificates,
     "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
-    "doppler": doppler, "search loop": search_loop, "search loop, simulated": search_loop_simulated, "kills": kills,
+    "doppler": doppler, "doppler policy": doppler_policy, "search loop": search_loop,
+    "search loop, simulated": search_loop_simulated, "kills": kills,
 }  # fmt: skip
 
 
