@@ -298,7 +298,7 @@ def test_results_of_another_program_are_not_gone_on_with(capsys: pytest.CaptureF
 
 
 def test_what_is_left_out_is_left_out_and_the_rest_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "60", "--methods", "annealing,guided_search"]
+    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "60", "--methods", "annealing"]
     assert main([*arguments, "--out", "all", "--explain", "--json", "all.json"]) == 0
     words = capsys.readouterr().out
     assert (
@@ -307,10 +307,9 @@ def test_what_is_left_out_is_left_out_and_the_rest_is_explained(capsys: pytest.C
         and "no plan can take less than" in words
     )
     assert main([*arguments, "--out", "less", "--without", "schedule", "--json", "less.json"]) == 0
-    assert main([*arguments, "--out", "same", "--tasks", "placement", "--json", "same.json"]) == 0
     assert "baselines: " not in capsys.readouterr().out
-    every, less, same = (json.loads(Path(f"{name}.json").read_text()) for name in ("all", "less", "same"))
-    assert less["objective"] == same["objective"] and less["plans"].keys() == every["plans"].keys()
+    every, less = (json.loads(Path(f"{name}.json").read_text()) for name in ("all", "less"))
+    assert less["plans"].keys() == every["plans"].keys()
     assert Plan.from_dict(json.loads(Path("less/plan.json").read_text())).priority is None
 
 

@@ -200,9 +200,11 @@ def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
 ) -> None:
     said = listen(monkeypatch)
     options, words = REFUSED[case]
+    threads = torch.get_num_threads()
     watch = fit(tmp_path, True, limit_val_batches=0, limit_train_batches=1, **options)
     if dist.is_initialized():
         dist.destroy_process_group()
+    torch.set_num_threads(threads)  # ddp sets it
     assert not any(watch.was_padded) and len(watch.losses) == EPOCHS
     assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
 

@@ -145,8 +145,11 @@ def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_faster")
-def test_compiled_groups_give_the_outputs_of_the_program(program: Program) -> None:
-    devices = lanes_of(2, 1)
+@pytest.mark.parametrize(
+    "name", ["gpt", *(pytest.param(each, marks=pytest.mark.e2e) for each in sorted({*SMALL} - {"gpt"}))]
+)
+def test_compiled_groups_give_the_outputs_of_the_program(name: str) -> None:
+    program, devices = small_program(name), lanes_of(2, 1)
     with GraphExecutor(program, devices) as running:
         plan = chained(program, devices, 3)
         groups = [group for group in fusion_groups(program, plan) if group.outputs]
