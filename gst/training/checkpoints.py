@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
@@ -70,6 +70,10 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """Remove the file, unless a checkpoint saved before failed to be written."""
         if all(each.exception() is None for each in earlier):
             super().remove_checkpoint(path)
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; an error of the thread is left to the next call."""
+        wait(list(self._pending))
 
     def teardown(self) -> None:
         """Wait until everything is written."""
@@ -231,9 +235,17 @@ class Stoppable(L.Callback):
             raise Stopped(self._asked or signal.SIGTERM, _saved(trainer))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._held.close()
+        self._release(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._release(trainer)
+
+    def _release(self, trainer: L.Trainer) -> None:
+        """Give up signals and locks once nothing is being written: another training may write there then, and a
+        directory that is empty still is removed."""
+        writer = trainer.strategy.checkpoint_io
+        if isinstance(writer, BackgroundCheckpointIO):
+            writer.wait()
         self._held.close()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

@@ -23,7 +23,9 @@ import torch
 from gst.cli import main
 from gst.devices import Log
 from gst.files.arrays import ArrayWriter
+from gst.files.writing import LOCK
 from gst.process.interrupts import Stopped, stoppable
+from gst.training import checkpoints
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -99,6 +101,20 @@ def stopped_at(number: int, step: int, *more: str, repeated: bool = False) -> in
         f"--trainer.callbacks.step={step}", f"--trainer.callbacks.repeated={repeated}",
     ]  # fmt: skip
     return main([*FIT, *callback, *more])
+
+
+def test_directories_are_locked_until_the_last_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[bool] = []
+    write = checkpoints.write
+
+    def late(checkpoint: dict[str, Any], path: Path) -> None:
+        time.sleep(0.3)
+        write(checkpoint, path)
+        locked.append((path.parent / LOCK).exists())
+
+    monkeypatch.setattr(checkpoints, "write", late)
+    assert stopped_at(signal.SIGTERM, 0) == 143
+    assert locked and all(locked)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def found() -> dict[str, Any]:
     return json.loads(ran.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device: the test marked gpu says more")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in BAD])
 def test_no_host_waits_in_a_step_on_a_described_device(found: dict[str, Any], name: str) -> None:
@@ -38,7 +38,7 @@ def test_no_host_waits_in_a_step_on_a_described_device(found: dict[str, Any], na
         assert found[name]["known"] > 5  # rows of the table, or of now
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device: the test marked gpu says more")
 def test_an_encoder_that_waits_is_found(found: dict[str, Any]) -> None:
     assert found["waiting for a number"]["failure"].startswith("DataDependentOutputException: aten._local_scalar_dense")
