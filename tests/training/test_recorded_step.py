@@ -163,14 +163,9 @@ def test_steps_of_fixed_shapes_are_those_of_the_estimator(variant: str, pooling:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_replays_of_one_recording_are_steps_of_the_estimator(
-    monkeypatch: pytest.MonkeyPatch, variant: str, pooling: str
-) -> None:
-    """What the recording made is spoilt before each replay."""
+def assert_replays_are_steps(monkeypatch: pytest.MonkeyPatch, want: Training, training: Training) -> None:
+    """Losses of replays, and the parameters after all of them, are those of eager steps of an equal training."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    want, training = Training(variant, pooling), Training(variant, pooling)
     graph = Replayed(training)
     step = RecordedStep(training.fixed(), lambda device: graph, is_recorded=True)
     losses = [step(*training.step(number)).item() for number in range(STEPS)]
@@ -178,6 +173,15 @@ def test_replays_of_one_recording_are_steps_of_the_estimator(
     assert losses == pytest.approx(want.eager(), rel=1e-4)
     for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_replays_of_one_recording_are_steps_of_the_estimator(
+    monkeypatch: pytest.MonkeyPatch, variant: str, pooling: str
+) -> None:
+    """What the recording made is spoilt before each replay."""
+    assert_replays_are_steps(monkeypatch, Training(variant, pooling), Training(variant, pooling))
 
 
 @pytest.mark.parametrize("variant", ["one", "dropout", "difference"])
@@ -195,15 +199,7 @@ def test_they_are_so_with_encoders_that_share_work_between_configurations(encode
 @pytest.mark.parametrize("encoder", list(ENCODERS)[1:])
 def test_replays_read_the_plans_of_their_own_step(monkeypatch: pytest.MonkeyPatch, encoder: str) -> None:
     """What the recording made is spoilt before each replay, as above."""
-    monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    want, training = (Training("dropout", "mean", encoder=encoder) for _ in range(2))
-    graph = Replayed(training)
-    step = RecordedStep(training.fixed(), lambda device: graph, is_recorded=True)
-    losses = [step(*training.step(number)).item() for number in range(STEPS)]
-    assert step.reason == "" and graph.replays == STEPS - 3
-    assert losses == pytest.approx(want.eager(), rel=1e-4)
-    for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert_replays_are_steps(monkeypatch, *(Training("dropout", "mean", encoder=encoder) for _ in range(2)))
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
