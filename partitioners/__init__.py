@@ -5,7 +5,7 @@ from __future__ import annotations
 from partitioners.balance import largest_part, num_parts_for, repair
 from partitioners.cache import partition_cached
 from partitioners.csr import Csr, symmetric_csr
-from partitioners.methods import METHODS, SEEDED, has_metis, partition
+from partitioners.methods import METHODS, SEEDED, has_metis, partition, usual_method
 from partitioners.quality import Quality, quality
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "quality",
     "repair",
     "symmetric_csr",
+    "usual_method",
 ]

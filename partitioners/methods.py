@@ -25,6 +25,16 @@ def has_metis() -> bool:
     return find_spec("pymetis") is not None
 
 
+def usual_method() -> str:
+    """The method to cut by where any will do: METIS, and Fennel without pymetis.
+
+    Examples:
+        >>> usual_method()
+        'metis'
+    """
+    return "metis" if has_metis() else "fennel"
+
+
 def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
     """Part of each node, few edges cut (parallel edges count each), with parts as uneven as the tolerance allows.
 

@@ -15,7 +15,7 @@ from gst.devices.execute.trace import KINDS, kind_of
 from gst.graphs.segments import segment
 from gst.placement.planning import METHODS
 from gst.placement.task import Task
-from partitioners import has_metis
+from partitioners import usual_method
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
 NUM_NAMED = 3
@@ -26,7 +26,7 @@ def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
     """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.reporting`."""
     graph = task.graph
     max_nodes = max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes)))
-    cut = segment(graph, max_nodes, "metis" if has_metis() else "fennel")
+    cut = segment(graph, max_nodes, usual_method())
     part = np.empty(graph.num_nodes, np.int64)
     part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
     run = task.simulator.run(plan)

@@ -59,7 +59,7 @@ from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import Workers
 from gst.process.progress import Progress, no_progress, notice
 from gst.programs import Program
-from partitioners import has_metis
+from partitioners import usual_method
 
 MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads
 NUM_CALIBRATION = 12  # plans that contention is learned from
@@ -167,7 +167,7 @@ def place_measured(
     if fleet is not None:
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
-        prepare([dataset], out / "dataset", max_nodes=512, method="metis" if has_metis() else "fennel")
+        prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
     drawing = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
     return PlacementResult(task, plans[best], result, drawing)
 
