@@ -270,9 +270,9 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 
 
 @lru_cache(maxsize=16)
-def layouts(program: Program) -> dict[int, Layout]:
-    """Shape, strides and dtype of every tensor of the program, from a run in program order on the calling thread."""
-    return {node: layout(value) for node, value in _values(program, CPU) if isinstance(value, Tensor)}
+def layouts(program: Program, device: torch.device = CPU) -> dict[int, Layout]:
+    """Shape, strides and dtype of every tensor of the program, from a run in program order on a device."""
+    return {node: layout(value) for node, value in _values(program, device) if isinstance(value, Tensor)}
 
 
 def example_values(program: Program, nodes: Collection[int], device: torch.device = CPU) -> dict[int, Tensor]:

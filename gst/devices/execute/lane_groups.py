@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gst.devices.describe.machine import Device, usable_cores
 from gst.devices.execute.calls import copied
-from gst.devices.execute.groups import Layout, check_alike, example_values, layout, structure_key
+from gst.devices.execute.groups import Layout, check_alike, example_values, layout, layouts, structure_key
 from gst.devices.execute.lanes import GroupCall, Values, is_here
 from gst.devices.execute.on_accelerator import module_on, one_graph
 from gst.devices.execute.spans import span_us
@@ -71,7 +71,6 @@ class LaneGroups:
     def __init__(self, program: Program, devices: Sequence[Device]) -> None:
         self._program, self._devices = program, {device.name: device for device in devices}
         self._structures: dict[tuple[object, torch.device], Structure] = {}
-        self._layouts: dict[int, Layout] = {}
         self._num_cores = len(usable_cores())  # the thread that compiles may be bound to one
 
     def shares(self, plan: Plan) -> dict[int, float]:
@@ -88,9 +87,6 @@ class LaneGroups:
         """Each legal group of a plan with its structure, compiled if it is a new one."""
         groups = [group for group in fusion_groups(self._program, plan) if group.outputs]
         homes = [self._devices[plan.devices[plan.placement[group.nodes[0]]]] for group in groups]
-        if groups and not self._layouts:
-            values = example_values(self._program, range(self._program.num_nodes), homes[0].torch_device)
-            self._layouts = {node: layout(value) for node, value in values.items()}
         keys = [self._key(group, home) for group, home in zip(groups, homes, strict=True)]
         new = {key: group for key, group in zip(keys, groups, strict=True) if key not in self._structures}
         for device in dict.fromkeys(device for _, device in new):
@@ -104,7 +100,8 @@ class LaneGroups:
 
     def _key(self, group: Group, home: Device) -> tuple[object, torch.device]:
         """What groups of one structure have in common; the group itself where an operation has no form in a file."""
-        inputs = [self._layouts[node] for node in group.inputs]
+        of_node = layouts(self._program, home.torch_device)
+        inputs = [of_node[node] for node in group.inputs]
         try:
             return structure_key(self._program, group, inputs, home.threads), home.torch_device
         except ValueError:
