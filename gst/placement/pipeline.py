@@ -21,7 +21,7 @@ from gst.devices.describe.machine import core_numbers, supports
 from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.pair_records import Pairs
+from gst.devices.execute.pair_records import pairs_of, pairs_record
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
 from gst.devices.plan import in_order_of
 from gst.devices.simulate.calibration import fit
@@ -273,7 +273,7 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
             "times_us": [[None if math.isinf(each) else each for each in row] for row in task.times_us.tolist()],
             "own_bytes": task.costs.own_bytes.tolist(),
             "contention": task.contention.to_dict(),
-            **({} if task.costs.pairs is None else {"pairs": task.costs.pairs.to_dict()}),
+            **pairs_record(task.costs.pairs),
             **links_record(task.costs),
         }
         with atomic_write(path) as file:
@@ -283,12 +283,7 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
     times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
     times_us[np.isnan(times_us)] = np.inf
     costs = profiled_costs(program, devices, times_us, links_of(record))
-    pairs = record.get("pairs")
-    costs = replace(
-        costs,
-        own_bytes=np.array(record["own_bytes"], np.int64),
-        pairs=None if pairs is None else Pairs.from_dict(pairs),
-    )
+    costs = replace(costs, own_bytes=np.array(record["own_bytes"], np.int64), pairs=pairs_of(record))
     return Task.of_program(program, costs, Contention(**record["contention"]))
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +21,11 @@ import torch
 
 from gst.cli import main
 from gst.devices import Device, Log, Measurement, Plan
+from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.pair_records import Pair, Pairs
 from gst.placement.fleet import workers as fleet_workers
 from gst.placement.fleet.cluster import Kind, joined, kind_of_search, select_kinds
-from gst.placement.fleet.host import PROGRAM_FILES, RemoteWorker, cache_program, cached_program, digest_of, pack
+from gst.placement.fleet.host import PROGRAM_FILES, Host, RemoteWorker, cache_program, cached_program, digest_of, pack
 from gst.placement.fleet.workers import Attempts, FleetWorkers
 from gst.placement.workers import NoWorker, Pool, WorkerLost
 from gst.programs import Program, Step, capture
@@ -227,6 +232,37 @@ def test_kinds_of_hosts_are_those_with_the_devices() -> None:
         ValueError, match=r"no host has all of the devices cuda:0; there are cpu:0, cpu:1 on 3 hosts of"
     ):
         select_kinds([two, four], ["cuda:0"])
+
+
+class InThisProcess(RemoteWorker):
+    """Asks a `Host` in this process instead of one of Ray, in the same words."""
+
+    def __init__(self, isolated: Any) -> None:
+        super().__init__(None, "here", Event())
+        self._host = Host()
+        self._host._isolated = isolated
+
+    def _ask(self, request: dict[str, Any], limit_s: Callable[[], float]) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._host.answer(json.dumps(request)))
+        return answer
+
+
+@pytest.mark.parametrize("pairs", [None, Pairs(2048, 900.0, (Pair((4.0, 8.0), (1.0, 2.0), (9.0, 10.0), 11.0),))])
+def test_costs_come_back_from_a_host_as_they_were_measured(program: Program, pairs: Pairs | None) -> None:
+    devices = [Device(f"cuda:0{lane}", "cuda", (), 1, "cuda:0", "test") for lane in ("", "/stream:1")]
+    devices.append(Device("cpu:0", "cpu", (0,), 1, "host", "test"))
+    times = np.arange(3.0 * program.num_nodes).reshape(3, -1)
+    times[2, 1] = np.inf  # the CPU cannot run it
+    costs = replace(profiled_costs(program, devices, times), own_bytes=np.arange(times.size).reshape(times.shape))
+
+    class Isolated:
+        def costs(self, repetitions: int) -> Costs:
+            return replace(costs, pairs=pairs)
+
+    got = InThisProcess(Isolated()).costs(program, devices, 3, 0.0)
+    assert got.pairs == pairs and got.devices == tuple(devices)
+    for name in ("times_us", "own_bytes", "latency_us", "bytes_per_us"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(costs, name))
 
 
 def test_a_search_stays_on_the_kind_of_host_it_began_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,3 +57,19 @@ class Pairs:
             for each in record["pairs"]
         )
         return Pairs(record["threads"], record["peak_gb_per_s"], pairs)
+
+
+def pairs_record(pairs: Pairs | None) -> dict[str, Any]:
+    """Pairs as an entry of a record for JSON, which has none where there are none; `pairs_of` reads it."""
+    return {} if pairs is None else {"pairs": pairs.to_dict()}
+
+
+def pairs_of(record: Mapping[str, Any]) -> Pairs | None:
+    """Pairs of a record in which `pairs_record` is an entry; None where there are none, or it is older than they are.
+
+    Examples:
+        >>> pairs = Pairs(None, 900.0, ())
+        >>> pairs_of({"times_us": [], **pairs_record(pairs)}) == pairs, pairs_of({"times_us": [], **pairs_record(None)})
+        (True, None)
+    """
+    return Pairs.from_dict(record["pairs"]) if "pairs" in record else None

@@ -21,8 +21,9 @@ import numpy as np
 
 from gst.devices import Device, ExecutionError, LoadGate, Measurement, Plan, discover, select
 from gst.devices.describe.machine import cache_directory, this_machine
-from gst.devices.execute.costs import Links, links_of, links_record
+from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
+from gst.devices.execute.pair_records import pairs_of, pairs_record
 from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
 from gst.devices.plan import Timeline
 from gst.placement.ways_on_accelerator import steps_on_accelerator
@@ -100,7 +101,8 @@ class Host:
         if arguments["patience_s"] > 0:
             LoadGate(patience_s=arguments["patience_s"]).wait()
         costs = self._isolated.costs(arguments["repetitions"])
-        return {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist(), **links_record(costs)}
+        times_and_bytes = {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist()}
+        return {**times_and_bytes, **links_record(costs), **pairs_record(costs.pairs)}
 
     def _timelines(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
@@ -171,11 +173,18 @@ class RemoteWorker:
         """
         return self._wait_for(self.actor.begin.remote(json.dumps(settings), [program]), lambda: START_LIMIT_S)
 
-    def costs(self, repetitions: int, patience_s: float) -> tuple[np.ndarray, np.ndarray, Links | None]:
-        """Microseconds, and bytes, of each operation on each device, and links, see `IsolatedExecutor.costs`."""
+    def costs(self, program: Program, devices: Sequence[Device], repetitions: int, patience_s: float) -> Costs:
+        """See `IsolatedExecutor.costs`.
+
+        Args:
+            program: which it was given to run.
+            devices: that it has.
+            repetitions, patience_s: of each operation; for quiet cores.
+        """
         arguments = {"repetitions": repetitions, "patience_s": patience_s}
         answer = self._ask({"costs": arguments}, lambda: START_LIMIT_S)
-        return np.array(answer["times_us"], np.float64), np.array(answer["own_bytes"], np.int64), links_of(answer)
+        costs = profiled_costs(program, devices, np.array(answer["times_us"], np.float64), links_of(answer))
+        return replace(costs, own_bytes=np.array(answer["own_bytes"], np.int64), pairs=pairs_of(answer))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`."""

@@ -16,7 +16,7 @@ from typing import Generic, Self, TypeVar
 
 from gst.devices import Device, Measurement, Plan
 from gst.devices.describe.machine import least_memory_limit
-from gst.devices.execute.costs import Costs, profiled_costs
+from gst.devices.execute.costs import Costs
 from gst.devices.execute.isolated import START_LIMIT_S
 from gst.devices.plan import Timeline
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker
@@ -196,8 +196,7 @@ class FleetWorkers:
 
     def costs(self, repetitions: int = 5) -> Costs:
         """See `IsolatedExecutor.costs`, of one of the hosts."""
-        times_us, own_bytes, links = self._with_retry(lambda worker: worker.costs(repetitions, self._patience_s))
-        return replace(profiled_costs(self.program, self.devices, times_us, links), own_bytes=own_bytes)
+        return self._with_retry(lambda worker: worker.costs(self.program, self.devices, repetitions, self._patience_s))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
         """See `IsolatedExecutor.timelines`, of one of the hosts."""
