@@ -19,6 +19,7 @@ from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.measure import timed
 from gst.devices.execute.race_check import check
 from gst.devices.execute.recording import Graph, new_graph
+from gst.devices.execute.residents import Residents
 from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.worker import Worker
 from gst.devices.plan import ExecutionError, Plan, positions_of_nodes, says_no_memory
@@ -37,6 +38,13 @@ class GraphExecutor:
     (`LaneGroups`), and its lanes are recorded as graphs of their accelerators (`LaneGraph`). Where that is impossible
     the lanes run eagerly. One thread launches everything and computes what is on the CPU, so several CPU devices would
     take turns.
+
+    Recorded plans read inputs and constants, weights among them, in the same memory (`Residents`). Captured programs
+    write to none of them: what a training step renews is an output. So k recorded plans take one copy of the weights on
+    each accelerator, and the memory of the values between for each plan. A weight that a plan reads elsewhere has a
+    copy there, too, which goes with the last plan that reads it. A run copies inputs only where other values lie. If an
+    operation of the program does write into values in place, all inputs are copied anew before each run. Plans that run
+    eagerly have copies of their own.
 
     Args:
         program: what plans place.
@@ -64,6 +72,7 @@ class GraphExecutor:
         self._worker: Worker | None = None
         self._storages: Storages | None = None
         self._groups = LaneGroups(program, self.devices)
+        self._residents = Residents(program)
         self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
         self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
 
@@ -168,7 +177,7 @@ class GraphExecutor:
         lanes, key = self._compile(plan), plan.key
         if key not in self._graphs:
             while True:
-                graph = LaneGraph(lanes, self._recorded, self._new_graph)
+                graph = LaneGraph(lanes, self._recorded, self._new_graph, self._residents)
                 if not (says_no_memory(graph.reason) and self._forget_another(key)):
                     break
             self._graphs[key] = graph

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gst.devices.execute.calls import laid_out
 from gst.devices.execute.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
 from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
-from gst.devices.execute.storages import fixed_values
+from gst.devices.execute.residents import Resident, Residents
 from gst.devices.execute.stream_program import COPY, RUN
 from gst.devices.execute.stretches import Stretches, inner_steps, stretches
 
@@ -37,6 +36,8 @@ class LaneGraph:
         executor: of the stream program.
         recorded: memories whose stretches are graphs; those of accelerators of this process if None.
         graph: makes an empty graph, see `new_graph`.
+        residents: memory of inputs and constants, which other plans of the program may read, too, but not at the same
+            time; of its own if None.
 
     Attributes:
         reason: why it runs eagerly; empty if it runs by graphs.
@@ -57,9 +58,12 @@ class LaneGraph:
 
     def __init__(
         self, executor: LaneExecutor, recorded: Collection[int] | None = None,
-        graph: Callable[[torch.device, Any], Graph] = new_graph,
+        graph: Callable[[torch.device, Any], Graph] = new_graph, residents: Residents | None = None,
     ) -> None:  # fmt: skip
         self.executor, self._new_graph = executor, graph
+        self._all_residents = residents or Residents(executor.program)
+        self._residents: dict[tuple[int, int], Resident] = {}
+        self._num_fills = 0  # at which those hold the examples
         devices = executor.devices
         here = [memory for memory, device in enumerate(devices) if is_here(device)]
         self._recorded = frozenset(here if recorded is None else recorded)
@@ -67,8 +71,6 @@ class LaneGraph:
         self._values: list[Values] = []
         self._parts: list[_Part] = []
         self._pinned_bytes = 0
-        self._holds_examples = True
-        self._steady: dict[int, _Steady] = {}
         self.reason = ""
         if not self._recorded:
             where = ", ".join(map(str, dict.fromkeys(devices)))
@@ -81,7 +83,7 @@ class LaneGraph:
             with no_garbage():
                 self._record()
         except Exception as error:  # whatever an operator does that a graph cannot, and memory that is short
-            self._graphs, self._values, self._parts = {}, [], []
+            self._graphs, self._values, self._parts, self._residents = {}, [], [], {}
             self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
 
     @property
@@ -106,17 +108,7 @@ class LaneGraph:
         executor = self.executor
         if self.reason:
             return executor.run(inputs)
-        if inputs is not None or not self._holds_examples:
-            executor.synchronise()  # the inputs may still be computed on another stream
-            given = executor.program.check_inputs(inputs)
-            steady = {node: _Steady(given[node]) for node in range(num_steady if inputs is not None else 0)}
-            held = {node for node, each in steady.items() if each.is_as(self._steady.get(node))}
-            for node, memory in executor.streams.residents.T.tolist():
-                if node < len(given) and node not in held:
-                    self._values[memory][node].copy_(given[node].detach())
-            executor.synchronise()
-            self._steady = steady
-        self._holds_examples = inputs is None
+        self._fill(inputs, num_steady)
         memories, done = self._memories(), list[Sequence[torch.Event]]()
         for part in self._parts:
             part.wait(done)
@@ -124,7 +116,33 @@ class LaneGraph:
                 part.run(memories)
             done.append(part.lane.record())
         executor.synchronise()
+        self._forget_written()
         return outputs_of(executor.program, executor.streams, memories)
+
+    def _fill(self, inputs: Sequence[Tensor] | None, num_steady: int) -> None:
+        """Copy inputs, or the examples, to where graphs read them, as far as they are not there."""
+        executor, shared = self.executor, self._all_residents
+        if inputs is None and self._num_fills == shared.num_fills:
+            return
+        executor.synchronise()  # the inputs may still be computed on another stream
+        if inputs is None:
+            for each in self._residents.values():
+                each.hold_example()
+            self._num_fills = shared.num_fills
+        else:
+            given = executor.program.check_inputs(inputs)
+            shared.num_fills += 1
+            for (node, _), each in self._residents.items():
+                if node < len(given):
+                    each.hold(given[node], node < num_steady)
+        executor.synchronise()
+
+    def _forget_written(self) -> None:
+        """Behind a run that may have written into inputs: they are copied anew before the next."""
+        if self._all_residents.writes:
+            self._all_residents.num_fills += 1
+            for each in self._residents.values():
+                each.forget()
 
     def _memories(self) -> list[Values]:
         """Values at the beginning of a run; what graphs make is always there, in the same place."""
@@ -133,10 +151,12 @@ class LaneGraph:
     def _record(self) -> None:
         """Run once, stretch by stretch: each is recorded and launched, so that the next finds its values."""
         executor = self.executor
+        self._residents = self._all_residents.of(executor.streams, executor.devices)
+        self._fill(None, 0)
+        placed = {(node, executor.devices[memory]): each.value for (node, memory), each in self._residents.items()}
         for _ in range(WARM_RUNS):
-            executor.run()
-        self._values = _taken(executor.residents(), fixed_values(executor.program))
-        executor.forget_residents()  # an eager run brings them anew
+            executor.run(placed=placed)
+        self._values = executor.residents(placed=placed)
         hosts = [memory for memory in range(len(executor.devices)) if memory not in self._recorded]
         cut = stretches(executor.streams, np.array(hosts, np.int64))
         lanes = {key: Lane(executor.devices[key[0]], key[0]) for key in _keys(cut)}
@@ -150,6 +170,7 @@ class LaneGraph:
             self._parts.append(part)
             done.append(part.lane.record())
         executor.synchronise()
+        self._forget_written()
 
     def _prepared(self, cut: Stretches, stretch: int, lane: Lane, memories: list[Values]) -> Callable[..., None]:
         """Run a stretch for the first time; what runs it again."""
@@ -220,21 +241,6 @@ class LaneGraph:
         return buffer.pin_memory()
 
 
-class _Steady:
-    """An input as it was copied. It is held, so that no other tensor can lie where it does."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._value, self._version = value.detach(), None if value.is_inference() else value._version
-
-    def is_as(self, other: _Steady | None) -> bool:
-        """Whether it is the other one, and nothing was written to it in between."""
-        return other is not None and self._version is not None and self._state() == other._state()
-
-    def _state(self) -> tuple[object, ...]:
-        value = self._value
-        return value.data_ptr(), value.dtype, value.shape, value.stride(), value.device, self._version
-
-
 class _Part:
     """One stretch: its lane, the stretches that it waits for, and what runs it."""
 
@@ -249,21 +255,3 @@ class _Part:
 def _keys(cut: Stretches) -> list[tuple[int, bool]]:
     """Of each stretch its memory and whether it copies: those of one key take turns on one lane."""
     return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))
-
-
-def _taken(residents: Sequence[Values], given: Sequence[Any]) -> list[Values]:
-    """What lies in each memory, to be overwritten: what the program was given, and what lies there twice, as copies."""
-    seen = {value.untyped_storage()._cdata for value in given if isinstance(value, Tensor)}
-    taken: list[Values] = []
-    for values in residents:
-        taken.append({})
-        for node, value in values.items():
-            storage = value.untyped_storage()._cdata
-            taken[-1][node] = _own(value) if storage in seen else value
-            seen.add(storage)
-    return taken
-
-
-def _own(value: Tensor) -> Tensor:
-    """A copy that a graph may overwrite, laid out like the value."""
-    return laid_out(value.clone(), value)

@@ -173,11 +173,12 @@ class LaneExecutor:
         self.lanes = [Lane(self.devices[memory], memory) for memory in memories]
         self._placed: Placed = {}
 
-    def run(self, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+    def run(self, inputs: Sequence[Tensor] | None = None, placed: Placed | None = None) -> list[Any]:
         """Run the program once, and wait until every lane is done.
 
         Args:
             inputs: flat inputs; the examples if None, which are brought to the devices once. They are not changed.
+            placed: where examples and constants lie; where this has brought them if None.
 
         Returns:
             Flat outputs, each in the memory where the stream program leaves it.
@@ -186,22 +187,19 @@ class LaneExecutor:
             ValueError: the inputs do not fit the program.
             ExecutionError: a step failed; the message names it.
         """
-        memories = self.residents(inputs)
+        memories = self.residents(inputs, placed)
         self.synchronise()
         self.issue(memories)
         self.synchronise()
         return self.outputs(memories)
 
-    def residents(self, inputs: Sequence[Tensor] | None = None) -> list[Values]:
-        """What lies in each memory when a run begins."""
+    def residents(self, inputs: Sequence[Tensor] | None = None, placed: Placed | None = None) -> list[Values]:
+        """What lies in each memory when a run begins; see `run`."""
         memories: list[Values] = [{} for _ in self.devices]
-        for node, memory, value in residents_of(self.program, self.streams, self.devices, inputs, self._placed):
+        where = self._placed if placed is None else placed
+        for node, memory, value in residents_of(self.program, self.streams, self.devices, inputs, where):
             memories[memory][node] = value
         return memories
-
-    def forget_residents(self) -> None:
-        """Keep no longer what was brought to the devices; whoever holds it may write to it."""
-        self._placed.clear()
 
     def turns(self, order: Ints) -> Turns:
         """Steps in an order in which they can be issued, and the lane of each."""

@@ -1,5 +1,7 @@
 """Plans run by recorded graphs, and their groups compiled in this process. Memories of CPUs stand for accelerators."""
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,8 +16,9 @@ from gst.devices.execute import executor as choice
 from gst.devices.execute import graph_executor, lane_groups
 from gst.devices.execute.child import Runner
 from gst.devices.execute.lane_groups import LaneGroups
+from gst.devices.execute.residents import Residents
 from gst.devices.fusion.legality import fusion_groups
-from gst.programs import Program, outputs_differ
+from gst.programs import Program, capture_module, outputs_differ
 from tests.programs.small import SMALL, small_program
 
 from .recorded import Recorder
@@ -64,6 +67,73 @@ def test_outputs_stay_when_the_plan_runs_again() -> None:
         assert running.time_ms(plan) > 0
         assert outputs_differ(outputs, eager(program)) is None
         assert outputs_differ(running.run(plan), outputs) is None
+
+
+def residents(running: GraphExecutor) -> dict[int, int]:
+    """Bytes of inputs and constants of recorded plans, by address."""
+    values = [graph._values[memory][node] for graph in running._graphs.values() for node, memory in graph._residents]
+    return {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}
+
+
+def test_recorded_plans_read_one_copy_of_the_weights(program: Program) -> None:
+    devices = lanes_of(1, 2)
+    plans = [unfused(program, devices, seed) for seed in range(3)]
+    with GraphExecutor(program, devices, {0}, Recorder()) as running:
+        running.record(plans[0])
+        alone = residents(running)
+        assert sum(alone.values()) >= sum(each.nbytes for each in program.inputs if each.dim())
+        for plan in plans:
+            running.record(plan)
+        assert residents(running) == alone and len(running._graphs) == 3
+        assert not {each.untyped_storage().data_ptr() for each in program.inputs} & alone.keys()
+
+
+def test_one_plan_sees_no_inputs_of_another(program: Program) -> None:
+    """Whether they are given as parameters that stay, as examples, or anew; what graphs made is spoilt before each."""
+    devices, recorder, count = lanes_of(2, 1), Recorder(), len(program.inputs) - 1
+    plans = [unfused(program, devices, seed) for seed in range(3)]
+    given = [doubled(program), [value.clone() for value in program.inputs]]
+    rng = np.random.default_rng(0)
+    with GraphExecutor(program, devices, {0}, recorder) as running:
+        for _ in range(24):
+            inputs = [None, *given][int(rng.integers(3))]
+            for graph in recorder.graphs:
+                graph.spoil()
+            outputs = running.run(plans[int(rng.integers(3))], inputs, int(rng.integers(2)) * count)
+            assert outputs_differ(outputs, eager(program, inputs)) is None
+            with torch.no_grad():
+                given[0][0].mul_(0.5)  # trained on meanwhile
+
+
+def test_memory_of_weights_goes_with_the_last_plan_that_reads_them() -> None:
+    program, devices = small_program("gpt"), lanes_of(1, 1)
+    plan = unfused(program, devices, 0)
+    recorder = Recorder()
+    with GraphExecutor(program, devices, {0}, recorder) as running:
+        running.record(plan)
+        recorder.graphs.clear()  # of a stand-in: it holds what it reads
+        resident = weakref.ref(running._residents.at(0, torch.device("cpu")).value)
+        assert resident() is not None
+        running._graphs.clear()
+        gc.collect()
+        assert resident() is None
+
+
+def test_inputs_that_a_program_writes_to_are_copied_before_each_run() -> None:
+    """No captured program does that: here an operation is replaced by the one that works in place."""
+    pure = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()), (torch.tensor([-1.0, 2.0]),))
+    relu = next(node for node, each in enumerate(pure.operations) if each.target is torch.ops.aten.relu.default)
+    operations = list(pure.operations)
+    operations[relu] = replace(operations[relu], target=torch.ops.aten.mul_.Tensor, args=(*operations[relu].args, 3.0))
+    program, devices = replace(pure, operations=tuple(operations)), lanes_of(1, 1)
+    assert Residents(program).writes and not Residents(pure).writes
+    plans = [replace(unfused(program, devices, 0), priority=np.arange(3.0) * sign) for sign in (1, -1)]
+    want = [torch.tensor([-3.0, 6.0]).sigmoid()]
+    with GraphExecutor(program, devices, {0}, Recorder()) as running:
+        for plan in plans * 2:
+            for inputs in (None, [torch.tensor([-1.0, 2.0])]):
+                assert outputs_differ(running.run(plan, inputs, 1), want) is None
+        assert len(running._graphs) == 2 and not any(graph.reason for graph in running._graphs.values())
 
 
 class ShortOfMemory(Recorder):
