@@ -35,14 +35,16 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
         device: that records it.
         pool: memory of the graphs before it, which it may use again where they have freed it.
     """
-    if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
-        return neutral(pool=pool, capture_error_mode=OTHER_THREADS)
     module = torch.get_device_module(device)
-    graph = getattr(module, f"{device.type.upper()}Graph")()
-    graph.memory = module.graph_pool_handle() if pool is None else pool
-    accepted = signature(graph.capture_begin).parameters
-    mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
-    graph.capture_begin = partial(graph.capture_begin, pool=graph.memory, **mode)
+    memory = module.graph_pool_handle() if pool is None else pool  # known also where the recording fails
+    if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
+        graph = neutral(pool=memory, capture_error_mode=OTHER_THREADS)
+    else:
+        graph = getattr(module, f"{device.type.upper()}Graph")()
+        accepted = signature(graph.capture_begin).parameters
+        mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
+        graph.capture_begin = partial(graph.capture_begin, pool=memory, **mode)
+    graph.memory = memory
     return graph
 
 
@@ -61,21 +63,30 @@ def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        try:
-            graph.capture_end()
-        except RuntimeError:  # what was recorded is of no use
-            _end_allocation(graph)
+        with suppress(RuntimeError):  # what was recorded is of no use
+            _end(graph)
         raise
-    graph.capture_end()
+    _end(graph)
+
+
+def _end(graph: Graph) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError:  # the recording was invalid
+        _end_allocation(graph)
+        raise
 
 
 def _end_allocation(graph: Graph) -> None:
-    """Releases of PyTorch before 2.13 leave this out where a recording fails, and keep what is freed afterwards."""
+    """What `capture_end` leaves out where the recording was invalid: until it is done, all that is allocated on the
+    stream goes to the graph's memory, which is never given back."""
     kind = torch.accelerator.current_accelerator()
-    end = None if kind is None else getattr(torch._C, f"_{kind.type}_endAllocateToPool", None)
-    if end is not None and hasattr(graph, "memory"):
-        with suppress(RuntimeError):  # no allocation goes there any more
-            end(torch.accelerator.current_device_index(), graph.memory)
+    names = ("endAllocateToPool", "releasePool")
+    calls = [None if kind is None else getattr(torch._C, f"_{kind.type}_{name}", None) for name in names]
+    with suppress(RuntimeError):  # no allocation goes there any more: the graph gives its memory back itself
+        for call in calls:
+            if call is not None and hasattr(graph, "memory"):
+                call(torch.accelerator.current_device_index(), graph.memory)
 
 
 @contextmanager
