@@ -19,14 +19,12 @@ from gst.devices.execute.calls import Values, bind
 from gst.devices.execute.graph_executor import GraphExecutor
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.lanes import Lane, Placed, is_here, outputs_of, residents_of, synchronise
-from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.lowering import ProvenLowering
 from gst.devices.execute.native import NativeExecutor
-from gst.devices.execute.race_check import check
-from gst.devices.execute.storages import Storages, storages
 from gst.devices.execute.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, rows
-from gst.devices.execute.worker import LaneSteps, Run, Worker, run_lane
+from gst.devices.execute.worker import LaneSteps, Run, Worker, run_lane, started
 from gst.devices.fusion.legality import fusion_groups
-from gst.devices.plan import ExecutionError, Plan, positions_of_nodes
+from gst.devices.plan import ExecutionError, Plan
 from gst.programs import Program
 
 MAX_COMPILED = 64
@@ -82,20 +80,17 @@ class Executor:
         self._workers: tuple[Worker, ...] = ()  # of the devices, and of the copies from each memory
         self._lanes: tuple[Lane, ...] = ()
         self._accelerators: tuple[torch.device, ...] = ()
-        self._storages: Storages | None = None
+        self._lower = ProvenLowering(program, self.devices)
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._placed: Placed = {}
 
     def __enter__(self) -> Self:
-        threads = torch.get_num_threads()  # also fixes this thread's own number before a worker sets another
         threads_of = [*self.devices, *_copiers(self.devices)]
         memories = list(dict.fromkeys(device.memory for device in self.devices))
         places = {device.memory: device.torch_device for device in self.devices}
-        self._workers = tuple(map(Worker, threads_of))
+        self._workers = started(threads_of)
         self._lanes = tuple(Lane(places[each.memory], memories.index(each.memory)) for each in threads_of)
         self._accelerators = tuple(dict.fromkeys(filter(is_here, places.values())))
-        wait([worker.submit(lambda: None) for worker in self._workers])
-        torch.set_num_threads(threads)  # threads made later by others start from the number set last
         return self
 
     def __exit__(
@@ -128,11 +123,7 @@ class Executor:
                     "devices of one memory, or accelerators and at most one CPU device; leave it out with "
                     "--tasks placement,schedule (Python: fusion=None)"
                 )
-            positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out
-            self._storages = self._storages or storages(self.program)
-            streams = stream_program(self.program, plan, self.devices, self._storages)
-            check(streams)
-            self._compiled[key] = compiled(self.program, streams, self.devices)
+            self._compiled[key] = compiled(self.program, self._lower(plan), self.devices)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return self._compiled[key]

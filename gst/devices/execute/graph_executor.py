@@ -15,14 +15,12 @@ from gst.devices.describe.machine import Device, select
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lane_groups import LaneGroups
 from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.lowering import ProvenLowering
 from gst.devices.execute.measure import timed
-from gst.devices.execute.race_check import check
 from gst.devices.execute.recording import Graph, new_graph
 from gst.devices.execute.residents import Residents
-from gst.devices.execute.storages import Storages, storages
-from gst.devices.execute.worker import Worker
-from gst.devices.plan import ExecutionError, Plan, positions_of_nodes, says_no_memory
+from gst.devices.execute.worker import Worker, started
+from gst.devices.plan import ExecutionError, Plan, says_no_memory
 from gst.programs import Program
 
 MAX_PLANS = 64  # that stay lowered, and recorded as far as memory allows
@@ -70,17 +68,14 @@ class GraphExecutor:
         self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
         self._recorded, self._new_graph = recorded, graph
         self._worker: Worker | None = None
-        self._storages: Storages | None = None
+        self._lower = ProvenLowering(program, self.devices)
         self._groups = LaneGroups(program, self.devices)
         self._residents = Residents(program)
         self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
         self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
 
     def __enter__(self) -> Self:
-        threads = torch.get_num_threads()
-        self._worker = Worker(next((device for device in self.devices if not device.is_accelerator), HOST))
-        self._worker.submit(lambda: None).result()
-        torch.set_num_threads(threads)  # threads made later by others start from the number set last
+        (self._worker,) = started([next((device for device in self.devices if not device.is_accelerator), HOST)])
         return self
 
     def __exit__(
@@ -161,10 +156,7 @@ class GraphExecutor:
     def _compile(self, plan: Plan) -> LaneExecutor:
         key = plan.key
         if key not in self._lanes:
-            positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out
-            self._storages = self._storages or storages(self.program)
-            streams = stream_program(self.program, plan, self.devices, self._storages)
-            check(streams)
+            streams = self._lower(plan)
             groups = {} if plan.fusion is None else self._with_room(plan, partial(self._groups.calls, plan))
             self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
             if len(self._lanes) > MAX_PLANS:

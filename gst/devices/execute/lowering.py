@@ -103,6 +103,26 @@ def stream_program(
     return within_limits(work, memories, devices)
 
 
+class ProvenLowering:
+    """Lowers plans of one program, see `stream_program`, and proves that their lanes do not race.
+
+    Args:
+        program: what plans place.
+        devices: those that plans may name.
+    """
+
+    def __init__(self, program: Program, devices: Sequence[Device]) -> None:
+        self._program, self._devices = program, devices
+        self._storages: Storages | None = None
+
+    def __call__(self, plan: Plan) -> StreamProgram:
+        positions_of_nodes(plan, self._program, self._devices)  # refused before storages are worked out
+        self._storages = self._storages or storages(self._program)
+        streams = stream_program(self._program, plan, self._devices, self._storages)
+        check(streams)
+        return streams
+
+
 def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]) -> StreamProgram:
     """Lower arrays with copies as early as the memory limits of the devices allow. Where no delay of copies keeps the
     limits, they are exceeded by as little as possible.

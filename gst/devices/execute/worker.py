@@ -6,7 +6,7 @@ import os
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -68,6 +68,15 @@ class Worker:
                 except BaseException as error:
                     future.set_exception(error)
                 del item, job, future  # nothing of a finished run stays alive while the thread waits
+
+
+def started(devices: Sequence[Device]) -> tuple[Worker, ...]:
+    """A thread for each device. The calling thread keeps its number of threads, from which others start later."""
+    threads = torch.get_num_threads()  # also fixes this thread's own number before a worker sets another
+    workers = tuple(map(Worker, devices))
+    wait([worker.submit(lambda: None) for worker in workers])
+    torch.set_num_threads(threads)  # threads made later by others start from the number set last
+    return workers
 
 
 @dataclass(frozen=True, eq=False)
