@@ -7,18 +7,17 @@ them run so (`gst.process.tuning.keep_freed_memory`), and PyTorch by itself does
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from gst.devices import machine_record
 from gst.devices.execute.calls import pytorch
-from gst.devices.execute.child import end_with_parent
-from gst.devices.execute.measure import measure, timed
+from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import PlainPyTorch
+from gst.placement.ways_beside import serve
 from gst.process.progress import Progress, no_progress
 from gst.process.tuning import keep_freed_memory
 from gst.programs import resolve
@@ -51,20 +50,20 @@ def bench(programs: Sequence[str], repetitions: int = REPETITIONS, progress: Pro
 
 
 def main() -> None:
-    end_with_parent(os.getppid())
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the program prints is no answer
-    step, way = resolve(sys.argv[1]), sys.argv[2]
-    if way == KEPT and not keep_freed_memory():
-        raise SystemExit("the C library of this machine takes no such settings")
+    program, way = sys.argv[1:]
 
-    def run() -> None:
-        with unseeded():
-            pytorch(step)
+    def make() -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+        step = resolve(program)
+        if way == KEPT and not keep_freed_memory():
+            raise SystemExit("the C library of this machine takes no such settings")
 
-    print("ready", file=answers)
-    for _ in sys.stdin:
-        print(timed(run), file=answers)
+        def run() -> None:
+            with unseeded():
+                pytorch(step)
+
+        return {"step": run}, {}
+
+    serve(make, keeps_memory=False)
 
 
 if __name__ == "__main__":

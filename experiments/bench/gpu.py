@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,7 @@ def _last_row(said: bytes | None) -> dict[str, Any] | None:
 def _line(name: str, row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{name:<16} failed: {row['failed']}"
-    ways = ", ".join(
-        f"{way} {each['median_ms']:.3f} ms" if each["reason"] == "" else f"{way} failed ({each['reason'][:60]})"
-        for way, each in row["ways"].items()
-    )
+    ways = _times(row["ways"])
     if rank := row.get("simulator"):
         ways += f"; simulator against {rank['plans']} plans: Spearman {rank['spearman'] or 0:.2f}"
     late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
@@ -156,19 +154,19 @@ def _line(name: str, row: dict[str, Any]) -> str:
 def _place_line(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{'place':<16} failed: {row['failed']}"
-    ran = {name: each["median_ms"] for name, each in row["plans"].items() if not each["reason"]}
-    failed = [f"{name} ({each['reason'][:60]})" for name, each in row["plans"].items() if each["reason"]]
-    ways = ", ".join(f"{name} {ran[name]:.3f} ms" for name in sorted(ran, key=ran.__getitem__))
-    return (
-        f"{'place':<16} {row['winner']} wins; {ways}; failed: {', '.join(failed) or 'none'}; {len(row['eager'])} eager"
-    )
+    in_order = dict(sorted(row["plans"].items(), key=lambda each: each[1]["median_ms"] or math.inf))
+    return f"{'place':<16} {row['winner']} wins; {_times(in_order)}; {len(row['eager'])} eager"
 
 
 def _capped_line(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{'capped':<16} failed: {row['failed']}"
-    ways = ", ".join(
+    return f"{'capped':<16} {_times(row['ways'])}; {row['plan_bytes'] >> 20} of {row['limit_bytes'] >> 20} MiB"
+
+
+def _times(ways: Mapping[str, Mapping[str, Any]]) -> str:
+    """Milliseconds of each way, or why it failed."""
+    return ", ".join(
         f"{way} failed ({each['reason'][:60]})" if each["reason"] else f"{way} {each['median_ms']:.3f} ms"
-        for way, each in row["ways"].items()
+        for way, each in ways.items()
     )
-    return f"{'capped':<16} {ways}; {row['plan_bytes'] >> 20} of {row['limit_bytes'] >> 20} MiB"

@@ -68,10 +68,18 @@ def asked(source: Path | str, seconds: float, child: Sequence[str]) -> Iterator[
         yield {name: partial(process, name) for name in said["ways"]}, said["reasons"]
 
 
-def serve(make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]]) -> None:
-    """The child: make ways, say which there are and why others are not, and time those that are asked for."""
+def serve(
+    make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]], keeps_memory: bool = True
+) -> None:
+    """The child: make ways, say which there are and why others are not, and time those that are asked for.
+
+    Args:
+        make: what runs each way once, by name, and the reasons of others.
+        keeps_memory: whether memory of freed tensors is kept, as the process that runs plans does.
+    """
     end_with_parent(os.getppid())
-    keep_freed_memory()  # as the process that runs plans does
+    if keeps_memory:
+        keep_freed_memory()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the program prints is no answer
     runs, reasons = make()
