@@ -20,7 +20,7 @@ from gst.devices.describe.machine import machine_record
 from gst.devices.execute.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.placement.guards import Guard
-from gst.placement.whole import AHEAD, Function, Way, difference, ways, whole_run
+from gst.placement.whole import AHEAD, Function, OnExamples, Way, difference, ways, whole_run
 from gst.process.progress import Progress, no_progress
 
 LOOKS = 3  # runs of each way before only those that may win are timed in earnest
@@ -57,6 +57,11 @@ class GuardedRun:
                 stacklevel=2,
             )
         return self.model(*inputs)
+
+    def timed(self, inputs: Sequence[Any]) -> Callable[[], Any]:
+        """What is timed: a call with inputs, or on an accelerator a run of the example inputs that lie there."""
+        is_there = isinstance(self.run, OnExamples)
+        return self.run.on_examples if is_there else partial(self, *inputs)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +168,7 @@ def tried(
         for number, way in enumerate(sorted(subject.ways, key=_promise)):
             spent = time.perf_counter() - started
             late = "" if spent <= seconds / 2 else "no time to compile it"
-            if way.autotune and seconds - spent < AUTOTUNE_S:
+            if way.measures_kernels and seconds - spent < AUTOTUNE_S:
                 late = f"it takes minutes; give {AUTOTUNE_S:g} seconds or more"
             if reason := _left_out(way, compiled, late, took):
                 reasons[way.name] = reason
@@ -171,7 +176,7 @@ def tried(
             so_far = f", {min(took.values()):.1f} ms so far" if took else ""
             progress(f"trying {way.name}{so_far}", number, len(subject.ways))
             try:
-                with stopped_after(seconds - spent if stops and way.kind != PYTORCH else math.inf):
+                with stopped_after(seconds - spent if stops and way.compiles else math.inf):
                     run = subject.make(way)
                 if way.kind != PYTORCH and (wrong := subject.wrong(run)):
                     reasons[way.name] = f"gives other outputs: {wrong}"
@@ -236,12 +241,12 @@ def stopped_after(seconds: float) -> Iterator[None]:
 def _promise(way: Way) -> tuple[bool, ...]:
     """What is tried first (False before True): nothing to compile, then the fastest as a rule, then what a user would
     try."""
-    order = way.kind != PYTORCH, way.autotune, way.threads is not None, way.channels_last
+    order = way.kind != PYTORCH, way.compiles, way.measures_kernels, way.threads is not None, way.channels_last
     return *order, way.kind != AHEAD, way.kind != COMPILED
 
 
 def _left_out(way: Way, compiled: bool, late: str, took: Mapping[str, float]) -> str:
-    if way.kind == PYTORCH:
+    if not way.compiles:
         return ""
     if not compiled:
         return "left out, as asked"
@@ -254,7 +259,7 @@ def _left_out(way: Way, compiled: bool, late: str, took: Mapping[str, float]) ->
 
 
 def _least_ms(runs: Mapping[str, GuardedRun], inputs: Sequence[Any]) -> dict[str, float]:
-    measured = measure({name: partial(run, *inputs) for name, run in runs.items()}, LOOKS, 1, time_of=rested)
+    measured = measure({name: run.timed(inputs) for name, run in runs.items()}, LOOKS, 1, time_of=rested)
     return {name: min(each.samples_ms, default=math.inf) for name, each in measured.items()}
 
 
@@ -306,7 +311,7 @@ def confirmed(
         says why others were not timed, `load` which share of the cores other processes took meanwhile.
     """
     runs, reasons = found.serious()
-    calls = {name: partial(run, *inputs) for name, run in runs.items()}
+    calls = {name: run.timed(inputs) for name, run in runs.items()}
     round_s = sum(2 * found.first_ms[name] / 1e3 + SPIN_S for name in runs)  # see `rested`
     rounds = int(min(max(seconds / round_s, LEAST_ROUNDS), MOST_ROUNDS))
     for attempt in range(ATTEMPTS):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import core_numbers, usable_devices
 from gst.devices.execute.plain import failing
-from gst.placement.choosing import GuardedRun, candidates, confirmed
+from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.placement.drawing import explanation
+from gst.placement.moved import candidates_there, first_accelerator, give_back
 from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule
 from gst.placement.planning import BUDGET, Settings
@@ -40,7 +41,8 @@ class Placed:
         inputs: what it was placed with.
         devices: where it was placed.
         result: what was measured, see `gst.placement.planning.placed_result`.
-        runs: ways to run the whole model that compute what it does, by name.
+        runs: ways to run the whole model that compute what it does, by name; on the first accelerator of the devices,
+            if there is one, where they leave their outputs (`result["whole_on"]` names it).
         parameters: for a model, its parameters and buffers by name; empty for a step.
         program: what was captured of it; None for a model of which no plan was made, as the next two then are.
         plan: device, priority and fusion group of every operation.
@@ -79,6 +81,8 @@ class Placed:
     def explain(self) -> str:
         """What each way takes, where the time goes under the plan, and why it is no faster, in a few lines."""
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
+        if where := self.result.get("whole_on"):
+            lines.append(f"without a plan it runs on {where}:")
         for name in (*self.runs, *self.result["left_out"]):
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
@@ -143,6 +147,11 @@ def place(
     out: on random inputs for a model, on its own for a step. Plans for operations are searched for where they could be
     faster.
 
+    If the devices hold an accelerator, what stands beside plans is the model or the step on the first one: as written,
+    recorded as one graph, and compiled in three modes. What lies elsewhere is copied there; the copy of a model follows
+    its weights. All are timed, as plans are, with inputs that lie there, and outputs are left there. Where it does not
+    run there as a whole, plans stand beside the ways to run it where it lies.
+
     Args:
         model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a
             `Step` (`gst.programs.training_step` makes one), which brings its own inputs.
@@ -176,12 +185,10 @@ def place(
         cores = len({number for each in core_numbers(chosen) for number in each}) or 1
         program: Program | None
         if isinstance(model, Step):
-            captured = program = capture(step, kind)
-            no_plan = ""
-            found = step_candidates(model, captured, inputs, cores, limit, settings.compile_step, shown)
+            program, no_plan = capture(step, kind), ""
         else:
             program, no_plan = _captured(model, step, inputs, kind)
-            found = candidates(model, inputs, cores, limit, settings.compile_step, shown)
+        found, whole_on = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
         runs, reasons = found.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
@@ -189,7 +196,10 @@ def place(
             no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit, chain)
         if program is not None and not no_plan:
             try:
-                return _by_plans(model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left)
+                placed = _by_plans(
+                    model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left
+                )
+                return replace(placed, result=placed.result | whole_on)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest way to run the model whole is confirmed")
                 no_plan = "stopped before one was measured to the end"
@@ -198,8 +208,31 @@ def place(
                     raise
                 no_plan = str(error)
         result = confirmed(found, inputs, SHARE * limit, shown)
-    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan}
+    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **whole_on}
     return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
+
+
+def _candidates(
+    model: nn.Module | Step, program: Program | None, inputs: tuple[Any, ...], devices: Sequence[Device], cores: int,
+    seconds: float, settings: Settings, progress: Progress,
+) -> tuple[Candidates, dict[str, str]]:  # fmt: skip
+    """The ways to run it whole: on the first accelerator of the devices, then with `whole_on`, its name, for the
+    result; or where it lies."""
+    accelerator, compiled = first_accelerator(devices), settings.compile_step
+    found = None
+    if accelerator is not None:
+        try:
+            found = candidates_there(model, inputs, accelerator, seconds, compiled, progress, program)
+        except Exception as error:  # whatever an operation raises; memory may be short for all of it
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            notice(f"it does not run on {accelerator} as a whole ({first}); plans are compared with it where it lies")
+        give_back(accelerator)
+    if found is not None:
+        return found, {"whole_on": str(accelerator)}
+    if not isinstance(model, Step):
+        return candidates(model, inputs, cores, seconds, compiled, progress), {}
+    assert program is not None, "a step is captured before it is run"
+    return step_candidates(model, program, inputs, cores, seconds, compiled, progress), {}
 
 
 def _by_plans(
@@ -208,7 +241,7 @@ def _by_plans(
     runs: Mapping[str, GuardedRun], reasons: Mapping[str, str], seconds: float,
 ) -> Placed:  # fmt: skip
     """Search for plans, which are measured beside the ways to run it whole."""
-    here: dict[str, Callable[[], object]] = {name: partial(run, *inputs) for name, run in runs.items()}
+    here: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in runs.items()}
     here |= {name: partial(failing, reason) for name, reason in reasons.items()}
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) if out is None else Path(out)

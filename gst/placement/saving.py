@@ -24,6 +24,7 @@ from gst.files.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.files.writing import atomic_path
 from gst.placement.choosing import SEED, GuardedRun
 from gst.placement.guards import Guard
+from gst.placement.moved import Moved
 from gst.placement.placed_module import PLAN, guard_of
 from gst.placement.step_ways import step_run
 from gst.placement.whole import Way, as_written, fresh_inputs, may_freeze, whole_run
@@ -105,6 +106,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         result = dict(record["result"])
         result = result | {"plans": dict(result["plans"]), "left_out": {}, "winner_ms": float(result["winner_ms"])}
         result.setdefault("no_plan", "the file holds what won alone")
+        accelerator = usable_devices([name])[0].torch_device if (name := result.get("whole_on")) else None
     except (*DAMAGE, StopIteration) as error:
         raise ValueError(f"{path} cannot be read: {plain(error)}; place the model anew") from error
     if isinstance(model, Step):
@@ -116,8 +118,8 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         program = capture(step, kind_for(name.partition(":")[0] for name in record["devices"]))
         if program.key != record["program"]:
             raise ValueError(f"{path} is of a model with other operations; place this one")
-    if record["run"] not in (PLAN, PYTORCH):
-        runs |= _winner(path, model, program, Way.named(record["run"]), inputs)
+    if record["run"] != PLAN and (record["run"] != PYTORCH or accelerator is not None):
+        runs |= _winner(path, model, program, Way.named(record["run"]), inputs, accelerator)
     devices: tuple[Device, ...] = ()
     if record["run"] == PLAN:
         assert program is not None
@@ -131,19 +133,22 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
 
 
 def _winner(
-    path: Path, model: nn.Module | Step, program: Program | None, way: Way, inputs: Sequence[Any]
-) -> dict[str, GuardedRun]:
+    path: Path, model: nn.Module | Step, program: Program | None, way: Way, inputs: Sequence[Any],
+    accelerator: torch.device | None,
+) -> dict[str, GuardedRun]:  # fmt: skip
     if way.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
         raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
     try:
-        if isinstance(model, Step):
+        if accelerator is not None:
+            run = Moved(model, inputs, accelerator, program).run(way)
+        elif isinstance(model, Step):
             assert program is not None
             run = step_run(model, program, inputs, way)
         else:
             run = whole_run(model, way, inputs)
     except Exception as error:  # whatever a compiler raises
         raise ValueError(f"{path}: {way.name} fails here ({plain(error)}); place the model anew") from error
-    if isinstance(model, Step):
+    if isinstance(model, Step) or accelerator is not None:
         return {way.name: GuardedRun(*guard_of(model, inputs), run)}
     return {way.name: GuardedRun(model, Guard(model, inputs, way.holds_weights), run)}
 

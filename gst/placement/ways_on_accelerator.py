@@ -22,14 +22,15 @@ from torch import Tensor
 from gst.devices.execute.on_accelerator import Run, as_written, module_on, one_graph, whole
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing
 from gst.placement.choosing import TimeIsUp, stopped_after
+from gst.placement.moved import WAYS
 from gst.placement.ways_beside import asked, serve
+from gst.placement.whole import ONE_GRAPH
 from gst.programs import Program, differ_beyond_rounding, kind_for, resolve, traced
 from gst.programs.seeded import unseeded
 
 MODULE = "gst.placement.ways_on_accelerator"
-ONE_GRAPH = "one graph"  # the step as written, recorded once
-MODES = {COMPILED: "default", f"{COMPILED}, reduce-overhead": "reduce-overhead", f"{COMPILED}, max-autotune":
-         "max-autotune"}  # fmt: skip
+MODES = {way.name: way.mode or "default" for way in WAYS if way.compiles}
+"""By name of a way, the mode in which `torch.compile` makes it."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from unittest.mock import patch
 
 import torch
@@ -28,6 +28,8 @@ from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.programs import Step, differ_beyond_rounding, outputs_differ
 
 FROZEN, AHEAD = "frozen", "ahead of time"
+ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
+MODES = ("reduce-overhead", "max-autotune")  # of `torch.compile`, beside the default
 MOST_KEPT = 128  # pieces of compiled code of one model
 PRODUCTS, FASTER = 15, 0.9  # runs of a product by each library; of the time of MKL's that oneDNN's may take
 Function = Callable[..., Any]
@@ -58,20 +60,43 @@ class Bound(nn.Module):
         )
 
 
+@runtime_checkable
+class OnExamples(Protocol):
+    """What runs a model on an accelerator, called with inputs that lie anywhere. As plans are, it is timed on the
+    example inputs, which lie where it reads them."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+    def on_examples(self) -> Any:
+        """What it returns for them, where the next run may overwrite it."""
+
+
 class Way(NamedTuple):
     """How a whole model runs.
 
     Args:
-        kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'.
+        kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'; on an accelerator 'one graph', too.
         threads: that PyTorch has while it runs; None = as many as it has.
         channels_last: images are given with their channels innermost.
         autotune: `max_autotune`, the compiler measures several kernels for each matrix product.
+        mode: of `torch.compile`, on an accelerator; the default if empty.
     """
 
     kind: str
     threads: int | None = None
     channels_last: bool = False
     autotune: bool = False
+    mode: str = ""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether anything is compiled."""
+        return self.kind not in (PYTORCH, ONE_GRAPH)
+
+    @property
+    def measures_kernels(self) -> bool:
+        """Whether the compiler measures kernels, for minutes."""
+        return self.autotune or self.mode == "max-autotune"
 
     @property
     def holds_weights(self) -> bool:
@@ -83,10 +108,15 @@ class Way(NamedTuple):
         """What results call it.
 
         Examples:
-            >>> Way("frozen", 1, channels_last=True).name, Way("pytorch").name
-            ('frozen, channels last, 1 thread', 'pytorch')
+            >>> Way("frozen", 1, channels_last=True).name, Way("compiled", mode="reduce-overhead").name
+            ('frozen, channels last, 1 thread', 'compiled, reduce-overhead')
         """
-        parts = [self.kind, *["max autotune"] * self.autotune, *["channels last"] * self.channels_last]
+        parts = [
+            self.kind,
+            *[self.mode] * bool(self.mode),
+            *["max autotune"] * self.autotune,
+            *["channels last"] * self.channels_last,
+        ]
         if self.threads is not None:
             parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
         return ", ".join(parts)
@@ -105,8 +135,10 @@ class Way(NamedTuple):
         parts = name.split(", ")
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
         threads = counts[0] if counts else None
-        way = Way(parts[0], threads, channels_last="channels last" in parts, autotune="max autotune" in parts)
-        if way.name != name or way.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD):
+        mode = next((each for each in MODES if each in parts), "")
+        flags = {"channels_last": "channels last" in parts, "autotune": "max autotune" in parts}
+        way = Way(parts[0], threads, mode=mode, **flags)
+        if way.name != name or way.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH):
             raise ValueError(f"there is no way {name[:80]!r} to run a model")
         return way
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.devices.execute.lanes import is_here
-from gst.devices.execute.recording import WARM_RUNS, new_graph, no_garbage, recorded
+from gst.devices.execute.lanes import is_here, synchronise
+from gst.devices.execute.recording import WARM_RUNS, no_garbage, recorded
+from gst.devices.execute.spans import NewGraph, graph_maker
 from gst.programs import Program, Step, as_module
 
 Run = Callable[[], list[Any]]
@@ -35,26 +37,33 @@ def as_written(step: Step, device: torch.device) -> Run:
     return run
 
 
-def one_graph(run: Run, device: torch.device) -> Run:
+def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | None = None) -> Callable[[], Any]:
     """What runs, recorded on one stream as one graph of an accelerator, as PyTorch's users record a training step.
+
+    Args:
+        run: computes; what it returns lies where each replay overwrites it.
+        device: of what it computes.
+        graph: makes an empty graph, see `graph_maker`.
 
     Raises:
         ValueError: there is no such accelerator here.
         RuntimeError: it does something that a graph cannot.
     """
-    if not is_here(device):
+    make = graph_maker(device, graph)
+    if make is None:
         raise ValueError(f"graphs are recorded on an accelerator; this runs on {device}")
-    stream, graph = torch.Stream(device), new_graph(device)
-    torch.accelerator.synchronize(device)
-    with stream:
+    made = make(device, None)
+    synchronise([device])
+    with torch.Stream(device) if is_here(device) else nullcontext():
         for _ in range(WARM_RUNS):
             run()
-        torch.accelerator.synchronize(device)
-        with no_garbage(), recorded(graph):
+        synchronise([device])
+        with no_garbage(), recorded(made):
             outputs = run()
+        synchronise([device])
 
-    def replay() -> list[Any]:
-        graph.replay()
+    def replay() -> Any:
+        made.replay()
         return outputs
 
     return replay

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from gst.devices.execute.calls import copied, laid_out
+from gst.devices.execute.calls import copied, is_expanded, laid_out, unexpanded
 from gst.devices.execute.storages import fixed_values
 from gst.devices.execute.stream_program import StreamProgram
 from gst.programs import Operation, Program
@@ -32,24 +32,30 @@ class Resident:
     def __init__(self, example: Tensor, device: torch.device, is_input: bool) -> None:
         self._example, self._is_example = example.detach(), True
         self._source: _Source | None = None
-        if self._example.device != device:
-            self.value = copied(self._example, device)
-        else:
-            self.value = laid_out(self._example.clone(), self._example) if is_input else self._example
+        is_there = self._example.device == device and not is_input
+        self.value = self._example if is_there else laid_out(copied(self._example, device), self._example)
 
     def hold(self, value: Tensor, is_steady: bool) -> None:
         """Copy a value there. A steady one is copied only if it is another tensor than the one that was copied last,
         or was written to since (by its `_version`)."""
         source = _Source(value) if is_steady else None
         if source is None or not source.is_as(self._source):
-            self.value.copy_(value.detach())
+            self._copy(value.detach())
         self._source, self._is_example = source, False
 
     def hold_example(self) -> None:
         """Copy the value of the program there, unless it is there."""
         if not self._is_example:
-            self.value.copy_(self._example)
+            self._copy(self._example)
         self._source, self._is_example = None, True
+
+    def _copy(self, value: Tensor) -> None:
+        if is_expanded(self.value):
+            if value.stride() != self._example.stride():
+                raise ValueError(f"an input has strides {value.stride()}, not {self._example.stride()}: it is expanded")
+            unexpanded(self.value).copy_(unexpanded(value))
+        else:
+            self.value.copy_(value)
 
     def forget(self) -> None:
         """Whatever it holds next is copied there: it was written to."""
