@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -81,6 +82,26 @@ def placement() -> list[str]:
     ]
 
 
+def pretrained_screen() -> list[str]:
+    found = recorded("pretrained_screen")
+
+    def regret(screen: str, measured: int) -> str:
+        rows = [row for row in found["predictions"] if row["screen"] == screen and row["measured"] == measured]
+        return f"{100 * mean(row['regret'] for row in rows):.1f}"
+
+    searches = [
+        f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
+        for ratio, low, high in (found["gains"][key] for key in ("chain", "both"))
+    ]
+    early, later = ([regret(screen, measured) for screen in ("ridge", "network", "chain")] for measured in (8, 24))
+    return [
+        f"{early[0]} % longer than the best of some 500 by the regression, {early[1]} % by a network",
+        f"{early[2]} % by ten named features of the critical chain",
+        f"after 24 {later[0]}, {later[1]} and {later[2]} %",
+        f"{searches[0]} times as fast by the named features, {searches[1]} by these and the network",
+    ]
+
+
 def simulator() -> list[str]:
     quiet, noisy = (recorded(name)["workloads"].values() for name in ("simulator", "simulator_noisy_hour"))
     ranks = [[each["spearman"] for each in those] for those in (quiet, noisy)]
@@ -93,7 +114,9 @@ def simulator() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("figures", [against_whole_graphs, variants, cost_models, placement, simulator])
+@pytest.mark.parametrize(
+    "figures", [against_whole_graphs, variants, cost_models, placement, pretrained_screen, simulator]
+)
 def test_the_page_says_what_the_results_hold(figures: Any) -> None:
     missing = [words for words in figures() if words not in PAGE]
     assert not missing, f"docs/explanation/limits.md no longer says: {missing}"
