@@ -1,11 +1,19 @@
 """How soon a problem of 80,000 operations on 8 devices has a plan as good as annealing's after ten minutes.
 
     python -m experiments.reproductions.giant_problems --json experiments/results/giant_problems.json
+    python -m experiments.reproductions.giant_problems --again
+    python -m experiments.reproductions.giant_problems --equal 10000,40000,80000
 
 Generated problems, one of each shape, simulated, one core. Annealing begins with the best baseline and has `--seconds`.
 Beside it: the baselines, the policy's schedule, `gst place` for `--ours` seconds of search, and the lower bound. The
 time of each method counts from nothing, with baselines where it needs them. The controls of the policy are the same
-decoder with weights before training, and the baselines alone.
+decoder with weights before training, and the baselines alone. `--again` measures `gst place` anew and keeps what was
+measured of the others: their makespans do not depend on `gst place`.
+
+`--equal` is another comparison: annealing from the best baseline, annealing from the best plan of the policy, and
+`gst place`, with `--ours` seconds of search each and the same baselines before them, on problems of so many operations,
+one of each shape for each of `--seeds`. Problems served first come first served are left out: `gst place` does there
+what it did without windows.
 """
 
 from __future__ import annotations
@@ -14,8 +22,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from experiments.figures.documents import table
 from gst.devices import machine_record
@@ -25,12 +36,13 @@ from gst.placement.constructive.proposing import propose, proposer_of
 from gst.placement.public.annealing import anneal
 from gst.placement.public.baselines import baselines
 from gst.placement.public.bounds import lower_bound
-from gst.placement.public.placing import place_public
+from gst.placement.public.placing import SHARE, place_public
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
 from gst.process.progress import bar
 
 SHAPES = ("inception", "transformer", "layers")
+ALL_SHAPES = (*SHAPES, "chains", "stencil")
 FIRST_SEED = 3 * 10**9  # training draws from seeds below 10^9
 NODES, DEVICES = 80_000, 8
 
@@ -45,13 +57,49 @@ def row(problem: Problem, seconds: float, ours_s: float) -> dict[str, Any]:
         "annealing": (annealed.makespan, baselines_s + annealing_s),
         "greedy": timed(lambda: greedy(problem, trained)),
         "untrained": timed(lambda: greedy(problem, initial_weights(0))),
-        "ours": timed(lambda: place_public(problem, ours_s, proposer=proposer_of(trained))[1].makespan),
+        "ours": ours_of(problem, ours_s),
     }
     return {
         "nodes": problem.num_nodes, "devices": len(problem.devices), "steps_of_annealing": steps,
-        "lower_bound": lower_bound(problem),
-        "methods": {name: {"makespan": makespan, "seconds": taken} for name, (makespan, taken) in rows.items()},
+        "lower_bound": lower_bound(problem), "methods": measured(rows),
     }  # fmt: skip
+
+
+def equal_row(problem: Problem, seconds: float) -> dict[str, Any]:
+    """Makespans and seconds of annealing, of annealing that begins with the policy, and of `gst place`."""
+    trained = load_weights(None)
+    start, baselines_s = timed(lambda: best_baseline(problem))
+    (annealed, _), annealing_s = timed(lambda: anneal(problem, start, seconds))
+    (seeded, _), seeded_s = timed(lambda: from_policy(problem, start, trained, seconds))
+    rows = {
+        "baselines": (start.makespan, baselines_s),
+        "annealing": (annealed.makespan, baselines_s + annealing_s),
+        "policy, annealing": (seeded.makespan, baselines_s + seeded_s),
+        "ours": ours_of(problem, seconds),
+    }
+    arrays = problem.arrays
+    return {
+        "nodes": problem.num_nodes, "devices": len(problem.devices), "lower_bound": lower_bound(problem),
+        "has_groups": len(arrays.sizes) < problem.num_nodes, "has_limits": bool(arrays.limits.min() < float("inf")),
+        "methods": measured(rows),
+    }  # fmt: skip
+
+
+def measured(rows: dict[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """Makespan and seconds of each method, by name."""
+    return {name: {"makespan": makespan, "seconds": taken} for name, (makespan, taken) in rows.items()}
+
+
+def from_policy(problem: Problem, start: Schedule, weights: Weights, seconds: float) -> tuple[Schedule, int]:
+    """Annealing of the best of a plan and the policy's, which have `SHARE` of the seconds."""
+    best = propose(problem, weights, SHARE * seconds).best
+    begin = start if best is None or start.makespan <= best.makespan else best
+    return anneal(problem, begin, (1 - SHARE) * seconds)
+
+
+def ours_of(problem: Problem, seconds: float) -> tuple[float, float]:
+    """Makespan of `gst place` with so many seconds of search, and all its seconds."""
+    return timed(lambda: place_public(problem, seconds, proposer=proposer_of(load_weights(None)))[1].makespan)
 
 
 def best_baseline(problem: Problem) -> Schedule:
@@ -82,32 +130,76 @@ def summary(result: dict[str, Any]) -> str:
             f"{m['makespan'] / unit:.3f} ({m['seconds']:.0f} s)" for m in (each["methods"][name] for name in names)
         ]
         lines.append([shape, *cells, f"{each['lower_bound'] / unit:.3f}"])
-    return table(["shape", *names, "bound"], lines)
+    return "\n\n".join([
+        table(["shape", *names, "bound"], lines),
+        *(f"{nodes} operations, equal time\n{equal_table(rows)}" for nodes, rows in result.get("equal", {}).items()),
+    ])  # fmt: skip
+
+
+def equal_table(rows: dict[str, Any]) -> str:
+    """A table: makespans over that of annealing for the same time, and their geometric means."""
+    names = ("baselines", "policy, annealing", "ours")
+    ratios: dict[str, list[float]] = {}
+    for name, each in rows.items():
+        unit = each["methods"]["annealing"]["makespan"]
+        ratios[name] = [*(each["methods"][method]["makespan"] / unit for method in names), each["lower_bound"] / unit]
+    ratios["all"] = np.exp(np.log(list(ratios.values())).mean(0)).tolist()
+    return table(["problem", *names, "bound"], [[name, *(f"{one:.3f}" for one in row)] for name, row in ratios.items()])
+
+
+def equal_time(result: dict[str, Any], options: argparse.Namespace) -> None:
+    """Add `equal` to a result: of each number of operations, rows by shape and seed."""
+    sizes, seeds = options.equal.split(","), range(options.seeds)
+    for seed, nodes, shape in bar(list(product(seeds, sizes, options.shapes.split(","))), desc="equal time"):
+        rows = result.setdefault("equal", {}).setdefault(nodes, {})
+        number = FIRST_SEED + ALL_SHAPES.index(shape) + 100 * seed
+        if f"{shape} {seed}" in rows:
+            continue
+        problem = generated_problem(number, int(nodes), DEVICES, shape)
+        if not problem.graph.first_come:
+            rows[f"{shape} {seed}"] = equal_row(problem, options.ours)
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="(default: %(default)s)")
+    parser.add_argument("--shapes", help=f"(default: {','.join(SHAPES)}; with --equal {','.join(ALL_SHAPES)})")
     parser.add_argument("--nodes", type=int, default=NODES, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="of annealing (default: %(default)g)")
     parser.add_argument(
         "--ours", type=float, default=10.0, help="seconds of search of gst place (default: %(default)g)"
     )
+    parser.add_argument("--again", action="store_true", help="measure gst place anew, beside what is there")
+    parser.add_argument("--equal", metavar="NODES,...", help="compare in equal time on so many operations")
+    parser.add_argument("--seeds", type=int, default=2, help="of --equal (default: %(default)d)")
     parser.add_argument("--summary", action="store_true", help="print the table of what is there")
     parser.add_argument("--json", type=Path, default=Path("experiments/results/giant_problems.json"))
     options = parser.parse_args(arguments)
     result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}}
+    options.shapes = options.shapes or ",".join(ALL_SHAPES if options.equal else SHAPES)
     if not options.summary:
+        row(generated_problem(0, 2_000, 3, "chains"), 0.1, 0.1)  # compiles
+    if options.equal and not options.summary:
+        result["equal_machine"] = machine_record()
+        result["equal_command"] = (
+            f"python -m experiments.reproductions.giant_problems --equal {options.equal} --ours {options.ours:g} "
+            f"--seeds {options.seeds}"
+        )
+        equal_time(result, options)
+    elif not options.summary:
         result["machine"] = machine_record()
         result["command"] = (
             f"python -m experiments.reproductions.giant_problems --nodes {options.nodes} --seconds {options.seconds:g} "
             f"--ours {options.ours:g}"
         )
-        row(generated_problem(0, 40, 3, "chains"), 0.1, 0.1)  # compiles
-        left = [name for name in options.shapes.split(",") if name not in result["rows"]]
+        left = [name for name in options.shapes.split(",") if options.again or name not in result["rows"]]
         for shape in bar(left, desc="placing"):
             problem = generated_problem(FIRST_SEED + SHAPES.index(shape), options.nodes, DEVICES, shape)
-            result["rows"][shape] = row(problem, options.seconds, options.ours)
+            if options.again and shape in result["rows"]:
+                ours = measured({"ours": ours_of(problem, options.ours)})["ours"]
+                result["rows"][shape]["methods"]["ours"] = ours | {"measured": "later than the other methods"}
+            else:
+                result["rows"][shape] = row(problem, options.seconds, options.ours)
             options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(summary(result))
 

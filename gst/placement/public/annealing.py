@@ -7,6 +7,7 @@ from typing import no_type_check
 
 import numpy as np
 
+from gst.placement.public.moves import MOST_MOVED, rotate, step_from, take_back
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule, run_by_ready, run_first_come, run_in_order
 from gst.placement.published import uniform
@@ -19,7 +20,6 @@ HOT, COLD = ((50_000, 0.1), (2_000, 0.01), (0, 0.001)), 0.01
 """First temperature, as a share of the makespan, by the least number of steps for each operation; the last temperature,
 as a share of the first."""
 SCREENED = 0.8  # share of steps that `run_by_ready` may refuse where devices serve first come first served
-MOST_MOVED = 32  # groups in a step
 BATCH_S = 0.1  # seconds between two looks at the clock
 
 
@@ -108,58 +108,11 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
             length, stale = _chain(home, begin_now, end_now, before_now, arrays, chain), False
         on_chain = uniform(state) < 0.5
         node = chain[np.int64(uniform(state) * length)] if on_chain else np.int64(uniform(state) * nodes)
-        count, origin, to, first = 0, -1, -1, nodes
-        draw = uniform(state)
-        if devices > 1 and (first_come or draw < 0.7):
-            old, target = home[node], home[node]
-            if uniform(state) < 0.5:
-                target = home[_neighbour(node, state, arrays)]
-            if target == old:
-                target = np.int64(uniform(state) * (devices - 1))
-                target += target >= old
-            kind, other = uniform(state), node
-            count = _give(arrays.groups[node], target, home, used, arrays, moved_groups, sources, count)
-            if kind < 0.15:  # exchange
-                other = np.int64(uniform(state) * nodes)
-                if home[other] == target and arrays.groups[other] != arrays.groups[node]:
-                    count = _give(arrays.groups[other], old, home, used, arrays, moved_groups, sources, count)
-            elif is_tight and kind < 0.3:  # memories are full: some more change places
-                for _ in range(2):
-                    other = np.int64(uniform(state) * nodes)
-                    group, anywhere = arrays.groups[other], np.int64(uniform(state) * devices)
-                    count = _give(group, anywhere, home, used, arrays, moved_groups, sources, count)
-            while kind > 0.7 and count < MOST_MOVED:  # those on a random walk go along
-                other = _neighbour(other, state, arrays)
-                if home[other] != target:
-                    count = _give(arrays.groups[other], target, home, used, arrays, moved_groups, sources, count)
-                kind *= 0.9
-            able = True
-            for number in range(count):
-                group = moved_groups[number]
-                for where in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
-                    member = arrays.members[where]
-                    able = able and arrays.times[home[member], member] < np.inf
-                    first = min(first, position[member])
-                device = home[arrays.members[arrays.member_indptr[group]]]
-                able = able and used[device] <= arrays.limits[device]
-            if not able:
-                _take_back(home, used, arrays, moved_groups, sources, count)
-                continue
-        if not first_come and (count == 0 or draw < 0.3):
-            low, high, origin = 0, nodes - 1, position[node]
-            for where in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
-                low = max(low, position[arrays.producers[where]] + 1)
-            for where in range(arrays.indptr[node], arrays.indptr[node + 1]):
-                high = min(high, position[arrays.consumers[where]] - 1)
-            blocks = before_now[node]
-            if count == 0 and blocks >= 0 and position[blocks] >= low and uniform(state) < 0.5:
-                to = position[blocks]
-            else:
-                to = low + np.int64(uniform(state) * (high - low + 1))
-            if to == origin and count == 0:
-                continue
-            _rotate(order, position, origin, to)
-            first = min(first, min(origin, to))
+        count, origin, to, first = step_from(
+            node, home, order, position, before_now, used, is_tight, first_come, state, arrays, moved_groups, sources
+        )  # fmt: skip
+        if count < 0:
+            continue
         limit = now - temperature * np.log(uniform(state) + 1e-300)
         if first_come:
             took = run_by_ready(home, arrays, ahead, limit) if uniform(state) < SCREENED else 0.0
@@ -182,9 +135,9 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
         if not first_come:
             for node in order[first:]:
                 begin[node], end[node], before[node] = begin_now[node], end_now[node], before_now[node]
-        _take_back(home, used, arrays, moved_groups, sources, count)
+        take_back(home, used, arrays, moved_groups, sources, count)
         if origin >= 0:
-            _rotate(order, position, to, origin)
+            rotate(order, position, to, origin)
     return now, best
 
 
@@ -210,53 +163,3 @@ def _chain(home, begin, end, before, arrays, chain):
                     break
         node = cause
     return length
-
-
-@compiled
-@no_type_check
-def _neighbour(node, state, arrays):
-    """A producer or a consumer of a node, drawn; the node itself if it has none."""
-    first = arrays.producer_indptr[node + 1] - arrays.producer_indptr[node]
-    count = first + arrays.indptr[node + 1] - arrays.indptr[node]
-    if count == 0:
-        return node
-    pick = np.int64(uniform(state) * count)
-    if pick < first:
-        return arrays.producers[arrays.producer_indptr[node] + pick]
-    return arrays.consumers[arrays.indptr[node] + pick - first]
-
-
-@compiled
-@no_type_check
-def _give(group, target, home, used, arrays, moved_groups, sources, count):
-    """Give a group to a device and note whence it came; how many were given so far."""
-    source = home[arrays.members[arrays.member_indptr[group]]]
-    for where in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
-        home[arrays.members[where]] = target
-    used[source] -= arrays.sizes[group]
-    used[target] += arrays.sizes[group]
-    moved_groups[count], sources[count] = group, source
-    return count + 1
-
-
-@compiled
-@no_type_check
-def _take_back(home, used, arrays, moved_groups, sources, count):
-    """Undo so many calls of `_give`, the last first."""
-    for number in range(count - 1, -1, -1):
-        _give(moved_groups[number], sources[number], home, used, arrays, moved_groups, sources, number)
-
-
-@compiled
-@no_type_check
-def _rotate(order, position, origin, to):
-    """Move the node at place `origin` of the order to place `to`."""
-    node = order[origin]
-    step = 1 if to > origin else -1
-    place = origin
-    while place != to:
-        order[place] = order[place + step]
-        position[order[place]] = place
-        place += step
-    order[to] = node
-    position[node] = to

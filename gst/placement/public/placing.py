@@ -25,10 +25,13 @@ from gst.placement.public.bounds import lower_bound
 from gst.placement.public.problem import Problem, public_problem
 from gst.placement.public.proofs import prove
 from gst.placement.public.schedules import Schedule
+from gst.placement.public.windows import refine
 from gst.process.progress import Progress, no_progress
 
 NEAR = 1e-9  # shares by which times that are equal may differ
 SHARE = 0.3  # of the time of a search that goes to plans of a policy, before annealing
+MANY = 1_000  # operations, from which on windows of the schedule are annealed before the whole schedule
+WINDOWS = 0.9  # of the time after the policy that these have then
 
 Proposer = Callable[[Problem, float, int], dict[str, Schedule]]
 """Called with a problem, seconds and a seed: plans of a policy by name, for annealing to begin with."""
@@ -46,7 +49,8 @@ def place_public(
     """Place a published problem: the result for JSON, and the best plan.
 
     Args:
-        seconds: of search: of annealing, from the best baseline on.
+        seconds: of search: of annealing, from the best baseline on. From `MANY` operations on it anneals windows of the
+            schedule first, see `gst.placement.public.windows`.
         proposer: of plans that annealing may begin with too; it has `SHARE` of the seconds, annealing what is left.
         proof_s: seconds for a better bound in the end, see `gst.placement.public.proofs`.
         chosen: told the best plan of the search before anything is proved.
@@ -81,6 +85,13 @@ def place_public(
             times |= dict.fromkeys(list(proposals)[-1:], seconds - left)
             start = min([start, *proposals.values()], key=lambda plan: plan.makespan)
         begun = time.perf_counter()
+        if left > 0 and problem.num_nodes >= MANY and len(problem.devices) > 1 and not problem.graph.first_come:
+            refine(problem, start, steps=0)
+            begun = time.perf_counter()
+            start, _ = plans["windows"], _ = refine(problem, start, WINDOWS * left, seed=seed, progress=progress)
+            times["windows"] = time.perf_counter() - begun
+            left -= times["windows"]
+            begun = time.perf_counter()
         if left > 0:
             plans["annealing"], steps = anneal(problem, start, left, seed=seed, progress=progress)
             times["annealing"] = time.perf_counter() - begun
