@@ -88,7 +88,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         metavar="S",
         help="about as long as compiling, searching and measuring may take: fewer plans are measured (default: 60 for "
         "plans measured on this machine, unless --budget says how many). With --graph and --machine: of search "
-        "(default: 10)",
+        "(default: 10), which from 1,000 operations on anneals windows of the schedule",
     )
     place.add_argument(
         "--out",
