@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from jaxtyping import Int64
 
 from gst.placement.constructive.generated import generated_problem
+from gst.placement.public import windows
 from gst.placement.public.baselines import baselines, topological
 from gst.placement.public.placing import MANY, place_public
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
-from gst.placement.public.windows import SIZE, Border, cut_out, refine, run_window, sweep, tails
+from gst.placement.public.windows import HEATS, MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
 from gst.placement.scheduling.arrays import edge_lists
 
 SHAPES = ("layers", "inception", "transformer", "chains", "stencil")
@@ -53,8 +56,9 @@ def test_a_plan_is_admitted_and_far_better_than_what_it_begins_with(groups: bool
 
 
 @pytest.mark.parametrize("steps", [0, 1, 300])
-def test_few_steps_are_no_harm(steps: int) -> None:
-    for problem in problems(3):
+@pytest.mark.parametrize("nodes", [40, 400])
+def test_few_steps_are_no_harm(nodes: int, steps: int) -> None:
+    for problem in problems(3, nodes):
         start = start_of(problem)
         plan, count = refine(problem, start, steps=steps)
         assert plan.makespan <= start.makespan and count <= steps
@@ -64,6 +68,31 @@ def test_no_time_is_no_harm() -> None:
     [problem] = problems(1)
     start = start_of(problem)
     assert refine(problem, start, seconds=1e-6)[0].makespan <= start.makespan
+    for seconds in (0.0, -1.0):
+        assert refine(problem, start, seconds=seconds) == (start, 0)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 20.0])  # a whole sweep takes one second
+def test_descents_cool_in_their_time_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    [problem] = problems(1)
+    start = start_of(problem)
+    now, temperatures, shares = [0.0], [], []
+
+    def slow_sweep(*arguments: Any) -> int:
+        steps, temperature = arguments[5:7]
+        now[0] += steps / (MOVES * SIZE)
+        temperatures.append(temperature)
+        return int(steps * problem.num_nodes // SIZE)
+
+    monkeypatch.setattr(windows, "sweep", slow_sweep)
+    monkeypatch.setattr(windows, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    refine(problem, start, seconds, progress=lambda _, done, whole: shares.append(done / whole))
+    assert now[0] <= 1.2 * seconds
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(1, abs=0.15)
+    first, last = temperatures[0], temperatures[-1]
+    assert last < 0.6 * first
+    if seconds == 20:
+        assert last < 0.1 * min(HEATS) * problem.mean_times.mean() and len({*shares}) > 10
 
 
 def test_steps_and_seed_decide_the_plan() -> None:
@@ -166,7 +195,7 @@ def test_the_numbers_of_operations_do_not_matter() -> None:
 def test_gst_place_refines_windows_of_large_problems_that_have_an_order() -> None:
     small, large = problems(1, MANY - 1)[0], problems(1, MANY)[0]
     [served] = problems(1, MANY, first_come=True)
-    results = [place_public(problem, seconds=0.3)[0] for problem in (small, large, served)]
+    results = [place_public(problem, seconds=1.0)[0] for problem in (small, large, served)]
     assert ["windows" in result["plans"] for result in results] == [False, True, False]
     plans = results[1]["plans"]
     before = min(

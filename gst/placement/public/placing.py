@@ -25,7 +25,7 @@ from gst.placement.public.bounds import lower_bound
 from gst.placement.public.problem import Problem, public_problem
 from gst.placement.public.proofs import prove
 from gst.placement.public.schedules import Schedule
-from gst.placement.public.windows import refine
+from gst.placement.public.windows import refine, warm_up
 from gst.process.progress import Progress, no_progress
 
 NEAR = 1e-9  # shares by which times that are equal may differ
@@ -86,9 +86,10 @@ def place_public(
             start = min([start, *proposals.values()], key=lambda plan: plan.makespan)
         begun = time.perf_counter()
         if left > 0 and problem.num_nodes >= MANY and len(problem.devices) > 1 and not problem.graph.first_come:
-            refine(problem, start, steps=0)
+            warm_up(problem, start)
             begun = time.perf_counter()
-            start, _ = plans["windows"], _ = refine(problem, start, WINDOWS * left, seed=seed, progress=progress)
+            start, _ = refine(problem, start, WINDOWS * left, seed=seed, progress=progress)
+            plans["windows"] = start
             times["windows"] = time.perf_counter() - begun
             left -= times["windows"]
             begun = time.perf_counter()

@@ -2,8 +2,9 @@
 
 A window is a stretch of the order, some dozens of operations that run at about the same time. What comes before it says
 when its devices are free and when values arrive; what comes after it says how long the rest takes from each of its
-operations and devices on. From these two the makespan of a change inside follows exactly without a look at the rest
-(heads and tails, as in job shops: Carlier, European Journal of Operational Research 11, 1982).
+operations and devices on. From these two the longest way through the window after a change inside follows exactly,
+without a look at the rest (heads and tails, as in job shops: Carlier, European Journal of Operational Research 11,
+1982). The makespan is that way, or the longest way that passes by the window, which no change inside alters.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from partitioners.compiled import compiled
 
 SIZE = 64  # operations of a window
 MOVES = 2.0  # steps for each operation of a window, until the next window
+FIRST_MOVES = 0.25  # the same of a first sweep, which shows how many steps a second has
 HEATS, COLD = (2.0, 0.08), 0.01
 """First temperatures that are tried, in mean times of an operation; the last temperature, as a share of the first."""
 TRIAL = 0.2  # share of the time that a trial of each of these has
@@ -33,14 +35,16 @@ def refine(
     problem: Problem, start: Schedule, seconds: float = 1.0, steps: int | None = None, seed: int = 0,
     progress: Progress = no_progress,
 ) -> tuple[Schedule, int]:  # fmt: skip
-    """The best plan that annealing of windows finds from a plan that is admitted, and how many steps it took.
+    """Anneal windows of a plan that is admitted: the shortest of the plan and the ends of three descents, and how many
+    steps were taken.
 
-    A sweep goes over the schedule once, from window to window. Sweeps follow each other, their windows begin elsewhere
-    each time, and the temperature falls geometrically with the time. It falls once from each of `HEATS`, and for the
-    rest of the time again from the one that ended with the shorter plan, which that begins with.
+    A sweep goes over the schedule once, from window to window. A descent is a series of sweeps, whose windows begin
+    elsewhere each time, while the temperature falls geometrically with the time. Two trial descents begin with the
+    plan, one at each of `HEATS`. A third has the rest of the time: it begins with the shortest plan so far, at the heat
+    of the trial that ended with the shorter plan.
 
     Args:
-        seconds: to search; the result depends on the machine's speed.
+        seconds: to search, none if 0 or less; the result depends on the machine's speed. Call `warm_up` before.
         steps: to take at most, in place of seconds; the result depends on the seed alone.
 
     Raises:
@@ -58,32 +62,44 @@ def refine(
     if problem.graph.first_come:
         raise ValueError(f"devices of {problem.graph.name} serve first come first served, want an order; use anneal")
     generator, state = np.random.default_rng([seed, 31]), np.array([2 * seed + 1], np.uint64)
-    begin, end = start.begin.copy(), start.end.copy()
-    sweep(start.home.copy(), start.order.copy(), begin, end, SIZE, 0, 0.0, state, problem.arrays)  # compiles
     begun, total = time.perf_counter(), 0
     trials = {}
     for heat in HEATS:
-        trial_steps = None if steps is None else int(TRIAL * steps)
-        trials[heat], count = _descend(problem, start, heat, TRIAL * seconds, trial_steps, generator, state)
+        trial_steps, share = None if steps is None else int(TRIAL * steps), (TRIAL * len(trials), TRIAL)
+        trials[heat], count = _descend(
+            problem, start, heat, TRIAL * seconds, trial_steps, generator, state, share, progress
+        )
         total += count
-        progress("windows", int(1000 * TRIAL * len(trials)), 1000)
     heat = min(trials, key=lambda heat: trials[heat].makespan)
     best = min(start, *trials.values(), key=lambda plan: plan.makespan)
     left, left_steps = seconds - (time.perf_counter() - begun), None if steps is None else steps - total
-    plan, count = _descend(problem, best, heat, left, left_steps, generator, state)
+    share = TRIAL * len(HEATS), 1 - TRIAL * len(HEATS)
+    plan, count = _descend(problem, best, heat, left, left_steps, generator, state, share, progress)
     return min(best, plan, key=lambda plan: plan.makespan), total + count
+
+
+def warm_up(problem: Problem, start: Schedule) -> None:
+    """Compile what `refine` calls, before a clock starts."""
+    begin, end, state = start.begin.copy(), start.end.copy(), np.array([1], np.uint64)
+    sweep(start.home.copy(), start.order.copy(), begin, end, SIZE, 0, 0.0, state, problem.arrays)
 
 
 def _descend(
     problem: Problem, start: Schedule, heat: float, seconds: float, steps: int | None,
-    generator: np.random.Generator, state: UInt64[np.ndarray, " 1"],
+    generator: np.random.Generator, state: UInt64[np.ndarray, " 1"], share: tuple[float, float], progress: Progress,
 ) -> tuple[Schedule, int]:  # fmt: skip
-    """The plan that sweeps end with while the temperature falls from `heat` on, and how many steps they took."""
+    """The plan that sweeps end with while the temperature falls from `heat` on, and how many steps they took.
+
+    Args:
+        share: of the whole search: what came before this descent, and what this descent is.
+    """
+    if steps is None and seconds <= 0:
+        return start, 0
     count, begun = problem.num_nodes, time.perf_counter()
     home, order, begin, end = start.home.copy(), start.order.copy(), start.begin.copy(), start.end.copy()
     total, spent, done = 0, 0.0, 0.0
     while done < 1:
-        left = MOVES * count
+        left = FIRST_MOVES * count
         if steps is not None:
             left = steps - total
         elif total:
@@ -93,12 +109,16 @@ def _descend(
             break
         order = order[np.argsort(begin[order], kind="stable")]
         temperature = heat * problem.mean_times.mean() * COLD**done
-        total += sweep(
+        taken = sweep(
             home, order, begin, end, int(generator.integers(1, SIZE + 1)), int(moves * SIZE), temperature, state,
             problem.arrays,
         )  # fmt: skip
+        if taken == 0:
+            break
+        total += taken
         spent = time.perf_counter() - begun
         done = total / steps if steps is not None else spent / seconds
+        progress("windows", int(1000 * (share[0] + share[1] * min(done, 1))), 1000)
     return Schedule(problem, home, order), total
 
 
