@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -47,47 +50,68 @@ FIRST_SEED = 3 * 10**9  # training draws from seeds below 10^9
 NODES, DEVICES = 80_000, 8
 
 
-def row(problem: Problem, seconds: float, ours_s: float) -> dict[str, Any]:
+def row(problem: Problem, seconds: float, ours_s: float, seed: int, command: str) -> dict[str, Any]:
     """Makespans and seconds of each method."""
     trained = load_weights(None)
     start, baselines_s = timed(lambda: best_baseline(problem))
-    (annealed, steps), annealing_s = timed(lambda: anneal(problem, start, seconds))
-    rows = {
-        "baselines": (start.makespan, baselines_s),
-        "annealing": (annealed.makespan, baselines_s + annealing_s),
-        "greedy": timed(lambda: greedy(problem, trained)),
-        "untrained": timed(lambda: greedy(problem, initial_weights(0))),
-        "ours": ours_of(problem, ours_s),
-    }
+    counts: list[int] = []
+
+    def annealing() -> float:
+        plan, count = anneal(problem, start, seconds)
+        counts.append(count)
+        return plan.makespan
+
+    methods = in_random_order(
+        {
+            "annealing": annealing,
+            "greedy": lambda: greedy(problem, trained),
+            "untrained": lambda: greedy(problem, initial_weights(0)),
+            "ours": lambda: makespan_of_place(problem, ours_s),
+        },
+        seed,
+    )
+    methods["annealing"]["seconds"] += baselines_s
     return {
-        "nodes": problem.num_nodes, "devices": len(problem.devices), "steps_of_annealing": steps,
-        "lower_bound": lower_bound(problem), "methods": measured(rows),
+        "nodes": problem.num_nodes, "devices": len(problem.devices), "steps_of_annealing": counts[0],
+        "lower_bound": lower_bound(problem),
+        "methods": {"baselines": {"makespan": start.makespan, "seconds": baselines_s}, **methods},
+        **origin_of(command),
     }  # fmt: skip
 
 
-def equal_row(problem: Problem, seconds: float) -> dict[str, Any]:
+def equal_row(problem: Problem, seconds: float, seed: int, command: str) -> dict[str, Any]:
     """Makespans and seconds of annealing, of annealing that begins with the policy, and of `gst place`."""
     trained = load_weights(None)
     start, baselines_s = timed(lambda: best_baseline(problem))
-    (annealed, _), annealing_s = timed(lambda: anneal(problem, start, seconds))
-    (seeded, _), seeded_s = timed(lambda: from_policy(problem, start, trained, seconds))
-    rows = {
-        "baselines": (start.makespan, baselines_s),
-        "annealing": (annealed.makespan, baselines_s + annealing_s),
-        "policy, annealing": (seeded.makespan, baselines_s + seeded_s),
-        "ours": ours_of(problem, seconds),
-    }
+    methods = in_random_order(
+        {
+            "annealing": lambda: anneal(problem, start, seconds)[0].makespan,
+            "policy, annealing": lambda: from_policy(problem, start, trained, seconds)[0].makespan,
+            "ours": lambda: makespan_of_place(problem, seconds),
+        },
+        seed,
+    )
+    for name in ("annealing", "policy, annealing"):
+        methods[name]["seconds"] += baselines_s
     arrays = problem.arrays
     return {
         "nodes": problem.num_nodes, "devices": len(problem.devices), "lower_bound": lower_bound(problem),
         "has_groups": len(arrays.sizes) < problem.num_nodes, "has_limits": bool(arrays.limits.min() < float("inf")),
-        "methods": measured(rows),
+        "methods": {"baselines": {"makespan": start.makespan, "seconds": baselines_s}, **methods},
+        "seconds_of_search": seconds, **origin_of(command),
     }  # fmt: skip
 
 
-def measured(rows: dict[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """Makespan and seconds of each method, by name."""
-    return {name: {"makespan": makespan, "seconds": taken} for name, (makespan, taken) in rows.items()}
+def in_random_order(methods: dict[str, Callable[[], float]], seed: int) -> dict[str, dict[str, float]]:
+    """Makespan and seconds of each method, and its `place` in a random order in which they run one after another."""
+    order = [list(methods)[number] for number in np.random.default_rng(seed).permutation(len(methods))]
+    runs = {name: timed(methods[name]) for name in order}
+    return {name: {"makespan": runs[name][0], "seconds": runs[name][1], "place": order.index(name)} for name in methods}
+
+
+def origin_of(command: str) -> dict[str, Any]:
+    """The machine, its load over the last five minutes, and the command that a row is from."""
+    return {"machine": machine_record(), "load": round(os.getloadavg()[1], 2), "command": command}
 
 
 def from_policy(problem: Problem, start: Schedule, weights: Weights, seconds: float) -> tuple[Schedule, int]:
@@ -97,9 +121,9 @@ def from_policy(problem: Problem, start: Schedule, weights: Weights, seconds: fl
     return anneal(problem, begin, (1 - SHARE) * seconds)
 
 
-def ours_of(problem: Problem, seconds: float) -> tuple[float, float]:
-    """Makespan of `gst place` with so many seconds of search, and all its seconds."""
-    return timed(lambda: place_public(problem, seconds, proposer=proposer_of(load_weights(None)))[1].makespan)
+def makespan_of_place(problem: Problem, seconds: float) -> float:
+    """Makespan of `gst place` with so many seconds of search."""
+    return place_public(problem, seconds, proposer=proposer_of(load_weights(None)))[1].makespan
 
 
 def best_baseline(problem: Problem) -> Schedule:
@@ -147,7 +171,7 @@ def equal_table(rows: dict[str, Any]) -> str:
     return table(["problem", *names, "bound"], [[name, *(f"{one:.3f}" for one in row)] for name, row in ratios.items()])
 
 
-def equal_time(result: dict[str, Any], options: argparse.Namespace) -> None:
+def equal_time(result: dict[str, Any], options: argparse.Namespace, command: str) -> None:
     """Add `equal` to a result: of each number of operations, rows by shape and seed."""
     sizes, seeds = options.equal.split(","), range(options.seeds)
     for seed, nodes, shape in bar(list(product(seeds, sizes, options.shapes.split(","))), desc="equal time"):
@@ -157,7 +181,7 @@ def equal_time(result: dict[str, Any], options: argparse.Namespace) -> None:
             continue
         problem = generated_problem(number, int(nodes), DEVICES, shape)
         if not problem.graph.first_come:
-            rows[f"{shape} {seed}"] = equal_row(problem, options.ours)
+            rows[f"{shape} {seed}"] = equal_row(problem, options.ours, number, command)
             options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -177,29 +201,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}}
     options.shapes = options.shapes or ",".join(ALL_SHAPES if options.equal else SHAPES)
+    command = shlex.join([
+        "python", "-m", "experiments.reproductions.giant_problems", *(sys.argv[1:] if arguments is None else arguments)
+    ])  # fmt: skip
     if not options.summary:
-        row(generated_problem(0, 2_000, 3, "chains"), 0.1, 0.1)  # compiles
+        row(generated_problem(0, 2_000, 3, "chains"), 0.1, 0.1, 0, command)  # compiles
     if options.equal and not options.summary:
-        result["equal_machine"] = machine_record()
-        result["equal_command"] = (
-            f"python -m experiments.reproductions.giant_problems --equal {options.equal} --ours {options.ours:g} "
-            f"--seeds {options.seeds}"
-        )
-        equal_time(result, options)
+        equal_time(result, options, command)
     elif not options.summary:
-        result["machine"] = machine_record()
-        result["command"] = (
-            f"python -m experiments.reproductions.giant_problems --nodes {options.nodes} --seconds {options.seconds:g} "
-            f"--ours {options.ours:g}"
-        )
         left = [name for name in options.shapes.split(",") if options.again or name not in result["rows"]]
         for shape in bar(left, desc="placing"):
-            problem = generated_problem(FIRST_SEED + SHAPES.index(shape), options.nodes, DEVICES, shape)
+            number = FIRST_SEED + SHAPES.index(shape)
+            problem = generated_problem(number, options.nodes, DEVICES, shape)
             if options.again and shape in result["rows"]:
-                ours = measured({"ours": ours_of(problem, options.ours)})["ours"]
-                result["rows"][shape]["methods"]["ours"] = ours | {"measured": "later than the other methods"}
+                makespan, seconds = timed(lambda problem=problem: makespan_of_place(problem, options.ours))
+                ours = {"makespan": makespan, "seconds": seconds, "measured": "later than the other methods"}
+                result["rows"][shape]["methods"]["ours"] = ours | origin_of(command)
             else:
-                result["rows"][shape] = row(problem, options.seconds, options.ours)
+                result["rows"][shape] = row(problem, options.seconds, options.ours, number, command)
             options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(summary(result))
 

@@ -89,10 +89,9 @@ def test_descents_cool_in_their_time_and_say_how_far_they_are(monkeypatch: pytes
     refine(problem, start, seconds, progress=lambda _, done, whole: shares.append(done / whole))
     assert now[0] <= 1.2 * seconds
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1, abs=0.15)
-    first, last = temperatures[0], temperatures[-1]
-    assert last < 0.6 * first
+    assert temperatures[-1] < 0.6 * temperatures[0]
     if seconds == 20:
-        assert last < 0.1 * min(HEATS) * problem.mean_times.mean() and len({*shares}) > 10
+        assert temperatures[-1] < 0.05 * temperatures[0] and len({*shares}) > 10
 
 
 def test_steps_and_seed_decide_the_plan() -> None:
