@@ -3,6 +3,7 @@
     python -m experiments.reproductions.giant_problems --json experiments/results/giant_problems.json
     python -m experiments.reproductions.giant_problems --again
     python -m experiments.reproductions.giant_problems --equal 10000,40000,80000
+    python -m experiments.reproductions.giant_problems --equal 1000,2000,5000 --seeds 3 --ours 8
 
 Generated problems, one of each shape, simulated, one core. Annealing begins with the best baseline and has `--seconds`.
 Beside it: the baselines, the policy's schedule, `gst place` for `--ours` seconds of search, and the lower bound. The
@@ -14,6 +15,9 @@ measured of the others: their makespans do not depend on `gst place`.
 `gst place`, with `--ours` seconds of search each and the same baselines before them, on problems of so many operations,
 one of each shape for each of `--seeds`. Problems served first come first served are left out: `gst place` does there
 what it did without windows.
+
+The methods of a problem run one after another, the baselines first and the others in a random order. Each row notes the
+machine, its load and the command.
 """
 
 from __future__ import annotations
@@ -52,8 +56,8 @@ NODES, DEVICES = 80_000, 8
 
 def row(problem: Problem, seconds: float, ours_s: float, seed: int, command: str) -> dict[str, Any]:
     """Makespans and seconds of each method."""
-    trained = load_weights(None)
-    start, baselines_s = timed(lambda: best_baseline(problem))
+    weights = load_weights(None)
+    start, baselines_s = with_seconds(lambda: best_baseline(problem))
     counts: list[int] = []
 
     def annealing() -> float:
@@ -64,7 +68,7 @@ def row(problem: Problem, seconds: float, ours_s: float, seed: int, command: str
     methods = in_random_order(
         {
             "annealing": annealing,
-            "greedy": lambda: greedy(problem, trained),
+            "greedy": lambda: greedy(problem, weights),
             "untrained": lambda: greedy(problem, initial_weights(0)),
             "ours": lambda: makespan_of_place(problem, ours_s),
         },
@@ -81,12 +85,12 @@ def row(problem: Problem, seconds: float, ours_s: float, seed: int, command: str
 
 def equal_row(problem: Problem, seconds: float, seed: int, command: str) -> dict[str, Any]:
     """Makespans and seconds of annealing, of annealing that begins with the policy, and of `gst place`."""
-    trained = load_weights(None)
-    start, baselines_s = timed(lambda: best_baseline(problem))
+    weights = load_weights(None)
+    start, baselines_s = with_seconds(lambda: best_baseline(problem))
     methods = in_random_order(
         {
             "annealing": lambda: anneal(problem, start, seconds)[0].makespan,
-            "policy, annealing": lambda: from_policy(problem, start, trained, seconds)[0].makespan,
+            "policy, annealing": lambda: from_policy(problem, start, weights, seconds)[0].makespan,
             "ours": lambda: makespan_of_place(problem, seconds),
         },
         seed,
@@ -105,7 +109,7 @@ def equal_row(problem: Problem, seconds: float, seed: int, command: str) -> dict
 def in_random_order(methods: dict[str, Callable[[], float]], seed: int) -> dict[str, dict[str, float]]:
     """Makespan and seconds of each method, and its `place` in a random order in which they run one after another."""
     order = [list(methods)[number] for number in np.random.default_rng(seed).permutation(len(methods))]
-    runs = {name: timed(methods[name]) for name in order}
+    runs = {name: with_seconds(methods[name]) for name in order}
     return {name: {"makespan": runs[name][0], "seconds": runs[name][1], "place": order.index(name)} for name in methods}
 
 
@@ -137,7 +141,7 @@ def greedy(problem: Problem, weights: Weights) -> float:
     return float("inf") if built is None else built.makespan
 
 
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+def with_seconds(function: Callable[[], Any]) -> tuple[Any, float]:
     """A result and the seconds that it took."""
     begun = time.perf_counter()
     result = function()
@@ -161,14 +165,28 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def equal_table(rows: dict[str, Any]) -> str:
-    """A table: makespans over that of annealing for the same time, and their geometric means."""
+    """A table: makespans over that of annealing for the same time, and their geometric means with 95 % intervals."""
     names = ("baselines", "policy, annealing", "ours")
-    ratios: dict[str, list[float]] = {}
+    lines = []
     for name, each in rows.items():
         unit = each["methods"]["annealing"]["makespan"]
-        ratios[name] = [*(each["methods"][method]["makespan"] / unit for method in names), each["lower_bound"] / unit]
-    ratios["all"] = np.exp(np.log(list(ratios.values())).mean(0)).tolist()
-    return table(["problem", *names, "bound"], [[name, *(f"{one:.3f}" for one in row)] for name, row in ratios.items()])
+        ratios = [*(each["methods"][method]["makespan"] / unit for method in names), each["lower_bound"] / unit]
+        lines.append([name, *(f"{ratio:.3f}" for ratio in ratios)])
+    intervals = [interval(rows, name) for name in names] if len(rows) > 1 else []
+    if intervals:
+        lines.append(
+            [f"all {len(rows)}", *(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in intervals), ""]
+        )
+    return table(["problem", *names, "bound"], lines)
+
+
+def interval(rows: dict[str, Any], method: str) -> tuple[float, float, float]:
+    """Geometric mean of the makespans of a method over those of annealing, and its interval (bootstrap over problems,
+    95 %)."""
+    each = [row["methods"][method]["makespan"] / row["methods"]["annealing"]["makespan"] for row in rows.values()]
+    means = np.random.default_rng(0).choice(np.log(each), (2000, len(each))).mean(1)
+    low, high = np.exp(np.quantile(means, [0.025, 0.975])).tolist()
+    return float(np.exp(np.log(each).mean())), low, high
 
 
 def equal_time(result: dict[str, Any], options: argparse.Namespace, command: str) -> None:
@@ -214,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             number = FIRST_SEED + SHAPES.index(shape)
             problem = generated_problem(number, options.nodes, DEVICES, shape)
             if options.again and shape in result["rows"]:
-                makespan, seconds = timed(lambda problem=problem: makespan_of_place(problem, options.ours))
+                makespan, seconds = with_seconds(lambda problem=problem: makespan_of_place(problem, options.ours))
                 ours = {"makespan": makespan, "seconds": seconds, "measured": "later than the other methods"}
                 result["rows"][shape]["methods"]["ours"] = ours | origin_of(command)
             else:

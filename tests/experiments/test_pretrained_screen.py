@@ -71,12 +71,12 @@ def test_an_operation_that_stays_keeps_its_features(task: Task, plans: list[Plan
 
 def test_priors_do_not_depend_on_the_order_of_operations(task: Task, plans: list[Plan]) -> None:
     torch.manual_seed(0)
-    given, prior = examples(ChainFeatures(task), plans), Prior(named=False, learned=True)
-    order = np.random.default_rng(0).permutation(len(given.kinds))
+    batch, prior = examples(ChainFeatures(task), plans), Prior(named=False, learned=True)
+    order = np.random.default_rng(0).permutation(len(batch.kinds))
     shuffled = Examples(
-        task, given.plans, given.columns, given.local[:, order], given.times[:, order], given.kinds[order]
+        task, batch.plans, batch.columns, batch.local[:, order], batch.times[:, order], batch.kinds[order]
     )
-    assert np.allclose(prior.rows(given), prior.rows(shuffled), atol=1e-5)
+    assert np.allclose(prior.rows(batch), prior.rows(shuffled), atol=1e-5)
 
 
 def test_a_process_finds_the_weights_of_its_rows_and_says_how_sure_it_is() -> None:
@@ -85,15 +85,16 @@ def test_a_process_finds_the_weights_of_its_rows_and_says_how_sure_it_is() -> No
     logs = 0.3 + rows @ weights + 0.02 * generator.normal(size=60)
     process = ErrorProcess()
     process.learn(rows[:30], logs[:30])
-    said, deviations = process(rows[30:])
-    assert np.abs(said - logs[30:]).std() < 0.03 and np.abs(said - logs[30:]).mean() < 2 * deviations.mean()
+    answers, deviations = process(rows[30:])
+    assert np.abs(answers - logs[30:]).std() < 0.03 and np.abs(answers - logs[30:]).mean() < 2 * deviations.mean()
     assert (process(10 * rows[30:])[1] > deviations).all()
     process.learn(rows[:30], np.full(30, 0.5))
     assert np.allclose(process(rows)[0], 0.5)
 
 
 @pytest.mark.slow
-def test_screens_are_judged_on_predictions_and_in_searches(tmp_path: Path) -> None:
+def test_screens_are_judged_on_predictions_and_in_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of the tests' own process
     path = tmp_path / "result.json"
     main([
         "--trained", TINY, "--judged", TINY, "--generated", "1", "--seconds", "0.5", "--seeds", "2", "--scratch", "0",

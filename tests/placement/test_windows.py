@@ -16,7 +16,7 @@ from gst.placement.public.baselines import baselines, topological
 from gst.placement.public.placing import MANY, place_public
 from gst.placement.public.problem import Problem
 from gst.placement.public.schedules import Schedule
-from gst.placement.public.windows import HEATS, MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
+from gst.placement.public.windows import MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
 from gst.placement.scheduling.arrays import edge_lists
 
 SHAPES = ("layers", "inception", "transformer", "chains", "stencil")

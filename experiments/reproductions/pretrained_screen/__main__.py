@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -44,8 +46,8 @@ from experiments.reproductions.pretrained_screen.prior import (
     Lesson,
     PretrainedSurrogate,
     Prior,
+    fit,
     lesson,
-    pretrained,
 )
 from experiments.reproductions.pretrained_screen.process import ErrorProcess, Rows
 from gst.cost.metrics import kendall_tau
@@ -62,8 +64,8 @@ from gst.placement.task import Task
 from gst.process.progress import bar
 from gst.programs import NUM_OPCODES, traced
 
-JUDGED = ("inception", "rnnlm")
-TRAINED = ("gpt:layers=2", "wavenet:stacks=1,layers=6", "moe:layers=1", "transformer_xl:layers=1")
+TEST_PROGRAMS = ("inception", "rnnlm")
+TRAINING_PROGRAMS = ("gpt:layers=2", "wavenet:stacks=1,layers=6", "moe:layers=1", "transformer_xl:layers=1")
 MACHINES = ("sets:2", "cores:4")  # two cores, each alone or both together; four cores
 TRAINING_SEED, DRAWN_SEED = 10**4, 10**6  # of the first hidden machine; those that judge begin at 0
 NUM_TRAINING, NUM_DRAWN = 24, 48  # machines
@@ -116,27 +118,27 @@ def measured_first(
 
 
 def predictions(
-    pool: Lesson, measured: Int64[np.ndarray, " k"], logs: Float64[np.ndarray, " k"], asked: Int64[np.ndarray, " n"],
+    pool: Lesson, measured: Int64[np.ndarray, " k"], logs: Float64[np.ndarray, " k"], queries: Int64[np.ndarray, " n"],
     rows: Mapping[str, Rows], drawn: Float64[np.ndarray, "machines plans"], scratch: int | None,
 ) -> Iterator[tuple[str, Float64[np.ndarray, " n"]]]:  # fmt: skip
     """Errors of the plans that are asked about, by each screen, and its name. `scratch` is the seed of that one."""
-    yield "none", np.zeros(len(asked))
+    yield "none", np.zeros(len(queries))
     surrogates: dict[str, Surrogate] = {"ridge": LinearSurrogate(pool.examples.task)}
     if scratch is not None:
         surrogates["scratch"] = NetworkSurrogate(pool.examples.task, scratch)
     for name, surrogate in surrogates.items():
         surrogate.learn([pool.examples.plans[each] for each in measured], pool.simulated_ms[measured], logs)
-        yield name, surrogate([pool.examples.plans[each] for each in asked], pool.simulated_ms[asked])[0]
+        yield name, surrogate([pool.examples.plans[each] for each in queries], pool.simulated_ms[queries])[0]
     mean = drawn.mean(0)
     centred = (drawn - mean).T / (len(drawn) - 1) ** 0.5
     for name, features, expected in (*((name, each, 0 * mean) for name, each in rows.items()),
                                      ("machines", centred, mean)):  # fmt: skip
         process = ErrorProcess()
         process.learn(features[measured], logs - expected[measured])
-        yield name, expected[asked] + process(features[asked])[0]
+        yield name, expected[queries] + process(features[queries])[0]
 
 
-def judged(
+def prediction_rows(
     pool: Lesson, num_starts: int, rows: Mapping[str, Rows], drawn: Float64[np.ndarray, "machines plans"],
     counts: Sequence[int], num_scratch: int,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
@@ -147,13 +149,14 @@ def judged(
         for count in counts:
             measured = measured_first(pool, num_starts, count, generator)
             near = np.flatnonzero(pool.simulated_ms < PROMISING * pool.simulated_ms.min())
-            asked = np.setdiff1d(near, measured)
-            truth = np.log(pool.simulated_ms[asked]) + errors[asked]
+            queries = np.setdiff1d(near, measured)
+            truth = np.log(pool.simulated_ms[queries]) + errors[queries]
             scratch = seed if seed < num_scratch and count == 16 else None
-            for name, said in predictions(pool, measured, noisy[measured], asked, rows, drawn, scratch):
-                expected = np.log(pool.simulated_ms[asked]) + said
+            for name, answers in predictions(pool, measured, noisy[measured], queries, rows, drawn, scratch):
+                expected = np.log(pool.simulated_ms[queries]) + answers
                 yield {
-                    "screen": name, "seed": seed, "measured": count, "error": float((said - errors[asked]).std()),
+                    "screen": name, "seed": seed, "measured": count, "plans": len(queries),
+                    "error": float((answers - errors[queries]).std()),
                     "tau": kendall_tau(expected, truth),
                     "regret": float(np.exp(truth[expected.argmin()] - truth.min()) - 1),
                 }  # fmt: skip
@@ -170,13 +173,15 @@ def trained_priors(options: argparse.Namespace) -> dict[str, Prior]:
         lessons.append(lesson(task, plans, seeds))
     torch.manual_seed(0)
     return {
-        "chain": pretrained(Prior(named=True, learned=False), lessons, options.seconds / 4, 3e-2),
-        "network": pretrained(Prior(named=False, learned=True), lessons, options.seconds, 3e-3),
-        "both": pretrained(Prior(named=True, learned=True), lessons, options.seconds, 3e-3),
+        "chain": fit(Prior(named=True, learned=False), lessons, options.seconds / 4, 3e-2),
+        "network": fit(Prior(named=False, learned=True), lessons, options.seconds, 3e-3),
+        "both": fit(Prior(named=True, learned=True), lessons, options.seconds, 3e-3),
     }
 
 
-def predicted(name: str, on: str, priors: Mapping[str, Prior], options: argparse.Namespace) -> list[dict[str, Any]]:
+def rows_of_program(
+    name: str, on: str, priors: Mapping[str, Prior], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Figures of all screens on plans of a program."""
     task = task_of(name, on)
     num_starts, plans = promising_plans(task, options.evaluations, 5 * options.mutations)
@@ -187,11 +192,13 @@ def predicted(name: str, on: str, priors: Mapping[str, Prior], options: argparse
     counts = [int(each) for each in _names(options.measured)]
     return [
         {"program": name, "machine": on, **row}
-        for row in judged(pool, num_starts, rows, drawn, counts, options.scratch)
+        for row in prediction_rows(pool, num_starts, rows, drawn, counts, options.scratch)
     ]
 
 
-def searched(name: str, on: str, seed: int, priors: Mapping[str, Prior], options: argparse.Namespace) -> dict[str, Any]:
+def search_row(
+    name: str, on: str, seed: int, priors: Mapping[str, Prior], options: argparse.Namespace
+) -> dict[str, Any]:
     """True milliseconds of the plans with which searches end that differ in their screen, and their seconds."""
     task = task_of(name, on)
     real, starts = unlike(task, seed), starts_of(task, seed, options.evaluations)
@@ -211,7 +218,8 @@ def searched(name: str, on: str, seed: int, priors: Mapping[str, Prior], options
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each number of measurements and screen; `gain` is by how much its regret is below that of ridge on
-    the same case, in percent, with its interval (bootstrap over cases, 95 %)."""
+    the same case, in percent, with its interval (bootstrap over cases, 95 %, as if cases that share a program or a
+    hidden machine were independent)."""
     case = lambda row: (row["program"], row["machine"], row["seed"], row["measured"])  # noqa: E731
     ridge = {case(row): row["regret"] for row in rows if row["screen"] == "ridge"}
     lines = []
@@ -229,7 +237,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float, float]]:
     """How many times as long the plans of the search by ridge take as those of others: geometric means, with their
-    intervals (bootstrap over searches, 95 %)."""
+    intervals (bootstrap over searches, 95 %, as if those that share a program or a hidden machine were independent)."""
     ratios = {key: np.log([row["ridge_ms"] / row[f"{key}_ms"] for row in rows]) for key in ("chain", "both")}
     exponentials = {key: np.exp(_interval(each)).tolist() for key, each in ratios.items()}
     return {key: (mean, low, high) for key, (mean, low, high) in exponentials.items()}
@@ -247,10 +255,14 @@ def _names(words: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trained", default=";".join(TRAINED), help="programs to learn from, with semicolons between")
+    parser.add_argument(
+        "--trained", default=";".join(TRAINING_PROGRAMS), help="programs to learn from, with semicolons between"
+    )
     parser.add_argument("--generated", type=int, default=6, help="generated tasks to learn from")
     parser.add_argument("--seconds", type=float, default=90.0, help="of training each network")
-    parser.add_argument("--judged", default=";".join(JUDGED), help="programs to judge on, with semicolons between")
+    parser.add_argument(
+        "--judged", default=";".join(TEST_PROGRAMS), help="programs to judge on, with semicolons between"
+    )
     parser.add_argument("--seeds", type=int, default=10, help="machines to judge predictions on")
     parser.add_argument("--scratch", type=int, default=1, help="of them, to judge networks from scratch on")
     parser.add_argument("--searches", type=int, default=4, help="machines to search on")
@@ -265,15 +277,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = {key: value for key, value in vars(options).items() if key != "json"}
     result: dict[str, Any] = {
         "simulated": True, "settings": settings, "machine": machine_record(), "predictions": [], "searches": [],
-        "command": f"python -m experiments.reproductions.pretrained_screen --json {options.json}",
+        "command": shlex.join([
+            "python", "-m", "experiments.reproductions.pretrained_screen",
+            *(sys.argv[1:] if arguments is None else arguments),
+        ]),
     }  # fmt: skip
     cases = [(name, on) for name in _names(options.judged) for on in MACHINES]
     for name, on in bar(cases, desc="predictions"):
-        result["predictions"] += predicted(name, on, priors, options)
+        result["predictions"] += rows_of_program(name, on, priors, options)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(summary(result["predictions"]))
     for seed, (name, on) in bar([(seed, case) for seed in range(options.searches) for case in cases], desc="searches"):
-        result["searches"].append(searched(name, on, seed, priors, options))
+        result["searches"].append(search_row(name, on, seed, priors, options))
         result["gains"] = gains(result["searches"])
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(result["gains"])

@@ -110,24 +110,24 @@ class Prior(nn.Module):
             nn.Linear(12 + LOCAL, 48), nn.SiLU(), nn.Linear(48, 48), nn.SiLU(), nn.Linear(48, width),
         )  # fmt: skip
 
-    def forward(self, given: Examples, chosen: Int64[np.ndarray, " chosen"]) -> Float[Tensor, "chosen features"]:
+    def forward(self, batch: Examples, chosen: Int64[np.ndarray, " chosen"]) -> Float[Tensor, "chosen features"]:
         parts = []
         if self.named:
-            parts += [self.scales[name].exp() * torch.from_numpy(given.columns[name][chosen]) for name in NAMES]
+            parts += [self.scales[name].exp() * torch.from_numpy(batch.columns[name][chosen]) for name in NAMES]
         if self.learned:
-            local, times = torch.from_numpy(given.local[chosen]), torch.from_numpy(given.times[chosen])
-            kinds = self.kinds(torch.from_numpy(given.kinds)).expand(len(chosen), -1, -1)
+            local, times = torch.from_numpy(batch.local[chosen]), torch.from_numpy(batch.times[chosen])
+            kinds = self.kinds(torch.from_numpy(batch.kinds)).expand(len(chosen), -1, -1)
             embeddings = self.layers(torch.cat([kinds, local], -1)).unflatten(-1, (len(POOLS), CHANNELS))
             parts.append((embeddings * times[..., None]).sum(1).flatten(1))
         return torch.cat(parts, 1)
 
-    def rows(self, given: Examples) -> Rows:
+    def rows(self, batch: Examples) -> Rows:
         """Of all plans, for an `ErrorProcess`."""
         with torch.no_grad():
-            return self(given, np.arange(len(given.plans))).double().numpy()
+            return self(batch, np.arange(len(batch.plans))).double().numpy()
 
 
-def pretrained(prior: Prior, lessons: Sequence[Lesson], seconds: float, rate: float, seed: int = 0) -> Prior:
+def fit(prior: Prior, lessons: Sequence[Lesson], seconds: float, rate: float, seed: int = 0) -> Prior:
     """`prior`, fitted to the likelihood of noisy errors of 40 plans on all machines at once, a task in each step."""
     generator, noises = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(prior.parameters(), rate, weight_decay=1e-3)

@@ -63,7 +63,7 @@ def refine(
         raise ValueError(f"devices of {problem.graph.name} serve first come first served, want an order; use anneal")
     generator, state = np.random.default_rng([seed, 31]), np.array([2 * seed + 1], np.uint64)
     begun, total = time.perf_counter(), 0
-    trials = {}
+    trials: dict[float, Schedule] = {}
     for heat in HEATS:
         trial_steps, share = None if steps is None else int(TRIAL * steps), (TRIAL * len(trials), TRIAL)
         trials[heat], count = _descend(
@@ -109,13 +109,13 @@ def _descend(
             break
         order = order[np.argsort(begin[order], kind="stable")]
         temperature = heat * problem.mean_times.mean() * COLD**done
-        taken = sweep(
+        num_steps = sweep(
             home, order, begin, end, int(generator.integers(1, SIZE + 1)), int(moves * SIZE), temperature, state,
             problem.arrays,
         )  # fmt: skip
-        if taken == 0:
+        if num_steps == 0:
             break
-        total += taken
+        total += num_steps
         spent = time.perf_counter() - begun
         done = total / steps if steps is not None else spent / seconds
         progress("windows", int(1000 * (share[0] + share[1] * min(done, 1))), 1000)
