@@ -297,6 +297,23 @@ def _add_search_loop(bench: Any, command: Command) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="searches (default: %(default)s)")
 
 
+def _add_ablation(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "ablation", _run_of("ablation"), "the placement loop without each of its parts, in equal time",
+        f"{BENCH} ablation\n{BENCH} ablation --programs rnnlm,bert --seeds 5 --seconds 20 --resume",
+    )  # fmt: skip
+    parser.set_defaults(json=RESULTS / "ablation.json")
+    programs = "rnnlm,bert,inception,t5,gpt,vit,moe,mamba,gnmt,llama,wavenet,electra,transformer_xl,distilbert"
+    parser.add_argument("--programs", default=programs, help="of gst trace or of strangers (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="loops of each kind (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each loop in simulation (default: %(default)g)")
+    parser.add_argument("--repetitions", type=int, default=15, help="of each plan at the end (default: %(default)s)")
+    parser.add_argument(
+        "--patience", type=float, default=20.0, help="seconds to wait for quiet cores (default: %(default)g)"
+    )
+    parser.add_argument("--resume", dest="goes_on", action="store_true", help="keep the programs that --json holds")
+
+
 def _add_timeline(bench: Any, command: Command) -> None:
     parser = command(
         bench, "timeline", _run_of("timeline"), "one plan, run for real and simulated, as a picture and a trace",
@@ -564,6 +581,7 @@ _ADD = {
     "fusion": _add_fusion,
     "placement_simulated": _add_placement_simulated,
     "search_loop": _add_search_loop,
+    "ablation": _add_ablation,
     "timeline": _add_timeline,
     "strangers": _add_strangers,
     "gpu": _add_gpu,

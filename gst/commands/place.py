@@ -74,7 +74,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         default="",
         metavar="PARTS",
         help="what is left out, separated by commas, to see what it brings: measurements (--budget 0), schedule and "
-        "fusion (of --tasks), network (--cost-model sums), policy (--policy none)",
+        "fusion (of --tasks), network (--cost-model sums), policy (of --methods; --policy none with --graph)",
     )
     place.add_argument(
         "--explain",
@@ -150,7 +150,7 @@ def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: s
         "--methods",
         default=methods,
         help="methods beside the baselines, separated by commas, of annealing, cross_entropy, evolution, colocrl, hdp, "
-        "go, guided_search (default: %(default)s)",
+        "go, policy, guided_search (default: %(default)s)",
     )
     command.add_argument(
         "--budget",
@@ -235,8 +235,10 @@ def _leave_out(options: argparse.Namespace) -> None:
         raise ValueError(f"there is no part {unknown[0]!r} to leave out; there are {', '.join(PARTS)}")
     if options.graph is not None and set(parts) - {"policy"}:
         raise ValueError("of a published problem --without leaves out the policy alone")
-    if "policy" in parts:
-        options.policy = "none" if options.graph is not None else options.policy
+    if "policy" in parts and options.graph is not None:
+        options.policy = "none"
+    elif "policy" in parts:
+        options.methods = ",".join(name for name in _names(options.methods) if name != "policy")
     if "network" in parts:
         options.cost_model = "sums"
     if "measurements" in parts:

@@ -33,6 +33,7 @@ from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import single
 from gst.placement.choosing import winner
+from gst.placement.constructive.fine_tuning import FineTuning
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
 from gst.placement.local_search.population import random_plans
@@ -314,6 +315,7 @@ def _search(
         settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
         as_run=partial(_as_run, task) if fused is None else partial(_unfolded_plan, fused),
         surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
+        tuning=FineTuning(searched, settings.seed) if "policy" in settings.methods else None,
         on_fleet=on_fleet,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from gst.data.cost_graphs import CostGraph
 from gst.devices import Log, Plan, machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.constructive.fine_tuning import fine_tune
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import cross_entropy, evolve
 from gst.placement.objective import Budgeted, Objective, SimulatedObjective
@@ -31,7 +32,7 @@ RENAMED = {"ours": "guided_search"}  # methods by the names that earlier version
 JOINT = ("go",)  # methods that decide fusion too, and are told the tasks
 METHODS: dict[str, Method] = {
     "annealing": anneal, "cross_entropy": cross_entropy, "evolution": evolve, "colocrl": colocrl, "hdp": hdp,
-    "go": go, "guided_search": guided_search,
+    "go": go, "policy": fine_tune, "guided_search": guided_search,
 }  # fmt: skip
 DEFAULT_METHODS = ("annealing", "guided_search")
 TASKS = ("placement", "schedule", "fusion")

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gst.data.measured_plans import plans_graph
 from gst.devices import Log, Measurement, Plan
 from gst.devices.describe.machine import this_machine
 from gst.graphs.graph import Graph
+from gst.placement.constructive.fine_tuning import FineTuning
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import crossover, mutate
 from gst.placement.objective import Budgeted, Measurer, Objective
@@ -28,6 +30,7 @@ AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before t
 NUM_TOP = 5  # the fastest plans so far, from which others are made
 NUM_MUTATED = 256
 RAN = "ran"  # in a line of the log: the plan of the program that ran, where it is not the one that was proposed
+POLICY_COSTS = 8  # times what a step of annealing takes: to build a plan by the policy and to simulate it
 NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many is a lucky one
 
 
@@ -101,6 +104,7 @@ class Search:
         progress: told what is going on.
         as_run: a plan of the task as one that the measurer takes, where these differ.
         surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
+        tuning: the policy, which proposes plans in each round too, fine-tuned on what is then predicted; none if None.
         on_fleet: whether plans run on other hosts, whose kind of machine is checked elsewhere
             (`gst.placement.fleet.cluster.kind_of_search`).
     """
@@ -117,6 +121,7 @@ class Search:
     progress: Progress = no_progress
     as_run: Callable[[Plan], Plan] = as_is
     surrogate: Surrogate | None = None
+    tuning: FineTuning | None = None
     on_fleet: bool = False
     num_screened: int = 0
     seconds: float = 0.0
@@ -252,6 +257,9 @@ class Search:
         top = self._fastest(NUM_TOP)
         proposed = self._annealed("the simulator", self.screen.simulated, self.seed + 2 * number, top[:1])
         proposed += self._annealed("the cost model", self.screen, self.seed + 2 * number + 1, top)
+        if self.tuning is not None:
+            tune = partial(self.tuning.run, progress=self.progress)
+            proposed += self._improved("policy", tune, self.screen, self.evaluations // POLICY_COSTS)
         sources = top + [each.plan for each in proposed[-NUM_TOP:]]
         mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
         return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
@@ -260,10 +268,19 @@ class Search:
         def report(what: str, done: int, total: int) -> None:
             self.progress(f"annealing by {by}", done, total)
 
-        budgeted = Budgeted(runtime, self.evaluations)
-        anneal(self.task, budgeted, seed, report, start)
+        def find(budgeted: Budgeted) -> None:
+            anneal(self.task, budgeted, seed, report, start)
+
+        return self._improved("annealing", find, runtime, self.evaluations)
+
+    def _improved(
+        self, origin: str, find: Callable[[Budgeted], None], runtime: Objective, evaluations: int
+    ) -> list[Proposal]:
+        """The latest plans, each better than all before it, that a method finds."""
+        budgeted = Budgeted(runtime, evaluations)
+        find(budgeted)
         self.num_screened += budgeted.num_asked
-        return [Proposal(restrict(plan, self.tasks), "annealing") for plan in budgeted.improvements[-32:]]
+        return [Proposal(restrict(plan, self.tasks), origin) for plan in budgeted.improvements[-32:]]
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
         if self._generator.random() < 0.3:

@@ -27,7 +27,7 @@ from gst.placement.constructive.network import (
 )
 from gst.placement.constructive.proposing import propose
 from gst.placement.constructive.rollout import roll_out, window_of
-from gst.placement.constructive.tables import MOST_CONSUMERS, tables_of
+from gst.placement.constructive.tables import MOST_CONSUMERS, Tables, tables_of, tables_of_arrays
 from gst.placement.constructive.training import State, train
 from gst.placement.public.placing import SHARE, place_public
 from gst.placement.public.problem import Problem
@@ -40,10 +40,12 @@ def random_weights(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.5, NUM_WEIGHTS).astype(np.float32)
 
 
-def built(problem: Problem, weights: np.ndarray, window: int, is_uniform: bool = False) -> tuple[float, Schedule]:
+def built(
+    problem: Problem, weights: np.ndarray, window: int, is_uniform: bool = False, tables: Tables | None = None
+) -> tuple[float, Schedule]:
     home, order = np.full(problem.num_nodes, -1), np.full(problem.num_nodes, -1)
     state, first_come = np.array([7], np.uint64), problem.graph.first_come
-    tables = tables_of(problem)
+    tables = tables_of(problem) if tables is None else tables
     span = roll_out(problem.arrays, tables, weights, window, is_uniform, first_come, state, home, order)
     return float(span), Schedule(problem, home, order)
 
@@ -51,15 +53,25 @@ def built(problem: Problem, weights: np.ndarray, window: int, is_uniform: bool =
 class Twin:
     """A partial schedule with dictionaries: what the network is told of each pair, by the definitions."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.arrays, self.tables = problem, problem.arrays, tables_of(problem)
+    def __init__(self, problem: Problem, tables: Tables | None = None, use: np.ndarray | None = None) -> None:
+        self.problem, self.arrays = problem, problem.arrays
+        self.tables = tables_of(problem) if tables is None else tables
+        self.use = np.eye(len(problem.devices), dtype=bool) if use is None else use
         self.edges = [(number, a, b) for number, (a, b) in enumerate(problem.graph.edges.T.tolist())]
         self.devices = range(len(problem.devices))
         self.home: dict[int, int] = {}
         self.end: dict[int, float] = {}
-        self.free = dict.fromkeys(self.devices, 0.0)
+        self.core_free = np.zeros(self.use.shape[1])
         self.place: dict[int, int] = {}
         self.used = dict.fromkeys(self.devices, 0.0)
+
+    @property
+    def free(self) -> dict[int, float]:
+        return {device: float(self.core_free[self.use[device]].max()) for device in self.devices}
+
+    def start(self, node: int, device: int) -> float:
+        needs_none = self.tables.is_view_free and self.arrays.times[device, node] == 0
+        return self.arrival(node, device) if needs_none else max(self.free[device], self.arrival(node, device))
 
     def ready(self) -> list[int]:
         waiting = {b for _, a, b in self.edges if a not in self.end}
@@ -98,15 +110,16 @@ class Twin:
         if group not in self.place:
             self.place[group] = device
             self.used[device] += float(self.arrays.sizes[group])
-        begin = max(self.free[device], self.arrival(node, device))
-        self.home[node], self.end[node] = device, begin + float(self.arrays.times[device, node])
-        self.free[device] = self.end[node]
+        begin, took = self.start(node, device), float(self.arrays.times[device, node])
+        self.home[node], self.end[node] = device, begin + took
+        if took > 0 or not self.tables.is_view_free:
+            self.core_free[self.use[device]] = self.end[node]
 
     def features(self, pairs: list[tuple[int, int]], num_ready: int) -> dict[tuple[int, int], np.ndarray]:
         tables, times, mean = self.tables, self.arrays.times, self.problem.mean_transfers
         scale, horizon = tables.scale, tables.horizon
         rank = upward_rank(self.problem.mean_times, mean, self.arrays)
-        start = {(n, d): max(self.free[d], self.arrival(n, d)) for n, d in pairs}
+        start = {(n, d): self.start(n, d) for n, d in pairs}
         end = {(n, d): start[n, d] + float(times[d, n]) for n, d in pairs}
         everyone, result = {n for n, _ in pairs}, {}
         for node, device in pairs:
@@ -173,12 +186,9 @@ def score_slowly(features: np.ndarray, weights: np.ndarray) -> float:
     return float(weights[NUM_PRIORITIES:LAYER] @ squashed + weights[OUTPUT:] @ hidden)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_every_decision_of_a_rollout_is_the_best_by_a_slow_twin(seed: int) -> None:
-    problem, weights = generated_problem(seed, nodes=18), random_weights(seed)
+def check_by_twin(problem: Problem, twin: Twin, weights: np.ndarray) -> None:
     window = window_of(len(problem.devices))
-    span, schedule = built(problem, weights, window)
-    twin = Twin(problem)
+    span, schedule = built(problem, weights, window, tables=twin.tables)
     for node, device in zip(schedule.order.tolist(), schedule.home[schedule.order].tolist(), strict=True):
         ready = sorted(twin.ready(), key=lambda each: -twin.priority(each, weights))
         pairs = [(n, d) for n, d in product(ready[:window], twin.devices) if twin.may(n, d)]
@@ -187,6 +197,24 @@ def test_every_decision_of_a_rollout_is_the_best_by_a_slow_twin(seed: int) -> No
         assert scores[node, device] == pytest.approx(max(scores.values()), abs=1e-4)
         twin.put(node, device)
     assert span == max(twin.end.values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_decision_of_a_rollout_is_the_best_by_a_slow_twin(seed: int) -> None:
+    problem = generated_problem(seed, nodes=18)
+    check_by_twin(problem, Twin(problem), random_weights(seed))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_is_every_decision_where_devices_share_cores_and_views_take_no_time(seed: int) -> None:
+    problem, generator = generated_problem(seed, nodes=18), np.random.default_rng(seed)
+    use = generator.random((len(problem.devices), 3)) < 0.5
+    use[np.arange(len(use)), generator.integers(0, 3, len(use))] = True
+    times = problem.arrays.times * (generator.random(problem.num_nodes) < 0.7)
+    limits = np.full_like(problem.arrays.limits, np.inf)
+    problem = replace(problem, arrays=problem.arrays._replace(times=times, limits=limits))
+    tables = tables_of_arrays(problem.arrays, problem.mean_transfers, use, is_view_free=True)
+    check_by_twin(problem, Twin(problem, tables, use), random_weights(seed))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

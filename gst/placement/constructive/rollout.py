@@ -49,12 +49,13 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
     """
     times, devices, nodes = arrays.times, arrays.times.shape[0], len(home)
     indptr, consumers, out_edges = arrays.indptr, arrays.consumers, arrays.out_edges
-    groups, limits, able = arrays.groups, arrays.limits, tables.able
+    groups, memory, limits = arrays.groups, arrays.memory, arrays.limits
+    able, shares, is_view_free = tables.able, tables.shares, tables.is_view_free
     optimistic, transfers, rank = tables.optimistic, tables.transfers, tables.rank
     scale, horizon = 1.0 / tables.scale, 1.0 / tables.horizon
     waiting = arrays.producer_indptr[1:] - arrays.producer_indptr[:-1]
     arrival, pull = np.zeros((nodes, devices)), np.zeros((nodes, devices))
-    place, used, free = np.full(len(arrays.sizes), -1), np.zeros(devices), np.zeros(devices)
+    place, used, free = np.full(len(arrays.sizes), -1), np.zeros(len(limits)), np.zeros(devices)
     key, heap, size = np.empty(nodes), np.empty(nodes, np.int64), 0
     looked, count = np.empty(window + 1, np.int64), 0
     start, finish = np.empty((window, devices)), np.empty((window, devices))
@@ -125,9 +126,11 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
                 if place[group] >= 0:
                     if place[group] != device:
                         continue
-                elif not able[device, group] or used[device] + arrays.sizes[group] > limits[device]:
+                elif not able[device, group] or (used[memory[device]] + arrays.sizes[group] > limits[memory[device]]):
                     continue
-                begin = max(free[device], arrival[node, device])
+                begin = arrival[node, device]
+                if times[device, node] > 0 or not is_view_free:
+                    begin = max(free[device], begin)
                 start[slot, device], finish[slot, device] = begin, begin + times[device, node]
                 first_start, first_finish = min(first_start, begin), min(first_finish, finish[slot, device])
                 pair_op[num_pairs], pair_device[num_pairs] = slot, device
@@ -212,9 +215,9 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
                     inputs[22, pair] = later[slot, device] * scale
                     inputs[23, pair] = (free[device] - least_free) * scale
                     inputs[24, pair] = (free[device] - mean_free) * horizon
-                    left = 1.0
-                    if limits[device] < np.inf:
-                        left = (limits[device] - used[device]) / max(limits[device], 1e-300)
+                    left, limit = 1.0, limits[memory[device]]
+                    if limit < np.inf:
+                        left = (limit - used[memory[device]]) / max(limit, 1e-300)
                     inputs[25, pair] = left
                     inputs[26, pair] = 1.0 - done_work / all_work
                     inputs[27, pair] = num_ready / devices
@@ -230,8 +233,12 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
         group, end = groups[node], finish[slot, device]
         if place[group] < 0:
             place[group] = device
-            used[device] += arrays.sizes[group]
-        home[node], order[step], free[device] = device, node, end
+            used[memory[device]] += arrays.sizes[group]
+        home[node], order[step] = device, node
+        if times[device, node] > 0 or not is_view_free:
+            for other in range(devices):
+                if shares[device, other]:
+                    free[other] = max(free[other], end)
         latest = max(latest, end)
         done_work += tables.mean_times[node]
         num_ready -= 1

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.placement.public.problem import Problem
+from gst.placement.scheduling.arrays import Arrays
 from gst.placement.scheduling.ranks import downward_rank, optimistic_costs, upward_rank
 from partitioners.compiled import compiled
 
@@ -19,7 +20,7 @@ class Tables(NamedTuple):
 
     Args:
         mean_times: of each node over the devices that can run it.
-        transfers: of each edge, the mean over pairs of different devices.
+        transfers: of each amount that moves, the mean over pairs of different devices.
         rank: time from the start of each node to the end along its longest way, transfers included (upward rank).
         optimistic: time from the end of each node on each device to the end, if all that follows goes where it suits
             best (the optimistic cost table of PEFT, Arabnejad and Barbosa, 2014).
@@ -29,13 +30,15 @@ class Tables(NamedTuple):
         heads: of each node, `MOST_CONSUMERS` places in the list of its consumers, -1 where it has fewer.
         group_times: mean times of all nodes of each group.
         able: whether each device can run all nodes of each group.
+        shares: whether two devices share a core, so that one is busy while the other runs; each does with itself.
+        is_view_free: whether operations that take no time need no device that is free.
         scale: mean time of a node, > 0: the unit of differences between devices.
         horizon: the longer of the longest way and all work shared evenly, > 0: the unit of time.
         ratio: all transfers divided by all times.
     """
 
     mean_times: Float64[np.ndarray, " nodes"]
-    transfers: Float64[np.ndarray, " edges"]
+    transfers: Float64[np.ndarray, " amounts"]
     rank: Float64[np.ndarray, " nodes"]
     optimistic: Float64[np.ndarray, "devices nodes"]
     priorities: Float64[np.ndarray, "priorities nodes"]
@@ -44,6 +47,8 @@ class Tables(NamedTuple):
     heads: Int64[np.ndarray, "nodes heads"]
     group_times: Float64[np.ndarray, " groups"]
     able: Bool[np.ndarray, "devices groups"]
+    shares: Bool[np.ndarray, "devices devices"]
+    is_view_free: bool
     scale: float
     horizon: float
     ratio: float
@@ -58,26 +63,41 @@ def tables_of(problem: Problem) -> Tables:
         >>> tables.optimistic.shape, bool((tables.rank >= tables.mean_times).all())
         ((2, 30), True)
     """
-    arrays = problem.arrays
-    mean_times, transfers = problem.mean_times, problem.mean_transfers
+    return tables_of_arrays(problem.arrays, problem.mean_transfers, np.eye(len(problem.devices), dtype=bool))
+
+
+def tables_of_arrays(
+    arrays: Arrays, transfers: Float64[np.ndarray, " amounts"], use: Bool[np.ndarray, "devices cores"],
+    is_view_free: bool = False,
+) -> Tables:  # fmt: skip
+    """The tables of what these arrays say.
+
+    Args:
+        transfers: of each amount, the mean over pairs of different devices.
+        use: which device takes which core.
+        is_view_free: see `Tables`.
+    """
+    finite = np.isfinite(arrays.times)
+    mean_times = np.where(finite, arrays.times, 0.0).sum(0) / np.maximum(finite.sum(0), 1)
     rank, depth = upward_rank(mean_times, transfers, arrays), downward_rank(mean_times, transfers, arrays)
     optimistic = optimistic_costs(transfers, arrays)
     outgoing, incoming, heads = _around(rank, transfers, arrays)
-    able = np.isfinite(problem.group_times)
-    devices = len(problem.devices)
-    least = np.where(np.isfinite(arrays.times), arrays.times, np.inf).min(0)
+    num_groups = len(arrays.sizes)
+    able = np.stack([np.bincount(arrays.groups, ~each, num_groups) == 0 for each in finite])
     scale = float(mean_times.mean()) or float(transfers.mean() if len(transfers) else 0.0) or 1.0
-    horizon = max(float(optimistic.min(0).max() + least.max()), float(least.sum()) / devices, 1e-300)
+    least, least_work = arrays.times.min(0), (arrays.times * use.sum(1)[:, None]).min(0)
+    horizon = max(float(optimistic.min(0).max() + least.max()), float(least_work.sum()) / use.shape[1], 1e-300)
     longest = max(float(rank.max()), 1e-300)
     fan = np.diff(arrays.indptr)
     priorities = np.stack([
         rank / longest, depth / longest, optimistic.mean(0) / horizon, _squashed(mean_times / scale),
         _squashed(outgoing / scale), _squashed(fan / 4.0), _squashed(incoming / scale),
     ])  # fmt: skip
-    ratio = float(transfers.sum()) / max(float(mean_times.sum()), 1e-300)
+    ratio = float(transfers[arrays.out_edges].sum()) / max(float(mean_times.sum()), 1e-300)
     return Tables(
         mean_times, transfers, rank, optimistic, priorities, outgoing, incoming, heads,
-        np.bincount(arrays.groups, mean_times, len(arrays.sizes)), able, scale, horizon, min(ratio, 1e6),
+        np.bincount(arrays.groups, mean_times, num_groups), able, (use.astype(np.int64) @ use.T.astype(np.int64)) > 0,
+        is_view_free, scale, horizon, min(ratio, 1e6),
     )  # fmt: skip
 
 

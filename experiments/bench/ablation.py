@@ -1,0 +1,205 @@
+"""What each part of the placement loop brings: the loop without it, on this machine's cores, in equal time.
+
+    python -m experiments.bench ablation
+    python -m experiments.bench ablation --programs rnnlm,bert --seeds 5 --seconds 20 --resume
+
+`full`: annealing and the policy in simulation, then rounds of measurements, from which ridge regression learns how
+wrong the simulator is, and in which annealing, the policy (fine-tuned on what is predicted) and mutations propose
+plans. Each other row leaves one part out and spends its time on the others: `policy`, `learning` (measured, but the
+simulator is believed), `measurements` (annealing and the policy in simulation alone), `schedule` (operations run in
+program order). `network` learns by the GST cost model in place of ridge regression, in more time; `portfolio` is the
+best baseline in simulation. Each seed has a profile of its own. All plans found are measured afresh in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from experiments.bench.search_loop import DEVICES
+from experiments.bench.strangers_steps import STEPS
+from gst.devices import LoadGate, Log, Plan, discover, machine_record, select
+from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
+from gst.files.untrusted import read_object
+from gst.files.writing import write_json
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.constructive.fine_tuning import FineTuning
+from gst.placement.local_search.annealing import anneal
+from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, SimulatedObjective
+from gst.placement.pipeline import SEARCH_RUNS, measured_task
+from gst.placement.planning import BUDGET, restrict
+from gst.placement.screening import NetworkSurrogate, Surrogate
+from gst.placement.search import AT_ONCE, POLICY_COSTS, Search
+from gst.placement.task import Task
+from gst.process.progress import bar
+from gst.programs import traced
+
+PARTS = ("policy", "learning", "measurements", "schedule")
+ROWS = ("full", *PARTS, "network", "portfolio")
+RESAMPLED = 10_000  # means of logarithms, for an interval
+TIMED = 100  # steps of annealing that are timed, to know how many there is time for
+
+
+class Believed:
+    """A surrogate that learns nothing: the simulator is right."""
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: np.ndarray, logs: np.ndarray) -> None:
+        return None
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(len(plans)), np.zeros(len(plans))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of a step of annealing, of a plan of the policy with its simulation, of a plan that is measured."""
+
+    step: float
+    build: float
+    measure: float
+
+    @staticmethod
+    def of(task: Task, start: Plan, measurer: MeasuredObjective) -> Rates:
+        simulated = SimulatedObjective(task)
+        return Rates(
+            _seconds(lambda: anneal(task, Budgeted(simulated, TIMED), start=[start])) / TIMED,
+            _seconds(lambda: FineTuning(task).run(Budgeted(simulated, 1))),
+            _seconds(lambda: measurer([start] * AT_ONCE)) / AT_ONCE,
+        )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    call()  # what is compiled
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def found_without(part: str, task: Task, measurer: Measurer, rates: Rates, seconds: float, seed: int) -> Plan:
+    """The plan that the loop finds.
+
+    Args:
+        part: one of `PARTS` that is left out, or `full` or `network`.
+        seconds: about as many go to plans in simulation, beside those in which `BUDGET` plans are measured, or could
+            be.
+    """
+    tasks = ("placement",) if part == "schedule" else ("placement", "schedule")
+    simulated = SimulatedObjective(task)
+    plans = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
+    rounds = 0 if part == "measurements" else Search.rounds
+    left = seconds + BUDGET * rates.measure * (rounds == 0)
+    steps, built = 2 * rounds + 2 * max(rounds, 1), (part != "policy") * (1 + rounds) / POLICY_COSTS
+    evaluations = max(int(left / (steps * rates.step + built * rates.build)), 1)
+    first = Budgeted(_InOrder(simulated) if part == "schedule" else simulated, 2 * max(rounds, 1) * evaluations)
+    anneal(task, first, seed, start=list(plans.values()))
+    assert first.best is not None
+    plans["annealing"] = restrict(first.best, tasks)
+    tuning = None if part == "policy" else FineTuning(task, seed)
+    if tuning is not None:
+        policy = Budgeted(simulated, max(evaluations // POLICY_COSTS, 1))
+        tuning.run(policy)
+        if policy.best is not None:
+            plans["policy"] = restrict(policy.best, tasks)
+    if part == "measurements":
+        return min(plans.values(), key=lambda plan: np.nan_to_num(simulated([plan])[0], nan=np.inf))
+    surrogate: Surrogate | None = {"learning": Believed(), "network": NetworkSurrogate(task, seed)}.get(part)
+    with TemporaryDirectory() as empty:
+        log = Log(Path(empty) / "measurements.jsonl")
+        search = Search(
+            task, measurer, log, plans, BUDGET, evaluations, tasks, seed=seed, surrogate=surrogate, tuning=tuning
+        )
+        return search.run()
+
+
+class _InOrder:
+    """Plans simulated with their operations in program order."""
+
+    def __init__(self, simulated: SimulatedObjective) -> None:
+        self._simulated = simulated
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        return self._simulated([restrict(plan, ("placement",)) for plan in plans])
+
+
+def measured(name: str, seconds: float, repetitions: int, seeds: int, patience_s: float) -> dict[str, Any]:
+    """Of each row and seed the median milliseconds of the plan found, its simulated ones, and the seconds it took."""
+    source = STEPS.get(name, name)
+    program, devices = traced(source), select(DEVICES, discover())
+    rows: list[tuple[str, int]] = []
+    plans: list[Plan] = []
+    simulated: list[float] = []
+    took: dict[str, list[float]] = {row: [] for row in ROWS}
+    with IsolatedExecutor(source, devices) as isolated:
+        gate = LoadGate(patience_s=patience_s)
+        measurer = MeasuredObjective(isolated, SEARCH_RUNS, gate=gate)
+        for seed in range(seeds):
+            task = measured_task(program, isolated, seed)
+            objective, baselines = SimulatedObjective(task), list(portfolio(task).values())
+            best = baselines[int(np.nanargmin(objective(baselines)))]
+            rates = Rates.of(task, best, measurer)
+            for row in np.random.default_rng(seed).permutation(ROWS).tolist():  # which comes first is chance
+                begun = time.perf_counter()
+                plan = best if row == "portfolio" else found_without(row, task, measurer, rates, seconds, seed)
+                took[row].append(time.perf_counter() - begun)
+                rows.append((row, seed))
+                plans.append(plan)
+                simulated.append(float(objective([plan])[0]))
+        seen = measure_plans(isolated, plans, repetitions, 2, gate)
+    result: dict[str, Any] = {row: {"ms": [], "simulated_ms": [], "seconds": took[row]} for row in ROWS}
+    for (row, _), each, expected in sorted(zip(rows, seen, simulated, strict=True), key=lambda entry: entry[0][1]):
+        result[row]["ms"].append(each.median_ms)
+        result[row]["simulated_ms"].append(expected)
+    return {"num_nodes": program.num_nodes, "load": max(each.load for each in seen), "rows": result}
+
+
+def over_full(programs: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """How many times as long the plans of each row take as those of the full loop: the geometric mean over programs of
+    that over seeds, and its 95 % interval by bootstrap over programs."""
+    generator = np.random.default_rng(0)
+    result = {}
+    for row in ROWS[1:]:
+        logs = np.array([
+            np.nanmean(np.log(each["rows"][row]["ms"]) - np.log(each["rows"]["full"]["ms"]))
+            for each in programs.values()
+        ])  # fmt: skip
+        means = generator.choice(logs, (RESAMPLED, len(logs))).mean(1)
+        low, high = np.quantile(means, (0.025, 0.975)).tolist()
+        result[row] = {
+            key: float(np.exp(value)) for key, value in (("mean", logs.mean()), ("low", low), ("high", high))
+        }
+    return result
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Search for plans of every program; the result is written to `options.json` after each."""
+    if options.seeds < 1:
+        raise ValueError(f"--seeds is {options.seeds}; want 1 or more")
+    settings = {
+        "seconds": options.seconds, "budget": BUDGET, "seeds": options.seeds, "repetitions": options.repetitions,
+        "machine": machine_record(),
+    }  # fmt: skip
+    programs: dict[str, Any] = {}
+    if options.goes_on and options.json.exists():
+        before = read_object(options.json)
+        if any(before[key] != value for key, value in settings.items()):
+            raise ValueError(f"{options.json} is of other settings or another machine; leave --resume away")
+        programs = before["programs"]
+    result: dict[str, Any] = {}
+    for name in bar(options.programs.split(",")):
+        if name not in programs:
+            programs[name] = measured(name, options.seconds, options.repetitions, options.seeds, options.patience)
+        asked = f"--programs {','.join(programs)} --seeds {options.seeds} --seconds {options.seconds:g}"
+        result = {
+            "programs": programs, "over_full": over_full(programs), **settings,
+            "command": f"python -m experiments.bench ablation {asked}",
+        }  # fmt: skip
+        write_json(options.json, result)
+    return result
