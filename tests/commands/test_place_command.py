@@ -318,6 +318,7 @@ def test_what_is_left_out_is_left_out_and_the_rest_is_explained(capsys: pytest.C
     [
         (("--without", "measurements"), {"budget": 0}),
         (("--without", "network", "--cost-model", "network"), {"cost_model": "sums"}),
+        (("--without", "policy", "--methods", "annealing,policy"), {"methods": "annealing"}),
         (("--without", "fusion,schedule", "--tasks", "placement,schedule,fusion"), {"tasks": "placement"}),
     ],
 )
