@@ -3,12 +3,14 @@
     python -m experiments.bench ablation
     python -m experiments.bench ablation --programs rnnlm,bert --seeds 5 --seconds 20 --resume
 
-`full`: annealing and the policy in simulation, then rounds of measurements, from which ridge regression learns how
-wrong the simulator is, and in which annealing, the policy (fine-tuned on what is predicted) and mutations propose
-plans. Each other row leaves one part out and spends its time on the others: `policy`, `learning` (measured, but the
-simulator is believed), `measurements` (annealing and the policy in simulation alone), `schedule` (operations run in
-program order). `network` learns by the GST cost model in place of ridge regression, in more time; `portfolio` is the
-best baseline in simulation. Each seed has a profile of its own. All plans found are measured afresh in turns.
+`loop`: annealing in simulation, then rounds of measurements, from which ridge regression learns how wrong the simulator
+is, and in which annealing and mutations propose plans. That is what `gst place` does. Rows without a part spend its
+time on the others: `learning` (measured, but the simulator is believed), `measurements` (annealing in simulation
+alone), `schedule` (operations run in program order). Rows with another part: `policy` proposes plans too, fine-tuned on
+what is predicted; `network` learns by the GST cost model in place of ridge regression. Numbers of plans in simulation
+are such that all take about equal time, but for the training of networks, which comes on top; `seconds` says what each
+took. `portfolio` is the best baseline in simulation. Each seed has a profile of its own. All plans found are measured
+afresh in turns.
 """
 
 from __future__ import annotations
@@ -31,21 +33,23 @@ from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.files.untrusted import read_object
 from gst.files.writing import write_json
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.constructive.fine_tuning import FineTuning
+from gst.placement.constructive.fine_tuning import FineTuning, TaskRollouts
+from gst.placement.constructive.network import load_weights
 from gst.placement.local_search.annealing import anneal
-from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, SimulatedObjective
+from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
 from gst.placement.pipeline import SEARCH_RUNS, measured_task
-from gst.placement.planning import BUDGET, restrict
-from gst.placement.screening import NetworkSurrogate, Surrogate
+from gst.placement.planning import BUDGET, InProgramOrder, restrict
+from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import AT_ONCE, POLICY_COSTS, Search
 from gst.placement.task import Task
 from gst.process.progress import bar
 from gst.programs import traced
 
-PARTS = ("policy", "learning", "measurements", "schedule")
-ROWS = ("full", *PARTS, "network", "portfolio")
+WITHOUT, WITH = ("learning", "measurements", "schedule"), ("policy", "network")
+ROWS = ("loop", *WITHOUT, *WITH, "portfolio")
 RESAMPLED = 10_000  # means of logarithms, for an interval
-TIMED = 100  # steps of annealing that are timed, to know how many there is time for
+TIMED, BUILT = 100, 10  # steps of annealing and plans of the policy that are timed, to know how many there is time for
+APART = 1_000  # seeds of annealings differ by less within a search
 
 
 class Believed:
@@ -67,11 +71,17 @@ class Rates:
     measure: float
 
     @staticmethod
-    def of(task: Task, start: Plan, measurer: MeasuredObjective) -> Rates:
-        simulated = SimulatedObjective(task)
+    def of(task: Task, start: Plan, measurer: Objective) -> Rates:
+        simulated, rollouts, weights = SimulatedObjective(task), TaskRollouts(task), load_weights()
+
+        def build() -> None:
+            for _ in range(BUILT):
+                if (plan := rollouts(weights)) is not None:
+                    simulated([plan])
+
         return Rates(
             _seconds(lambda: anneal(task, Budgeted(simulated, TIMED), start=[start])) / TIMED,
-            _seconds(lambda: FineTuning(task).run(Budgeted(simulated, 1))),
+            _seconds(build) / BUILT,
             _seconds(lambda: measurer([start] * AT_ONCE)) / AT_ONCE,
         )
 
@@ -83,50 +93,41 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def found_without(part: str, task: Task, measurer: Measurer, rates: Rates, seconds: float, seed: int) -> Plan:
-    """The plan that the loop finds.
+def plan_of(row: str, task: Task, measurer: Measurer, rates: Rates, seconds: float, seed: int) -> Plan:
+    """The plan that a loop finds.
 
     Args:
-        part: one of `PARTS` that is left out, or `full` or `network`.
+        row: one of `ROWS`, but for `portfolio`.
         seconds: about as many go to plans in simulation, beside those in which `BUDGET` plans are measured, or could
             be.
     """
-    tasks = ("placement",) if part == "schedule" else ("placement", "schedule")
+    tasks = ("placement",) if row == "schedule" else ("placement", "schedule")
     simulated = SimulatedObjective(task)
+    objective = simulated if "schedule" in tasks else InProgramOrder(simulated)
     plans = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
-    rounds = 0 if part == "measurements" else Search.rounds
-    left = seconds + BUDGET * rates.measure * (rounds == 0)
-    steps, built = 2 * rounds + 2 * max(rounds, 1), (part != "policy") * (1 + rounds) / POLICY_COSTS
+    left = seconds + BUDGET * rates.measure * (row == "measurements")
+    steps = 1 if row == "measurements" else 1 + 2 * Search.rounds
+    built = (1 + Search.rounds) / POLICY_COSTS * (row == "policy")
     evaluations = max(int(left / (steps * rates.step + built * rates.build)), 1)
-    first = Budgeted(_InOrder(simulated) if part == "schedule" else simulated, 2 * max(rounds, 1) * evaluations)
-    anneal(task, first, seed, start=list(plans.values()))
+    first = Budgeted(objective, evaluations)
+    anneal(task, first, APART * seed, start=list(plans.values()))
     assert first.best is not None
+    if row == "measurements":
+        return restrict(first.best, tasks)
     plans["annealing"] = restrict(first.best, tasks)
-    tuning = None if part == "policy" else FineTuning(task, seed)
+    tuning = FineTuning(task, seed) if row == "policy" else None
     if tuning is not None:
         policy = Budgeted(simulated, max(evaluations // POLICY_COSTS, 1))
         tuning.run(policy)
-        if policy.best is not None:
-            plans["policy"] = restrict(policy.best, tasks)
-    if part == "measurements":
-        return min(plans.values(), key=lambda plan: np.nan_to_num(simulated([plan])[0], nan=np.inf))
-    surrogate: Surrogate | None = {"learning": Believed(), "network": NetworkSurrogate(task, seed)}.get(part)
+        plans |= {} if policy.best is None else {"policy": policy.best}
+    surrogate = Believed() if row == "learning" else NetworkSurrogate(task, seed) if row == "network" else None
     with TemporaryDirectory() as empty:
         log = Log(Path(empty) / "measurements.jsonl")
         search = Search(
-            task, measurer, log, plans, BUDGET, evaluations, tasks, seed=seed, surrogate=surrogate, tuning=tuning
-        )
+            task, measurer, log, plans, BUDGET, evaluations, tasks, seed=APART * seed, surrogate=surrogate,
+            tuning=tuning,
+        )  # fmt: skip
         return search.run()
-
-
-class _InOrder:
-    """Plans simulated with their operations in program order."""
-
-    def __init__(self, simulated: SimulatedObjective) -> None:
-        self._simulated = simulated
-
-    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
-        return self._simulated([restrict(plan, ("placement",)) for plan in plans])
 
 
 def measured(name: str, seconds: float, repetitions: int, seeds: int, patience_s: float) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def measured(name: str, seconds: float, repetitions: int, seeds: int, patience_s
             rates = Rates.of(task, best, measurer)
             for row in np.random.default_rng(seed).permutation(ROWS).tolist():  # which comes first is chance
                 begun = time.perf_counter()
-                plan = best if row == "portfolio" else found_without(row, task, measurer, rates, seconds, seed)
+                plan = best if row == "portfolio" else plan_of(row, task, measurer, rates, seconds, seed)
                 took[row].append(time.perf_counter() - begun)
                 rows.append((row, seed))
                 plans.append(plan)
@@ -160,22 +161,27 @@ def measured(name: str, seconds: float, repetitions: int, seeds: int, patience_s
     return {"num_nodes": program.num_nodes, "load": max(each.load for each in seen), "rows": result}
 
 
-def over_full(programs: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """How many times as long the plans of each row take as those of the full loop: the geometric mean over programs of
-    that over seeds, and its 95 % interval by bootstrap over programs."""
+def over_loop(programs: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """How many times as long the plans of each row take as those of the loop: the geometric mean over programs of that
+    over seeds, and its 95 % interval by bootstrap over programs. A plan that failed counts as the baseline does."""
     generator = np.random.default_rng(0)
     result = {}
     for row in ROWS[1:]:
-        logs = np.array([
-            np.nanmean(np.log(each["rows"][row]["ms"]) - np.log(each["rows"]["full"]["ms"]))
-            for each in programs.values()
-        ])  # fmt: skip
+        logs = np.array([np.mean(_logs(each["rows"], row) - _logs(each["rows"], "loop")) for each in programs.values()])
         means = generator.choice(logs, (RESAMPLED, len(logs))).mean(1)
         low, high = np.quantile(means, (0.025, 0.975)).tolist()
+        shares = [np.mean(each["rows"][row]["seconds"]) / np.mean(each["rows"]["loop"]["seconds"])
+                  for each in programs.values()]  # fmt: skip
         result[row] = {
-            key: float(np.exp(value)) for key, value in (("mean", logs.mean()), ("low", low), ("high", high))
-        }
+            "mean": float(np.exp(logs.mean())), "low": float(np.exp(low)), "high": float(np.exp(high)),
+            "seconds": float(np.mean(shares)),
+        }  # fmt: skip
     return result
+
+
+def _logs(rows: dict[str, Any], row: str) -> Float64[np.ndarray, " seeds"]:
+    took, baseline = (np.array(rows[each]["ms"], np.float64) for each in (row, "portfolio"))
+    return np.log(np.where(np.isnan(took), baseline, took))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -196,9 +202,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name in bar(options.programs.split(",")):
         if name not in programs:
             programs[name] = measured(name, options.seconds, options.repetitions, options.seeds, options.patience)
-        asked = f"--programs {','.join(programs)} --seeds {options.seeds} --seconds {options.seconds:g}"
+        asked = (
+            f"--programs {','.join(programs)} --seeds {options.seeds} --seconds {options.seconds:g} "
+            f"--repetitions {options.repetitions} --patience {options.patience:g}"
+        )
         result = {
-            "programs": programs, "over_full": over_full(programs), **settings,
+            "programs": programs, "over_loop": over_loop(programs), **settings,
             "command": f"python -m experiments.bench ablation {asked}",
         }  # fmt: skip
         write_json(options.json, result)

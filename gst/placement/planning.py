@@ -322,7 +322,7 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
 def _search(
     name: str, task: Task, objective: Objective, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
 ) -> Planned:
-    budgeted = Budgeted(objective if "schedule" in tasks else _InProgramOrder(objective), evaluations)
+    budgeted = Budgeted(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
 
     def report(*_: object) -> None:
         progress(f"planning by {name}", budgeted.num_asked, evaluations)
@@ -336,11 +336,13 @@ def _search(
     return Planned(plan, expected, seconds, budgeted.num_asked, tuple(budgeted.curve))
 
 
-class _InProgramOrder:
+class InProgramOrder:
     """An objective that ignores the priorities of plans: operations run in program order."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
+        if (excess := getattr(objective, "excess", None)) is not None:
+            self.excess: Callable[[Plan], float] = excess
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         return self.objective([replace(plan, priority=None) for plan in plans])

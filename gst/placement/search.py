@@ -21,7 +21,7 @@ from gst.placement.constructive.fine_tuning import FineTuning
 from gst.placement.local_search.annealing import anneal
 from gst.placement.local_search.population import crossover, mutate
 from gst.placement.objective import Budgeted, Measurer, Objective
-from gst.placement.planning import Planned, restrict
+from gst.placement.planning import InProgramOrder, Planned, restrict
 from gst.placement.screening import ScreenedObjective, Surrogate
 from gst.placement.task import Task, check_same
 from gst.process.progress import Progress, no_progress
@@ -257,10 +257,12 @@ class Search:
         top = self._fastest(NUM_TOP)
         proposed = self._annealed("the simulator", self.screen.simulated, self.seed + 2 * number, top[:1])
         proposed += self._annealed("the cost model", self.screen, self.seed + 2 * number + 1, top)
+        sources = top + [each.plan for each in proposed[-NUM_TOP:]]
         if self.tuning is not None:
             tune = partial(self.tuning.run, progress=self.progress)
-            proposed += self._improved("policy", tune, self.screen, self.evaluations // POLICY_COSTS)
-        sources = top + [each.plan for each in proposed[-NUM_TOP:]]
+            found = self._improved("policy", tune, self.screen, self.evaluations // POLICY_COSTS)
+            proposed += found
+            sources += [each.plan for each in found[-1:]]
         mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
         return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
 
@@ -277,7 +279,7 @@ class Search:
         self, origin: str, find: Callable[[Budgeted], None], runtime: Objective, evaluations: int
     ) -> list[Proposal]:
         """The latest plans, each better than all before it, that a method finds."""
-        budgeted = Budgeted(runtime, evaluations)
+        budgeted = Budgeted(runtime if "schedule" in self.tasks else InProgramOrder(runtime), evaluations)
         find(budgeted)
         self.num_screened += budgeted.num_asked
         return [Proposal(restrict(plan, self.tasks), origin) for plan in budgeted.improvements[-32:]]

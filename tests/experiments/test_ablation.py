@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments.bench.ablation import PARTS, ROWS, Believed, Rates, found_without, over_full
+from experiments.bench.ablation import ROWS, Believed, Rates, over_loop, plan_of
 from experiments.bench.search_loop import PretendedObjective, unlike
 from gst.devices import Measurement, Plan
+from gst.placement.baselines.portfolio import portfolio
+from gst.placement.constructive.fine_tuning import FineTuning
 from gst.placement.machines import machine
 from gst.placement.objective import Batches
 from gst.placement.planning import BUDGET
+from gst.placement.screening import LEAST_MEASUREMENTS, LinearSurrogate, ScreenedObjective
+from gst.placement.search import AT_ONCE
 from gst.placement.task import Task
 from gst.programs import traced
 
@@ -34,28 +40,57 @@ def task() -> Task:
     return machine("gpus:2").task(traced("rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"))
 
 
-@pytest.mark.parametrize("part", ["full", *PARTS])
-def test_a_loop_without_a_part_does_without_it(task: Task, part: str) -> None:
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in ("network", "portfolio")])
+def test_a_loop_has_its_own_parts_and_no_other(task: Task, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = set()
+    for kind, name in ((LinearSurrogate, "learn"), (Believed, "learn"), (FineTuning, "run")):
+        kept = getattr(kind, name)
+
+        def spy(self: Any, *given: Any, kept: Any = kept, kind: type = kind, **named: Any) -> Any:
+            called.add(kind.__name__)
+            return kept(self, *given, **named)
+
+        monkeypatch.setattr(kind, name, spy)
     measurer = Counting(unlike(task, 0), seed=0)
-    plan = found_without(part, task, measurer, RATES, 1.0, seed=0)
-    assert isinstance(plan, Plan) and task.can_run(plan)
-    assert measurer.num_measured == (0 if part == "measurements" else BUDGET)
-    assert (plan.priority is None) == (part == "schedule")
+    plan = plan_of(row, task, measurer, RATES, 1.0, seed=0)
+    assert task.can_run(plan)
+    assert measurer.num_measured == (0 if row == "measurements" else BUDGET)
+    assert (plan.priority is None) == (row == "schedule")
+    learner = {"learning": {"Believed"}, "measurements": set()}.get(row, {"LinearSurrogate"})
+    assert called == learner | ({"FineTuning"} if row == "policy" else set())
 
 
-def test_a_simulator_that_is_believed_is_never_corrected() -> None:
-    believed, nothing = Believed(), np.zeros(0)
-    believed.learn([], nothing, nothing)
-    assert [each.tolist() for each in believed([], nothing)] == [[], []]
+def test_a_simulator_that_is_believed_is_never_corrected(task: Task) -> None:
+    plans = list(portfolio(task).values())
+    corrected = ScreenedObjective(task, Believed())
+    before = corrected(plans)
+    corrected.learn(plans, 2 * before)
+    assert corrected.num_measured >= LEAST_MEASUREMENTS and (corrected(plans) == before).all()
+
+
+def test_rates_are_seconds_of_each(task: Task) -> None:
+    [start, *_] = portfolio(task).values()
+    asked: list[int] = []
+
+    def measurer(plans: Sequence[Plan]) -> np.ndarray:
+        asked.append(len(plans))
+        time.sleep(0.02)
+        return np.ones(len(plans))
+
+    rates = Rates.of(task, start, measurer)
+    assert asked == [AT_ONCE, AT_ONCE] and rates.measure == pytest.approx(0.02 / AT_ONCE, rel=0.5)
+    assert 0 < rates.step < 0.02 and 0 < rates.build < 0.02
 
 
 def test_rows_are_compared_seed_by_seed_and_program_by_program() -> None:
-    def program(full: list[float], other: list[float]) -> dict[str, object]:
-        return {"rows": {row: {"ms": full if row == "full" else other} for row in ROWS}}
+    def program(loop: list[float], other: list[float | None]) -> dict[str, Any]:
+        rows = {row: {"ms": loop if row in ("loop", "portfolio") else other, "seconds": [3.0]} for row in ROWS}
+        return {"rows": rows | {"network": {"ms": other, "seconds": [6.0]}}}
 
     programs = {"one": program([1.0, 2.0], [2.0, 4.0]), "two": program([3.0, 5.0], [1.5, 2.5])}
-    found = over_full(programs)
-    assert set(found) == set(ROWS) - {"full"}
-    assert found["policy"] == {"mean": pytest.approx(1.0), "low": pytest.approx(0.5), "high": pytest.approx(2.0)}
-    failed = over_full({"one": program([1.0, 2.0], [float("nan"), 4.0])})
-    assert failed["network"]["mean"] == pytest.approx(2.0)
+    found = over_loop(programs)
+    assert set(found) == set(ROWS) - {"loop"} and found["network"]["seconds"] == 2.0
+    expected = {"mean": 1.0, "low": 0.5, "high": 2.0, "seconds": 1.0}
+    assert found["policy"] == pytest.approx(expected)
+    failed = over_loop({"one": program([1.0, 2.0], [None, 8.0])})  # null in JSON: counts as the baseline
+    assert failed["policy"]["mean"] == pytest.approx(2.0)

@@ -57,7 +57,7 @@ def test_fine_tuning_keeps_to_its_budget_and_to_its_steps(task: Task) -> None:
         assert objective.num_asked <= budget
     objective = Budgeted(SimulatedObjective(task), 10_000)
     fine_tune(task, objective)
-    assert objective.num_asked == 2 * PAIRS * MOST_STEPS + 2
+    assert objective.num_asked == 2 * PAIRS * MOST_STEPS + 2  # with the plans of the weights before and after
 
 
 def test_fine_tuning_goes_on_from_the_weights_it_has(task: Task) -> None:

@@ -5,26 +5,20 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64
 
 from gst.devices import Plan
-from gst.devices.plan import priority_of
-from gst.placement.baselines.list_kernels import place_the_rest
-from gst.placement.baselines.list_schedules import task_scheduled
-from gst.placement.baselines.units import limits_bytes, smallest_units
+from gst.placement.baselines.computed import ComputedOperations
 from gst.placement.constructive.network import Weights, load_weights
 from gst.placement.constructive.rollout import roll_out, window_of
 from gst.placement.constructive.tables import tables_of_arrays
 from gst.placement.evolution import Evolving, evolved
 from gst.placement.objective import Budgeted
-from gst.placement.scheduling.arrays import edge_lists
-from gst.placement.scheduling.list_schedule import places
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
 
 PAIRS = 8  # of opposite noises at a step
 MOST_STEPS = 50  # of fine-tuning, as GO's
-FAILED = 2.0  # times the slowest of a step: a plan that does not fit
 
 
 class TaskRollouts:
@@ -39,41 +33,17 @@ class TaskRollouts:
     """
 
     def __init__(self, task: Task) -> None:
-        self._task, self._all, self._parts = task, task_scheduled(task), smallest_units(task)
-        arrays, use = self._all.arrays, self._all.use
-        self._kept = kept = np.flatnonzero(task.costs.computed)
-        number = np.full(task.num_nodes, -1)
-        number[kept] = np.arange(len(kept))
-        edges = number[task.costs.edges]
-        self._unit, groups = np.unique(self._parts.of[kept], return_inverse=True)
-        self._arrays = arrays._replace(
-            **edge_lists(edges[:, (edges >= 0).all(0)], len(kept), by_node=True)._asdict(),
-            times=np.ascontiguousarray(arrays.times[:, kept]), amounts=arrays.amounts[kept],
-            groups=groups.astype(np.int64), sizes=self._parts.load_bytes[self._unit], limits=limits_bytes(task),
-        )  # fmt: skip
-        apart = ~np.eye(len(use), dtype=bool)
-        links = (arrays.fixed[apart].mean(), arrays.per_amount[apart].mean()) if len(use) > 1 else (0.0, 0.0)
-        transfers = links[0] + links[1] * self._arrays.amounts
-        self._tables = tables_of_arrays(self._arrays, transfers, use, is_view_free=True)
-        self._window = window_of(len(use))
+        self._operations = ComputedOperations(task)
+        what = self._operations.what
+        self._arrays, self._window = what.arrays, window_of(len(what.use))
+        self._tables = tables_of_arrays(what.arrays, self._operations.transfers, what.use, is_view_free=True)
 
     def __call__(self, weights: Weights) -> Plan | None:
         """None if the memories do not hold what the weights build."""
-        home, order = np.empty(len(self._kept), np.int64), np.empty(len(self._kept), np.int64)
-        state = np.ones(1, np.uint64)
+        count = len(self._operations.nodes)
+        home, order, state = np.empty(count, np.int64), np.empty(count, np.int64), np.ones(1, np.uint64)
         span = roll_out(self._arrays, self._tables, weights, self._window, False, False, state, home, order)
-        return self._plan(home, order) if np.isfinite(span) else None
-
-    def _plan(self, home: Int64[np.ndarray, " computed"], order: Int64[np.ndarray, " computed"]) -> Plan | None:
-        placement, device = np.full(self._task.num_nodes, -1), np.full(self._parts.count, -1)
-        placement[self._kept] = home
-        device[self._parts.of[self._kept]] = home
-        rest = self._all.arrays._replace(groups=self._parts.of, sizes=self._parts.load_bytes)
-        place_the_rest(placement, rest, places(self._parts.times_us, limits_bytes(self._task), device))
-        if (placement < 0).any():
-            return None
-        others = np.flatnonzero(~self._task.costs.computed)
-        return self._task.plan(placement, priority_of(np.concatenate([others, self._kept[order]])))
+        return self._operations.plan(home, order) if np.isfinite(span) else None
 
 
 class FineTuning:
@@ -105,13 +75,15 @@ class FineTuning:
             progress("fine-tuning the policy", step, steps)
             logs = partial(self._logs, objective)
             self._state = evolved(self._state, logs, PAIRS, self._generator, step / steps)
-        self._ask(objective, self._state.average[None])
+        if steps and objective.left > 0:
+            self._ask(objective, self._state.average[None])
 
     def _logs(
         self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
     ) -> Float64[np.ndarray, "one members"]:
+        """Ranks alone count: a plan that fails comes after all others."""
         took = self._ask(objective, weights)
-        return np.log(np.where(np.isfinite(took), took, FAILED * np.nanmax(took, initial=1.0)))[None]
+        return np.log(np.where(np.isfinite(took), took, 2 * np.nanmax(took, initial=1e-9)))[None]
 
     def _ask(
         self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
