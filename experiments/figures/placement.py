@@ -106,6 +106,30 @@ def search_loop() -> str:
     )  # fmt: skip
 
 
+def ablation() -> str:
+    found = result("ablation")
+    names = {"learning": "without learning: the simulator is believed",
+             "measurements": "without measurements: annealing in simulation alone",
+             "schedule": "without schedule: operations in program order",
+             "policy": "with the policy, fine-tuned on what is predicted",
+             "network": "with the GST cost model in place of ridge regression",
+             "portfolio": "best baseline in simulation"}  # fmt: skip
+    programs = found["programs"]
+    rows = [["the loop", "1.000", "1.0", *(_over(each, "loop", "loop") for each in programs.values())]]
+    for row, about in names.items():
+        over = found["over_loop"][row]
+        cells = (_over(each, row, "loop") for each in programs.values())
+        rows.append(
+            [about, f"{over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}]", f"{over['seconds']:.1f}", *cells]
+        )
+    return table(["", "time of the plan over that of the loop", "seconds of search over its own", *programs], rows)
+
+
+def _over(each: dict[str, Any], row: str, base: str) -> str:
+    took, other = (statistics.median(filter(None, each["rows"][name]["ms"])) for name in (row, base))
+    return f"{took:.1f} ms" if row == "loop" else f"{took / other:.3f}"
+
+
 def search_loop_simulated() -> str:
     found = result("search_loop_simulated")
     names = {"portfolio": "best baseline", "alone": f"hardware alone, {found['budget']}",
@@ -233,7 +257,7 @@ TABLES = {
     "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
     "doppler": doppler, "doppler policy": doppler_policy, "search loop": search_loop,
-    "search loop, simulated": search_loop_simulated, "kills": kills,
+    "search loop, simulated": search_loop_simulated, "ablation": ablation, "kills": kills,
 }  # fmt: skip
 
 
