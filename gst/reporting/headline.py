@@ -13,7 +13,18 @@ from jaxtyping import Int64
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
-METHODS = ("annealing", "cross_entropy", "evolution", "colocrl", "hdp", "go", "guided_search", "ours", "contiguous")
+METHODS = (
+    "annealing",
+    "cross_entropy",
+    "evolution",
+    "colocrl",
+    "hdp",
+    "go",
+    "policy",
+    "guided_search",
+    "ours",
+    "contiguous",
+)
 """Plans by these names were searched for; all others but `STEPS` are baselines. Earlier versions wrote `ours` for
 `guided_search`."""
 
