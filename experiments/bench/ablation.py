@@ -1,4 +1,4 @@
-"""What each part of the placement loop brings: the loop without it, on this machine's cores, in equal time.
+"""What each part of the placement loop brings: the loop without it, on this machine's cores.
 
     python -m experiments.bench ablation
     python -m experiments.bench ablation --programs rnnlm,bert --seeds 5 --seconds 20 --resume
@@ -8,8 +8,8 @@ is, and in which annealing and mutations propose plans. That is what `gst place`
 time on the others: `learning` (measured, but the simulator is believed), `measurements` (annealing in simulation
 alone), `schedule` (operations run in program order). Rows with another part: `policy` proposes plans too, fine-tuned on
 what is predicted; `network` learns by the GST cost model in place of ridge regression. Numbers of plans in simulation
-are such that all take about equal time, but for the training of networks, which comes on top; `seconds` says what each
-took. `portfolio` is the best baseline in simulation. Each seed has a profile of its own. All plans found are measured
+are such that no row has more time for them than the loop; networks are trained on top. One long annealing takes less
+than is reckoned from short ones. `seconds` says what each row took. `portfolio` is the best baseline in simulation. Each seed has a profile of its own. All plans found are measured
 afresh in turns.
 """
 

@@ -299,7 +299,7 @@ def _add_search_loop(bench: Any, command: Command) -> None:
 
 def _add_ablation(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "ablation", _run_of("ablation"), "the placement loop without each of its parts, in equal time",
+        bench, "ablation", _run_of("ablation"), "the placement loop without each of its parts",
         f"{BENCH} ablation\n{BENCH} ablation --programs rnnlm,bert --seeds 5 --seconds 20 --resume",
     )  # fmt: skip
     parser.set_defaults(json=RESULTS / "ablation.json")

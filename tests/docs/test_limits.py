@@ -84,6 +84,17 @@ def placement() -> list[str]:
     ]
 
 
+def ablation() -> list[str]:
+    over = recorded("ablation")["over_loop"]
+    words = {row: f"{each['mean']:.3f} [{each['low']:.3f}, {each['high']:.3f}]" for row, each in over.items()}
+    return [
+        f"without learning take {words['learning']} times as long, without measurements {words['measurements']}",
+        f"in program order {words['schedule']}, with the policy {words['policy']}",
+        f"in place of the regression {words['network']} (in {over['network']['seconds']:.1f} times",
+        f"best baseline in simulation {words['portfolio']}",
+    ]
+
+
 def pretrained_screen() -> list[str]:
     found = recorded("pretrained_screen")
 
@@ -155,7 +166,8 @@ def simulator() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "figures", [against_whole_graphs, variants, cost_models, placement, pretrained_screen, giant_problems, simulator]
+    "figures",
+    [against_whole_graphs, variants, cost_models, placement, ablation, pretrained_screen, giant_problems, simulator],
 )
 def test_the_page_says_what_the_results_hold(figures: Any) -> None:
     missing = [words for words in figures() if words not in PAGE]
