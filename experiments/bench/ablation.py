@@ -9,8 +9,8 @@ time on the others: `learning` (measured, but the simulator is believed), `measu
 alone), `schedule` (operations run in program order). Rows with another part: `policy` proposes plans too, fine-tuned on
 what is predicted; `network` learns by the GST cost model in place of ridge regression. Numbers of plans in simulation
 are such that no row has more time for them than the loop; networks are trained on top. One long annealing takes less
-than is reckoned from short ones. `seconds` says what each row took. `portfolio` is the best baseline in simulation. Each seed has a profile of its own. All plans found are measured
-afresh in turns.
+than is reckoned from short ones. `seconds` says what each row took. `portfolio` is the best baseline in simulation.
+Each seed has a profile of its own. All plans found are measured afresh in turns.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def search_loop() -> str:
     )  # fmt: skip
 
 
-def ablation() -> str:
+def parts_of_the_loop() -> str:
     found = result("ablation")
     names = {"learning": "without learning: the simulator is believed",
              "measurements": "without measurements: annealing in simulation alone",
@@ -257,7 +257,7 @@ TABLES = {
     "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
     "doppler": doppler, "doppler policy": doppler_policy, "search loop": search_loop,
-    "search loop, simulated": search_loop_simulated, "ablation": ablation, "kills": kills,
+    "search loop, simulated": search_loop_simulated, "parts of the loop": parts_of_the_loop, "kills": kills,
 }  # fmt: skip
 
 
