@@ -75,6 +75,11 @@ class Guard:
         for number, stride in self._expanded:
             if leaves[number].stride() != stride:
                 return f"input {number} has strides {leaves[number].stride()}, not those of an expanded one, {stride}"
+        return self.change()
+
+    def change(self) -> str | None:
+        """How the model differs from what it was, apart from values of weights that are no constants; None if it does
+        not."""
         if tuple(map(_training, self._modules)) != self._modes:
             return "a module changed between training and evaluation mode"
         held = chain.from_iterable(map(_values, self._rooms))

@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gst.devices import Device, Plan
 from gst.devices.describe.machine import core_numbers, usable_devices
 from gst.devices.execute.plain import failing
 from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
+from gst.placement.device_copy import candidates_on_accelerator, first_accelerator, give_back
 from gst.placement.drawing import explanation
-from gst.placement.moved import candidates_there, first_accelerator, give_back
 from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule
 from gst.placement.planning import BUDGET, Settings
@@ -42,7 +43,7 @@ class Placed:
         devices: where it was placed.
         result: what was measured, see `gst.placement.planning.placed_result`.
         runs: ways to run the whole model that compute what it does, by name; on the first accelerator of the devices,
-            if there is one, where they leave their outputs (`result["whole_on"]` names it).
+            if there is one, where they leave their outputs (`result["accelerator"]` names it).
         parameters: for a model, its parameters and buffers by name; empty for a step.
         program: what was captured of it; None for a model of which no plan was made, as the next two then are.
         plan: device, priority and fusion group of every operation.
@@ -61,8 +62,9 @@ class Placed:
 
     @property
     def winner(self) -> str:
-        """What was measured to be the fastest: `pytorch` (the model as it is), `compiled`, another of `runs`, or
-        `plan`. The simplest of them where the difference is noise."""
+        """What was measured to be the fastest: `pytorch` (the model as it is; its copy on an accelerator, if it
+        does not lie there itself), `compiled`, another of `runs`, or `plan`. The simplest of them where the difference
+        is noise."""
         winner = str(self.result["winner"])
         return winner if winner in self.runs else PLAN
 
@@ -81,8 +83,8 @@ class Placed:
     def explain(self) -> str:
         """What each way takes, where the time goes under the plan, and why it is no faster, in a few lines."""
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
-        if where := self.result.get("whole_on"):
-            lines.append(f"without a plan it runs on {where}:")
+        if accelerator := self.result.get("accelerator"):
+            lines.append(f"without a plan it runs on {accelerator}:")
         for name in (*self.runs, *self.result["left_out"]):
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
@@ -148,9 +150,10 @@ def place(
     faster.
 
     If the devices hold an accelerator, what stands beside plans is the model or the step on the first one: as written,
-    recorded as one graph, and compiled in three modes. What lies elsewhere is copied there; the copy of a model follows
-    its weights. All are timed, as plans are, with inputs that lie there, and outputs are left there. Where it does not
-    run there as a whole, plans stand beside the ways to run it where it lies.
+    recorded as one graph, and compiled in two modes, or three with 240 s or more (`max-autotune` takes minutes). What
+    lies elsewhere is copied to it; the copy of a model follows its weights, but no attribute or hook that is changed
+    later. All are timed, as plans are, with inputs in its memory, and leave their outputs in it. Where it cannot run
+    the whole, plans stand beside the ways to run it where it lies.
 
     Args:
         model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a
@@ -188,18 +191,22 @@ def place(
             program, no_plan = capture(step, kind), ""
         else:
             program, no_plan = _captured(model, step, inputs, kind)
-        found, whole_on = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
+        found, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
+        where = {} if accelerator is None else {"accelerator": str(accelerator)}
         runs, reasons = found.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
             chain = 0.0 if program is None else chain_share(program)
             no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit, chain)
+        found = Candidates(runs, reasons, {name: found.first_ms[name] for name in runs})  # others give up their memory
+        if accelerator is not None:
+            give_back(accelerator)
         if program is not None and not no_plan:
             try:
                 placed = _by_plans(
                     model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left
                 )
-                return replace(placed, result=placed.result | whole_on)
+                return replace(placed, result=placed.result | where)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest way to run the model whole is confirmed")
                 no_plan = "stopped before one was measured to the end"
@@ -208,31 +215,29 @@ def place(
                     raise
                 no_plan = str(error)
         result = confirmed(found, inputs, SHARE * limit, shown)
-    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **whole_on}
+    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
     return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
 
 
 def _candidates(
     model: nn.Module | Step, program: Program | None, inputs: tuple[Any, ...], devices: Sequence[Device], cores: int,
     seconds: float, settings: Settings, progress: Progress,
-) -> tuple[Candidates, dict[str, str]]:  # fmt: skip
-    """The ways to run it whole: on the first accelerator of the devices, then with `whole_on`, its name, for the
-    result; or where it lies."""
+) -> tuple[Candidates, torch.device | None]:  # fmt: skip
+    """The ways to run it whole: on the first accelerator of the devices, and that; or where it lies, and None."""
     accelerator, compiled = first_accelerator(devices), settings.compile_step
-    found = None
     if accelerator is not None:
         try:
-            found = candidates_there(model, inputs, accelerator, seconds, compiled, progress, program)
+            return candidates_on_accelerator(
+                model, inputs, accelerator, seconds, compiled, progress, program
+            ), accelerator
         except Exception as error:  # whatever an operation raises; memory may be short for all of it
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             notice(f"it does not run on {accelerator} as a whole ({first}); plans are compared with it where it lies")
         give_back(accelerator)
-    if found is not None:
-        return found, {"whole_on": str(accelerator)}
     if not isinstance(model, Step):
-        return candidates(model, inputs, cores, seconds, compiled, progress), {}
+        return candidates(model, inputs, cores, seconds, compiled, progress), None
     assert program is not None, "a step is captured before it is run"
-    return step_candidates(model, program, inputs, cores, seconds, compiled, progress), {}
+    return step_candidates(model, program, inputs, cores, seconds, compiled, progress), None
 
 
 def _by_plans(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gst.devices import AnyExecutor, GraphExecutor, executor
+from gst.devices.execute.plain import PYTORCH
 from gst.placement.choosing import GuardedRun
 from gst.placement.guards import Guard
 from gst.programs import Step
@@ -41,7 +42,10 @@ class PlacedModule(nn.Module):
             if placed.program is None or placed.plan is None:
                 raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
             self._placed, self._program = placed, placed.program
-            self._guarded = GuardedRun(*guard_of(placed.model, placed.inputs), self._by_plan)
+            written, guard = guard_of(placed.model, placed.inputs)
+            if PYTORCH in placed.runs:  # on an accelerator, where plans leave their outputs too
+                written = placed.runs[PYTORCH].model
+            self._guarded = GuardedRun(written, guard, self._by_plan)
 
     def forward(self, *inputs: Any) -> Any:
         """What the model, or the step, returns for `inputs`."""

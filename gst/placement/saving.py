@@ -7,10 +7,10 @@ weights) and the example inputs as tensors. It is read with `weights_only=True`,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ from gst.devices.plan import positions_of_nodes
 from gst.files.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.files.writing import atomic_path
 from gst.placement.choosing import SEED, GuardedRun
+from gst.placement.device_copy import DeviceCopy, to_device
 from gst.placement.guards import Guard
-from gst.placement.moved import Moved
 from gst.placement.placed_module import PLAN, guard_of
 from gst.placement.step_ways import step_run
 from gst.placement.whole import Way, as_written, fresh_inputs, may_freeze, whole_run
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SCALARS = (bool, int, float, str, type(None))
+Result = TypeVar("Result")
 
 
 def save_placed(placed: Placed, path: Path | str) -> None:
@@ -106,20 +107,24 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         result = dict(record["result"])
         result = result | {"plans": dict(result["plans"]), "left_out": {}, "winner_ms": float(result["winner_ms"])}
         result.setdefault("no_plan", "the file holds what won alone")
-        accelerator = usable_devices([name])[0].torch_device if (name := result.get("whole_on")) else None
+        accelerator = usable_devices([name])[0].torch_device if (name := result.get("accelerator")) else None
     except (*DAMAGE, StopIteration) as error:
         raise ValueError(f"{path} cannot be read: {plain(error)}; place the model anew") from error
     if isinstance(model, Step):
         inputs = tuple(model.inputs)
-    runs = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *given: as_written(model, given))}
     program = plan = None
     if record["run"] == PLAN or (isinstance(model, Step) and record["run"] != PYTORCH):
         step = model if isinstance(model, Step) else inference_step(model, inputs)
         program = capture(step, kind_for(name.partition(":")[0] for name in record["devices"]))
         if program.key != record["program"]:
             raise ValueError(f"{path} is of a model with other operations; place this one")
-    if record["run"] != PLAN and (record["run"] != PYTORCH or accelerator is not None):
-        runs |= _winner(path, model, program, Way.named(record["run"]), inputs, accelerator)
+    runs, on_device = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *given: as_written(model, given))}, None
+    if accelerator is not None:
+        on_device = _made(path, PYTORCH, lambda: DeviceCopy(model, inputs, accelerator, program))
+        names = [name for name in dict.fromkeys((PYTORCH, record["run"])) if name != PLAN]
+        runs = _runs_on(path, on_device, names, guard_of(model, inputs)[1])
+    elif record["run"] not in (PLAN, PYTORCH):
+        runs |= _winner(path, model, program, Way.named(record["run"]), inputs)
     devices: tuple[Device, ...] = ()
     if record["run"] == PLAN:
         assert program is not None
@@ -128,39 +133,51 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         positions_of_nodes(plan, program, devices)
     parameters = {} if isinstance(model, Step) else {**dict(model.named_parameters()), **dict(model.named_buffers())}
     placed = Placed(model, inputs, devices, result, runs, parameters, program, plan)
-    _check_outputs(path, placed)
+    _check_outputs(path, placed, on_device)
     return placed
 
 
 def _winner(
-    path: Path, model: nn.Module | Step, program: Program | None, way: Way, inputs: Sequence[Any],
-    accelerator: torch.device | None,
-) -> dict[str, GuardedRun]:  # fmt: skip
+    path: Path, model: nn.Module | Step, program: Program | None, way: Way, inputs: Sequence[Any]
+) -> dict[str, GuardedRun]:
     if way.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
         raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
-    try:
-        if accelerator is not None:
-            run = Moved(model, inputs, accelerator, program).run(way)
-        elif isinstance(model, Step):
-            assert program is not None
-            run = step_run(model, program, inputs, way)
-        else:
-            run = whole_run(model, way, inputs)
-    except Exception as error:  # whatever a compiler raises
-        raise ValueError(f"{path}: {way.name} fails here ({plain(error)}); place the model anew") from error
-    if isinstance(model, Step) or accelerator is not None:
+    if isinstance(model, Step):
+        assert program is not None
+        run = _made(path, way.name, partial(step_run, model, program, inputs, way))
         return {way.name: GuardedRun(*guard_of(model, inputs), run)}
+    run = _made(path, way.name, partial(whole_run, model, way, inputs))
     return {way.name: GuardedRun(model, Guard(model, inputs, way.holds_weights), run)}
 
 
-def _check_outputs(path: Path, placed: Placed) -> None:
+def _runs_on(path: Path, on_device: DeviceCopy, names: Sequence[str], guard: Guard) -> dict[str, GuardedRun]:
+    """The ways of these names to run what lies on an accelerator."""
+    written = on_device.refused(guard)
+    ways = map(Way.named, names)
+    return {way.name: GuardedRun(written, guard, _made(path, way.name, partial(on_device.run, way))) for way in ways}
+
+
+def _made(path: Path, name: str, make: Callable[[], Result]) -> Result:
+    try:
+        return make()
+    except Exception as error:  # whatever a compiler raises
+        raise ValueError(f"{path}: {name} fails here ({plain(error)}); place the model anew") from error
+
+
+def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> None:
+    """Compare what won with the model, on an accelerator if it was placed on one: its products round otherwise."""
     given = placed.inputs if isinstance(placed.model, Step) else fresh_inputs(placed.inputs, SEED)
+
+    def again(inputs: Sequence[Any]) -> Any:
+        if on_device is None:
+            return as_written(placed.model, inputs)
+        return on_device.eager(*to_device(inputs, on_device.device))
+
     module = placed.module()
     try:
-        got, want = module(*given), as_written(placed.model, given)
+        got, want = module(*given), again(given)
     finally:
         module.close()
-    again = partial(as_written, placed.model)
     if difference := differ_beyond_rounding(pytree.tree_leaves(got), pytree.tree_leaves(want), again, given):
         raise ValueError(f"{path}: {placed.winner} gives other outputs here: {difference}; place the model anew")
 

@@ -1,4 +1,4 @@
-"""The ways to run a step whole on an accelerator, beside its plans there: as written, in one graph, and compiled.
+"""The ways to run a step whole on an accelerator, beside its plans: as written, in one graph, and compiled.
 
 A user of a GPU compares a plan with these, and not with the step on the cores. Each is made and timed by a child, which
 answers in milliseconds.
@@ -19,17 +19,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gst.devices.execute.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.devices.execute.on_accelerator import Run, as_written, module_on, one_graph, whole
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing
 from gst.placement.choosing import TimeIsUp, stopped_after
-from gst.placement.moved import WAYS
+from gst.placement.device_copy import WAYS
 from gst.placement.ways_beside import asked, serve
 from gst.placement.whole import ONE_GRAPH
 from gst.programs import Program, differ_beyond_rounding, kind_for, resolve, traced
 from gst.programs.seeded import unseeded
 
 MODULE = "gst.placement.ways_on_accelerator"
-MODES = {way.name: way.mode or "default" for way in WAYS if way.compiles}
+MODE_OF = {way.name: way.mode or "default" for way in WAYS if way.compiles}
 """By name of a way, the mode in which `torch.compile` makes it."""
 
 
@@ -39,7 +40,7 @@ def steps_on_accelerator(
     device: torch.device,
     seconds: float,
     skip_reason: str = "",
-    compiled: Sequence[str] = tuple(MODES),
+    compiled: Sequence[str] = tuple(MODE_OF),
 ) -> Iterator[dict[str, Callable[[], float]]]:
     """By name, what runs a step once on an accelerator, whole, and returns its milliseconds: `pytorch`, as written,
     comes first. A way that is left out raises its reason (`ExecutionError`) whenever it is called.
@@ -49,7 +50,7 @@ def steps_on_accelerator(
         device: the accelerator.
         seconds: nothing is compiled beyond them.
         skip_reason: why nothing is compiled; it is if empty.
-        compiled: of `MODES`.
+        compiled: names in `MODE_OF`.
     """
     with ExitStack() as stack:
         try:
@@ -61,14 +62,15 @@ def steps_on_accelerator(
 
 
 def made(
-    source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = tuple(MODES)
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = tuple(MODE_OF)
 ) -> tuple[dict[str, Run], dict[str, str]]:
     """The ways that compute what the program does, and the reasons of the others."""
     if isinstance(source, Path):
         program = Program.load(source)
         written = whole(program, device)
+        is_seeded = draws_on_host(program)
     else:
-        program = traced(source, kind=kind_for([device.type]))
+        program, is_seeded = traced(source, kind=kind_for([device.type])), False
         seeded = as_written(resolve(source), device)
 
         def written() -> list[object]:
@@ -77,15 +79,18 @@ def made(
 
     written()  # what it raises ends all
     ways: dict[str, Callable[[], Run]] = {ONE_GRAPH: partial(one_graph, written, device)}
-    ways |= {name: partial(_compiled, program, device, MODES[name]) for name in compiled}
+    ways |= {name: partial(_compiled, program, device, MODE_OF[name]) for name in compiled}
     runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
     for name, make in ways.items():
         left = ends - time.monotonic()
-        if name in MODES and (skip_reason or left <= 0):
+        if name in MODE_OF and (skip_reason or left <= 0):
             reasons[name] = skip_reason or "there was no time left to compile it"
             continue
+        if name == ONE_GRAPH and is_seeded:
+            reasons[name] = DRAWS_ON_HOST
+            continue
         try:
-            with stopped_after(left) if name in MODES else nullcontext():
+            with stopped_after(left) if name in MODE_OF else nullcontext():
                 runs[name] = make()
         except TimeIsUp:
             reasons[name] = f"not compiled within {seconds:g} s"

@@ -16,7 +16,7 @@ from gst.devices.plan import ExecutionError
 from gst.placement import pipeline, ways_on_accelerator
 from gst.placement.fleet import host
 from gst.placement.planning import Settings
-from gst.placement.ways_on_accelerator import MODES, ONE_GRAPH
+from gst.placement.ways_on_accelerator import MODE_OF, ONE_GRAPH
 from gst.process.progress import no_progress
 from gst.programs import capture_module
 
@@ -34,7 +34,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
     runs, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 300.0, "")
-    assert set(runs) == {PYTORCH, *MODES}
+    assert set(runs) == {PYTORCH, *MODE_OF}
     assert reasons == {ONE_GRAPH: "graphs are recorded on an accelerator; this runs on cpu"}
     want = runs[PYTORCH]()
     assert all(torch.allclose(run()[0], want[0], atol=1e-6) for run in runs.values())
@@ -43,14 +43,14 @@ def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
 def test_a_way_with_other_outputs_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda module, mode: lambda *inputs: (module(*inputs)[0] + 1,))
     runs, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 60.0, "")
-    assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in MODES)
+    assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in MODE_OF)
 
 
 def test_nothing_is_compiled_without_time_or_wish(tmp_path: Path) -> None:
     source = saved(tmp_path)
     for seconds, skip_reason, said in ((0.0, "", "no time left"), (60.0, "left out, as asked", "left out, as asked")):
         runs, reasons = ways_on_accelerator.made(source, CPU, seconds, skip_reason)
-        assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in MODES)
+        assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in MODE_OF)
 
 
 def test_a_step_by_name_runs_as_written_there() -> None:

@@ -25,7 +25,9 @@ from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbag
 from gst.devices.execute.residents import Resident, Residents
 from gst.devices.execute.stream_program import COPY, RUN
 from gst.devices.execute.stretches import Stretches, inner_steps, stretches
+from gst.programs import Program
 
+DRAWS_ON_HOST = "its random numbers are drawn on the host, which a graph cannot wait for"
 PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to; beyond that they are pageable
 
 
@@ -76,8 +78,8 @@ class LaneGraph:
             where = ", ".join(map(str, dict.fromkeys(devices)))
             self.reason = f"graphs are recorded on an accelerator; this runs on {where}"
             return
-        if any(getattr(each.target, "namespace", "") == "gst" for each in executor.program.operations):
-            self.reason = "its random numbers are drawn on the host, which a graph cannot wait for"
+        if draws_on_host(executor.program):
+            self.reason = DRAWS_ON_HOST
             return
         try:
             with no_garbage():
@@ -239,6 +241,17 @@ class LaneGraph:
             return torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype).copy_(buffer)
         self._pinned_bytes += buffer.nbytes
         return buffer.pin_memory()
+
+
+def draws_on_host(program: Program) -> bool:
+    """Whether random numbers of a program depend on a seed, which the host reads: see `gst.programs.seeded`.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> draws_on_host(capture_module(torch.nn.ReLU(), (torch.ones(2),)))
+        False
+    """
+    return any(getattr(each.target, "namespace", "") == "gst" for each in program.operations)
 
 
 class _Part:

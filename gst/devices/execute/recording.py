@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -44,7 +45,7 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
         accepted = signature(graph.capture_begin).parameters
         mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
         graph.capture_begin = partial(graph.capture_begin, pool=memory, **mode)
-    graph.memory = memory
+    graph.memory, graph.device = memory, device
     return graph
 
 
@@ -52,21 +53,35 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
 def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
     """What is launched inside on the current stream becomes the graph, which ends whatever happens.
 
+    Workspaces of cuBLAS are given up before and after, those of other graphs of this process among them. So the graph
+    takes its own from its own memory: it reads and writes there in every replay, and what others had taken before could
+    be freed meanwhile. `torch.compile` does the same around the graphs that it records.
+
     Args:
         graph: empty.
         gives_back: whether memory that is cached and not in use is given back first: the graph's own memory cannot take
             it. That takes milliseconds.
     """
+    _clear_workspaces()
     if gives_back and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
-    graph.capture_begin()
     try:
-        yield
-    except BaseException:
-        with suppress(RuntimeError):  # what was recorded is of no use
-            _end(graph)
-        raise
-    _end(graph)
+        graph.capture_begin()
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # what was recorded is of no use
+                _end(graph)
+            raise
+        _end(graph)
+    finally:
+        _clear_workspaces()
+
+
+def _clear_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # AMD's libraries go by the same name
+    if clear is not None:
+        clear()
 
 
 def _end(graph: Graph) -> None:
@@ -74,6 +89,7 @@ def _end(graph: Graph) -> None:
         graph.capture_end()
     except RuntimeError:  # the recording was invalid
         _end_allocation(graph)
+        _end_random_numbers(graph)
         raise
 
 
@@ -87,6 +103,18 @@ def _end_allocation(graph: Graph) -> None:
         for call in calls:
             if call is not None and hasattr(graph, "memory"):
                 call(torch.accelerator.current_device_index(), graph.memory)
+
+
+def _end_random_numbers(graph: Graph) -> None:
+    """The generator of the device goes on believing that a graph is being recorded, and refuses to draw, until the end
+    of one that is valid: an empty one (PyTorch 2.11)."""
+    if (device := getattr(graph, "device", None)) is None:  # it stands for a graph
+        return
+    with warnings.catch_warnings(), suppress(RuntimeError):
+        warnings.filterwarnings("ignore", r".*Graph is empty")
+        empty = new_graph(device)
+        empty.capture_begin()
+        empty.capture_end()
 
 
 @contextmanager

@@ -33,7 +33,8 @@ class Resident:
         self._example, self._is_example = example.detach(), True
         self._source: _Source | None = None
         is_there = self._example.device == device and not is_input
-        self.value = self._example if is_there else laid_out(copied(self._example, device), self._example)
+        with torch.inference_mode(False):  # else it could be written to in that mode alone
+            self.value = self._example if is_there else laid_out(copied(self._example, device), self._example)
 
     def hold(self, value: Tensor, is_steady: bool) -> None:
         """Copy a value there. A steady one is copied only if it is another tensor than the one that was copied last,

@@ -8,23 +8,33 @@ from typing import Any
 import pytest
 import torch
 
+from gst.devices.execute.on_accelerator import one_graph
 from gst.devices.execute.recording import OTHER_THREADS, new_graph, recorded
 
 POOL = (0, 7)
 
 
 class Failing:
-    """A graph whose recording is invalid at the end."""
+    """A graph whose recording is invalid at the end, if anything was launched."""
+
+    failures = 1  # of the next recordings
+    is_recording = False
+    ends = 0
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        Failing.is_recording = True
         if pool is not None:
             self.settings = {"pool": pool, "capture_error_mode": capture_error_mode}
 
     def capture_end(self) -> None:
-        raise RuntimeError("operation failed due to a previous error during capture")
+        Failing.ends += 1
+        if Failing.failures:
+            Failing.failures -= 1
+            raise RuntimeError("operation failed due to a previous error during capture")
+        Failing.is_recording = False  # as the generator of random numbers believes
 
 
 @pytest.mark.parametrize("is_neutral", [True, False])
@@ -51,10 +61,56 @@ def test_memory_of_a_recording_that_fails_is_given_back_once(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    monkeypatch.setattr(Failing, "failures", 1)
+    monkeypatch.setattr(Failing, "ends", 0)
+    cleared: list[bool] = []
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: cleared.append(Failing.is_recording), raising=False)
     graph: Any = new_graph(torch.device("cuda"))
     reason = ZeroDivisionError if raises else RuntimeError
     with pytest.raises(reason), recorded(graph):
         if raises:
             raise ZeroDivisionError
     assert graph.settings == {"pool": POOL, "capture_error_mode": OTHER_THREADS}
+    assert cleared == [False, False] and Failing.ends == 2  # the second of an empty graph, for random numbers
     assert calls == ([] if is_ended else [("end", 1, POOL), ("release", 1, POOL)])
+
+
+def test_workspaces_are_given_up_before_and_behind_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("clear"), raising=False)
+    graph: Any = SimpleNamespace(capture_begin=lambda: log.append("begin"), capture_end=lambda: log.append("end"))
+    with recorded(graph):
+        log.append("launch")
+    assert log == ["clear", "begin", "launch", "end", "clear"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU of CUDA here")
+def test_a_recording_that_fails_leaves_a_gpu_as_it_was() -> None:
+    """Whether `releasePool` is to be called where `endAllocateToPool` raises is not known without a GPU: then this
+    fails by memory that stays reserved, or by an error of a pool that was released twice."""
+    device, x = torch.device("cuda"), torch.ones(2**20, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        with torch.Stream(device):
+            with pytest.raises(RuntimeError), recorded(new_graph(device)):
+                float((torch.cat([x] * 64) * 2).sum())  # waits, which no recording can
+            torch.nn.functional.dropout(x).sum()  # draws random numbers
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 2**25
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU of CUDA here")
+def test_the_workspace_of_a_graph_stays_its_own_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    x = torch.randn(512, 512, device=device)
+    replay = one_graph(lambda: x @ x, device)
+    torch._C._cuda_clearCublasWorkspaces()
+    others = [torch.zeros(2**20, device=device) for _ in range(64)]  # where a workspace may have been
+    torch.testing.assert_close(replay(), x @ x)
+    torch.cuda.synchronize()
+    assert not any(each.any() for each in others)
