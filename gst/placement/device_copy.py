@@ -94,7 +94,7 @@ class DeviceCopy:
             self._context = device  # for tensors that it makes where it does not say
             self.eager(*self.examples())
         if [each._version for each in self._copies if not each.is_inference()] != before:
-            raise ValueError("it changes its buffers when it runs: move it there before it is placed")
+            raise ValueError("it changes its buffers when it runs: move it to the accelerator before it is placed")
         self._record_done()
 
     def eager(self, *inputs: Any) -> Any:
@@ -178,7 +178,8 @@ class DeviceCopy:
                 raise ValueError(DRAWS_ON_HOST)
             self.hold_examples()
             recorded = _OnStaticInputs(self, self.eager)
-            recorded.again = one_graph(recorded.again, self.device, self._graph)
+            with torch.inference_mode(False):  # its outputs are written to in any mode
+                recorded.again = one_graph(recorded.again, self.device, self._graph)
             return recorded
         # Every way of every model of a class is kept, where Dynamo would give up after eight and run it as written.
         with torch._dynamo.config.patch(recompile_limit=MOST_KEPT):
