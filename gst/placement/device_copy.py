@@ -308,7 +308,7 @@ def candidates_on_accelerator(
         if not is_step:
             return difference(run, on_device.eager, on_device.examples(), SEED)
         got = pytree.tree_leaves(run(*inputs))  # others would be no state of an optimiser
-        return differ_beyond_rounding(got, want, lambda given: on_device.eager(*given), on_device.examples())
+        return differ_beyond_rounding(got, want, lambda moved: on_device.eager(*moved), on_device.examples())
 
     guard = Guard(None if is_step else model, inputs, weights=False)  # type: ignore[arg-type]
     subject = Subject(on_device.refused(guard), inputs, WAYS, on_device.run, wrong, lambda way: guard)
@@ -327,9 +327,9 @@ def _compiled_step(
     assert program is not None, "a step is compiled as captured"
     module, read = compiled_by(module_on(program, device)), Guard(None, inputs, weights=False).leaves
 
-    def run(*given: Any) -> Any:
+    def run(*values: Any) -> Any:
         with torch.no_grad():
-            tensors = [laid_out(each, like) for each, like in zip(read(given), program.inputs, strict=True)]
+            tensors = [laid_out(each, like) for each, like in zip(read(values), program.inputs, strict=True)]
             return program.unflatten(list(module(*tensors)))
 
     return run

@@ -191,14 +191,14 @@ def place(
             program, no_plan = capture(step, kind), ""
         else:
             program, no_plan = _captured(model, step, inputs, kind)
-        found, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
+        whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
         where = {} if accelerator is None else {"accelerator": str(accelerator)}
-        runs, reasons = found.serious()
+        runs, reasons = whole.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
             chain = 0.0 if program is None else chain_share(program)
-            no_plan = no_plan or no_room(found, chosen, cores, settings, left / limit, chain)
-        found = Candidates(runs, reasons, {name: found.first_ms[name] for name in runs})  # others give up their memory
+            no_plan = no_plan or no_room(whole, chosen, cores, settings, left / limit, chain)
+        whole = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})  # others give up their memory
         if accelerator is not None:
             give_back(accelerator)
         if program is not None and not no_plan:
@@ -214,7 +214,7 @@ def place(
                 if memory_limit is not None or out is not None:
                     raise
                 no_plan = str(error)
-        result = confirmed(found, inputs, SHARE * limit, shown)
+        result = confirmed(whole, inputs, SHARE * limit, shown)
     result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
     return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
 

@@ -67,7 +67,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     The file says what won; the model brings its code and its weights. So what is given here is the module as it was
     placed (or the `Step`), with any weights, in the same mode. What won is compiled for it, which takes as long as it
     took then, or as long as compilers need to find it in their caches. Its outputs are compared with the model's on
-    random inputs before it is returned.
+    random inputs before it is returned: on the accelerator, with a copy of the model there, if it was placed on one.
 
         gst.place(model, x).save("model.placed")
         fast = gst.load("model.placed", model).module()
