@@ -1,7 +1,10 @@
-# Everything from nothing: python3.11 and gcc are enough.
+# Everything from nothing: python3.11 (with its venv module and headers), make and g++ are enough.
 PYTHON ?= python3.11
 VENV   ?= .venv
 NAME   ?= gpu
+# What pip is given to install PyTorch. PyTorch's CPU build is a tenth of the default one, which brings CUDA:
+#   make demo TORCH="--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
+TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
@@ -47,7 +50,7 @@ sbom: $(STAMPS)/dev             ## bill of materials (CycloneDX), runs/sbom.json
 	mkdir -p runs
 	$(BIN)/cyclonedx-py environment --of JSON -o runs/sbom.json $(BIN)/python
 
-bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours)
+bench: $(STAMPS)/dev           ## most figures of README.md, made anew (two hours); not those of published code or of others' programs; placement goes to runs/
 	$(BIN)/gst bench step --json experiments/results/step.json
 	$(BIN)/gst bench step --against full --json experiments/results/against_full.json
 	$(BIN)/python -m experiments.bench score --json experiments/results/score.json
@@ -60,8 +63,8 @@ bench: $(STAMPS)/dev           ## the figures of README.md, made anew (two hours
 	$(BIN)/gst bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
 	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
-	$(BIN)/python -m experiments.variants.compare
-	$(BIN)/python -m experiments.bench alexnet --json experiments/results/alexnet.json
+	$(BIN)/python -m experiments.variants.compare --seconds 5
+	$(BIN)/python -m experiments.bench alexnet --seeds 3 --json experiments/results/alexnet.json
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
 
@@ -72,10 +75,10 @@ gpu:                            ## tests and benchmarks of the GPU here, with th
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 
 $(STAMPS)/base: pyproject.toml constraints.txt
-	@echo "== setting up $(VENV), once: about 300 MB to fetch, two to five minutes"
+	@echo "== setting up $(VENV), once: about 300 MB to fetch with PyTorch's CPU build (see TORCH in the Makefile), several GB with the default CUDA build"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "   torch (200 MB)"
-	@$(PIP) torch==2.13.0 setuptools
+	@echo "   torch (200 MB; with CUDA several GB)"
+	@$(PIP) $(TORCH) setuptools
 	@echo "   what gst stands on (100 MB)"
 	@$(PIP) -e .
 	@mkdir -p $(STAMPS) && touch $@

@@ -184,6 +184,17 @@ def _table_times() -> list[float]:
     return [found[key] for key in ("pull_ms_9216x1", "push_ms_1024x128", "pull_over_copy")]
 
 
+def _image_models() -> list[float]:
+    found = result("variants_timm")["variants"]
+    return [found[name]["score_mean"] for name in ("whole graph", "GST-One")]
+
+
+def _preparing() -> list[float]:
+    found = result("memory")
+    peaks = dict(zip(found["nodes"], found["prepare_peak_mib"], strict=True))
+    return [peaks[10**4], peaks[10**6], peaks[10**7], found["prepare_workers_mib"][-1]]
+
+
 def _rescore() -> list[float]:
     found = result("rescore")
     return [1e3 * found["move_seconds"], found["times_faster"]]
@@ -198,7 +209,13 @@ TABLES = {
     "scale of an accelerator": partial(scale, "scale_accelerator"),
 }  # fmt: skip
 NUMBERS: list[Number] = [
+    ("docs/explanation/method.md", "the whole graph ({:.2f}) is behind GST-One ({:.2f})", _image_models),
     ("README.md", "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
+    (
+        "README.md",
+        "preparing takes {:.0f} MiB at 10,000 nodes, {:.0f} MiB at 1,000,000 and {:.0f} MiB at 10,000,000, with {:.0f}",
+        _preparing,
+    ),
     (GST, "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
     (GST, "at {:.0f} % of what this machine's bf16 products reach", lambda: [100 * result("step")["share_of_peak"]]),
     (GST, "tau by {:.3f}", lambda: [result("step")["tau_difference_bf16"]]),
