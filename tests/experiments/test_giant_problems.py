@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.e2e
 def test_rows_note_machine_load_and_command(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     arguments = ["--ours", "0.1", "--json", str(path)]
