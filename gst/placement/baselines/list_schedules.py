@@ -28,7 +28,7 @@ from gst.placement.baselines.units import (
     quickest_devices,
     smallest_units,
 )
-from gst.placement.scheduling.arrays import Arrays, edge_lists
+from gst.placement.scheduling.arrays import Arrays, edge_lists, mean_times
 from gst.placement.scheduling.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
 from gst.placement.scheduling.ranks import upward_rank
 from gst.placement.task import Task
@@ -79,9 +79,7 @@ def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
 def rank_us(task: Task) -> Float64[np.ndarray, " nodes"]:
     """Microseconds from the start of each operation to the end of the program along its longest way, with mean times
     over the devices that can run it, and mean transfers."""
-    able = np.isfinite(task.times_us)
-    mean = np.where(able, task.times_us, 0.0).sum(0) / np.maximum(able.sum(0), 1)
-    return upward_rank(mean, mean_transfers_us(task), task_scheduled(task).arrays)
+    return upward_rank(mean_times(task.times_us), mean_transfers_us(task), task_scheduled(task).arrays)
 
 
 def longest_first(task: Task) -> Order:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.placement.public.problem import Problem
-from gst.placement.scheduling.arrays import Arrays
+from gst.placement.scheduling.arrays import Arrays, mean_times
 from gst.placement.scheduling.ranks import downward_rank, optimistic_costs, upward_rank
 from partitioners.compiled import compiled
 
@@ -77,26 +77,25 @@ def tables_of_arrays(
         use: which device takes which core.
         is_view_free: see `Tables`.
     """
-    finite = np.isfinite(arrays.times)
-    mean_times = np.where(finite, arrays.times, 0.0).sum(0) / np.maximum(finite.sum(0), 1)
-    rank, depth = upward_rank(mean_times, transfers, arrays), downward_rank(mean_times, transfers, arrays)
+    mean = mean_times(arrays.times)
+    rank, depth = upward_rank(mean, transfers, arrays), downward_rank(mean, transfers, arrays)
     optimistic = optimistic_costs(transfers, arrays)
     outgoing, incoming, heads = _around(rank, transfers, arrays)
     num_groups = len(arrays.sizes)
-    able = np.stack([np.bincount(arrays.groups, ~each, num_groups) == 0 for each in finite])
-    scale = float(mean_times.mean()) or float(transfers.mean() if len(transfers) else 0.0) or 1.0
+    able = np.stack([np.bincount(arrays.groups, ~each, num_groups) == 0 for each in np.isfinite(arrays.times)])
+    scale = float(mean.mean()) or float(transfers.mean() if len(transfers) else 0.0) or 1.0
     least, least_work = arrays.times.min(0), (arrays.times * use.sum(1)[:, None]).min(0)
     horizon = max(float(optimistic.min(0).max() + least.max()), float(least_work.sum()) / use.shape[1], 1e-300)
     longest = max(float(rank.max()), 1e-300)
     fan = np.diff(arrays.indptr)
     priorities = np.stack([
-        rank / longest, depth / longest, optimistic.mean(0) / horizon, _squashed(mean_times / scale),
+        rank / longest, depth / longest, optimistic.mean(0) / horizon, _squashed(mean / scale),
         _squashed(outgoing / scale), _squashed(fan / 4.0), _squashed(incoming / scale),
     ])  # fmt: skip
-    ratio = float(transfers[arrays.out_edges].sum()) / max(float(mean_times.sum()), 1e-300)
+    ratio = float(transfers[arrays.out_edges].sum()) / max(float(mean.sum()), 1e-300)
     return Tables(
-        mean_times, transfers, rank, optimistic, priorities, outgoing, incoming, heads,
-        np.bincount(arrays.groups, mean_times, num_groups), able, (use.astype(np.int64) @ use.T.astype(np.int64)) > 0,
+        mean, transfers, rank, optimistic, priorities, outgoing, incoming, heads,
+        np.bincount(arrays.groups, mean, num_groups), able, (use.astype(np.int64) @ use.T.astype(np.int64)) > 0,
         is_view_free, scale, horizon, min(ratio, 1e6),
     )  # fmt: skip
 

@@ -84,7 +84,6 @@ def place_public(
             plans |= proposals
             times |= dict.fromkeys(list(proposals)[-1:], seconds - left)
             start = min([start, *proposals.values()], key=lambda plan: plan.makespan)
-        begun = time.perf_counter()
         if left > 0 and problem.num_nodes >= MANY and len(problem.devices) > 1 and not problem.graph.first_come:
             warm_up(problem, start)
             begun = time.perf_counter()
@@ -92,8 +91,8 @@ def place_public(
             plans["windows"] = start
             times["windows"] = time.perf_counter() - begun
             left -= times["windows"]
-            begun = time.perf_counter()
         if left > 0:
+            begun = time.perf_counter()
             plans["annealing"], steps = anneal(problem, start, left, seed=seed, progress=progress)
             times["annealing"] = time.perf_counter() - begun
     best = min(plans, key=lambda name: plans[name].makespan if not plans[name].reason else np.inf)

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from gst.data.public_graphs import PublicGraph
 from gst.devices.simulate.simulator import neighbour_lists
 from gst.placement.machines import machine
-from gst.placement.scheduling.arrays import Arrays, edge_lists
+from gst.placement.scheduling.arrays import Arrays, edge_lists, mean_times
 
 MOST_DEVICES = 1024
 
@@ -44,8 +44,7 @@ class Problem:
     @cached_property
     def mean_times(self) -> Float64[np.ndarray, " nodes"]:
         """Of each node, over the devices that can run it."""
-        able = np.isfinite(self.arrays.times)
-        return np.where(able, self.arrays.times, 0.0).sum(0) / np.maximum(able.sum(0), 1)
+        return mean_times(self.arrays.times)
 
     @cached_property
     def group_times(self) -> Float64[np.ndarray, "devices groups"]:

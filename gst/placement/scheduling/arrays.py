@@ -86,6 +86,17 @@ class Arrays(NamedTuple):
     file_rank: Int64[np.ndarray, " nodes"]
 
 
+def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarray, " nodes"]:
+    """Time of each node, mean over the devices that can run it; 0 where none can.
+
+    Examples:
+        >>> mean_times(np.array([[1.0, np.inf], [3.0, 5.0]])).tolist()
+        [2.0, 5.0]
+    """
+    able = np.isfinite(times)
+    return np.where(able, times, 0.0).sum(0) / np.maximum(able.sum(0), 1)
+
+
 @compiled
 @no_type_check
 def moved(edge, here, there, arrays):
