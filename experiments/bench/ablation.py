@@ -28,6 +28,7 @@ from jaxtyping import Float64
 
 from experiments.bench.search_loop import DEVICES
 from experiments.bench.strangers_steps import STEPS
+from experiments.bootstrap import mean_interval
 from gst.devices import LoadGate, Log, Plan, discover, machine_record, select
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.files.untrusted import read_object
@@ -47,7 +48,6 @@ from gst.programs import traced
 
 WITHOUT, WITH = ("learning", "measurements", "schedule"), ("policy", "network")
 ROWS = ("loop", *WITHOUT, *WITH, "portfolio")
-RESAMPLED = 10_000  # means of logarithms, for an interval
 TIMED, BUILT = 100, 10  # steps of annealing and plans of the policy that are timed, to know how many there is time for
 APART = 1_000  # seeds of annealings differ by less within a search
 
@@ -164,17 +164,14 @@ def measured(name: str, seconds: float, repetitions: int, seeds: int, patience_s
 def over_loop(programs: dict[str, Any]) -> dict[str, dict[str, float]]:
     """How many times as long the plans of each row take as those of the loop: the geometric mean over programs of that
     over seeds, and its 95 % interval by bootstrap over programs. A plan that failed counts as the baseline does."""
-    generator = np.random.default_rng(0)
     result = {}
     for row in ROWS[1:]:
         logs = np.array([np.mean(_logs(each["rows"], row) - _logs(each["rows"], "loop")) for each in programs.values()])
-        means = generator.choice(logs, (RESAMPLED, len(logs))).mean(1)
-        low, high = np.quantile(means, (0.025, 0.975)).tolist()
+        mean, low, high = np.exp(mean_interval(logs)).tolist()
         shares = [np.mean(each["rows"][row]["seconds"]) / np.mean(each["rows"]["loop"]["seconds"])
                   for each in programs.values()]  # fmt: skip
         result[row] = {
-            "mean": float(np.exp(logs.mean())), "low": float(np.exp(low)), "high": float(np.exp(high)),
-            "seconds": float(np.mean(shares)),
+            "mean": mean, "low": low, "high": high, "seconds": float(np.mean(shares)),
         }  # fmt: skip
     return result
 

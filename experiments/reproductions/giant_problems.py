@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bootstrap import mean_interval
 from experiments.figures.documents import table
 from gst.devices import machine_record
 from gst.placement.constructive.generated import generated_problem
@@ -184,9 +185,8 @@ def interval(rows: dict[str, Any], method: str) -> tuple[float, float, float]:
     """Geometric mean of the makespans of a method over those of annealing, and its interval (bootstrap over problems,
     95 %)."""
     each = [row["methods"][method]["makespan"] / row["methods"]["annealing"]["makespan"] for row in rows.values()]
-    means = np.random.default_rng(0).choice(np.log(each), (2000, len(each))).mean(1)
-    low, high = np.exp(np.quantile(means, [0.025, 0.975])).tolist()
-    return float(np.exp(np.log(each).mean())), low, high
+    mean, low, high = np.exp(mean_interval(np.log(each))).tolist()
+    return mean, low, high
 
 
 def equal_time(result: dict[str, Any], options: argparse.Namespace, command: str) -> None:

@@ -40,6 +40,7 @@ import torch
 from jaxtyping import Float64, Int64
 
 from experiments.bench.search_loop import PretendedObjective, starts_of, unlike
+from experiments.bootstrap import mean_interval
 from experiments.figures.documents import table
 from experiments.reproductions.pretrained_screen.prior import (
     MEDIAN_NOISE,
@@ -229,7 +230,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             if not mine:
                 continue
             means = [float(np.mean([row[key] for row in mine])) for key in ("error", "tau", "regret")]
-            gain, low, high = _interval(np.array([100 * (ridge[case(row)] - row["regret"]) for row in mine]))
+            gain, low, high = mean_interval(np.array([100 * (ridge[case(row)] - row["regret"]) for row in mine]))
             words = [f"{means[0]:.4f}", f"{means[1]:.3f}", f"{100 * means[2]:.2f} %"]
             lines.append([str(count), screen, str(len(mine)), *words, f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"])
     return table(["measured", "screen", "cases", "error", "tau", "regret", "gain"], lines)
@@ -239,13 +240,8 @@ def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float, fl
     """How many times as long the plans of the search by ridge take as those of others: geometric means, with their
     intervals (bootstrap over searches, 95 %, as if those that share a program or a hidden machine were independent)."""
     ratios = {key: np.log([row["ridge_ms"] / row[f"{key}_ms"] for row in rows]) for key in ("chain", "both")}
-    exponentials = {key: np.exp(_interval(each)).tolist() for key, each in ratios.items()}
+    exponentials = {key: np.exp(mean_interval(each)).tolist() for key, each in ratios.items()}
     return {key: (mean, low, high) for key, (mean, low, high) in exponentials.items()}
-
-
-def _interval(values: Float64[np.ndarray, " cases"]) -> tuple[float, float, float]:
-    drawn = np.random.default_rng(0).choice(values, (2000, len(values))).mean(1)
-    return float(np.mean(values)), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
 
 
 def _names(words: str) -> list[str]:
