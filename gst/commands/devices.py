@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gst.process.progress import Bars
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gst.devices.describe.rates import Rates
 
 BUSY = 0.15
+AGAIN_S = 120.0  # that rates may be measured again for, where other processes are busy
 
 
 def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -31,7 +33,8 @@ def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         "--measure",
         action="store_true",
         help="time operations on every kind of device and the links between devices; remembered for this machine "
-        "and this version of torch in $XDG_CACHE_HOME/gst/rates",
+        "and this version of torch in $XDG_CACHE_HOME/gst/rates. Waits up to 20 seconds for quiet cores, and measures "
+        "again where other processes come back meanwhile",
     )
     devices.add_argument(
         "--sets",
@@ -43,11 +46,11 @@ def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
 def _devices(options: argparse.Namespace) -> dict[str, Any]:
     # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
     wait_briefly()
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from rich.console import Console
 
-    from gst.devices.describe.load import LoadGate
+    from gst.devices.describe.load import LoadGate, repeated_while_busy
     from gst.devices.describe.machine import core_sets, discover
     from gst.devices.describe.rates import save_rates, saved_rates
     from gst.devices.describe.topology import shared_domains
@@ -58,8 +61,11 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     if options.measure:
         with Bars() as bars:
             bars.show("waiting for quiet cores", 0, 1)
-            LoadGate().wait()
-            save_rates(measure_rates([*found, *sets], found, progress=bars.show))
+            gate = LoadGate(threshold=BUSY, progress=bars.show)
+            gate.wait()
+            measure = partial(measure_rates, [*found, *sets], found, progress=bars.show)
+            attempts = repeated_while_busy(measure, replace(gate, patience_s=AGAIN_S))
+            save_rates(min(attempts, key=lambda rates: rates.load))
     rates = saved_rates()
     console = Console()
     listed = [*found, *sets] if options.sets else found
@@ -137,5 +143,6 @@ def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None)
     if rates is None:
         lines.append("Not measured on this machine with this torch yet: gst devices --measure.")
     elif rates.load > BUSY:
-        lines.append(f"Others took {rates.load:.0%} of the cores meanwhile; measure again when the machine is quiet.")
+        words = f"Others took {rates.load:.0%} of the cores while this was measured"
+        lines.append(f"{words}; gst devices --measure again when the machine is quiet.")
     return lines

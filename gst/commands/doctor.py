@@ -174,8 +174,11 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", "note", names, advice)
     else:
         yield Finding("devices", "well", names)
-    if saved_rates() is None:
+    if (rates := saved_rates()) is None:
         yield Finding("rates", "note", "not measured with this torch", "gst devices --measure (a minute or two)")
+    elif rates.load > BUSY:
+        words = f"measured while others took {rates.load:.0%} of the cores"
+        yield Finding("rates", "note", words, "gst devices --measure when the machine is quiet")
     else:
         yield Finding("rates", "well", "measured on this machine with this torch")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from gst.devices.describe.machine import Device, cache_directory, usable_cores
 from gst.process.progress import Progress, no_progress
@@ -122,6 +123,49 @@ class LoadGate:
                 return spent, quiet
             words = f"waiting for quiet cores, {share:.0%} busy with other work, at most {patience - spent:.0f} s more"
             self.progress(words, int(spent), math.ceil(patience))
+
+
+class Loaded(Protocol):
+    """What was measured; `load` is the share of the cores that other processes took meanwhile, None = unknown."""
+
+    @property
+    def load(self) -> float | None: ...
+
+
+Result = TypeVar("Result", bound=Loaded)
+
+
+def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int = 3) -> list[Result]:
+    """Measure, and again as soon as the gate finds the cores quiet, until other processes left them alone meanwhile.
+
+    Args:
+        measure: called at least once, at most `most` times.
+        gate: says how much others may take; its patience is for all that follows the first result, waits and
+            measurements, if these take as long as the one before.
+
+    Returns:
+        The results in order. The last one may still be of busy cores: patience has ended, or it was the last attempt.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> results = iter(SimpleNamespace(load=load) for load in (0.5, 0.02, 0.0))
+        >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
+        >>> [each.load for each in repeated_while_busy(lambda: next(results), idle)]
+        [0.5, 0.02]
+    """
+    began = gate.clock()
+    results = [measure()]
+    ended = gate.clock()
+    took, ends = ended - began, ended + gate.patience_s
+    while len(results) < most and (results[-1].load or 0.0) > gate.threshold and ended + took <= ends:
+        _, is_quiet = gate.wait(ends - took - ended)
+        if not is_quiet:
+            break
+        began = gate.clock()
+        results.append(measure())
+        ended = gate.clock()
+        took = ended - began
+    return results
 
 
 def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 from gst.devices import LoadGate, LoadMeter
-from gst.devices.describe.load import read_busy
+from gst.devices.describe.load import read_busy, repeated_while_busy
 from gst.devices.describe.machine import usable_cores
 from gst.process.progress import Progress
 
@@ -50,6 +51,31 @@ def test_patience_ends() -> None:
     assert not quiet and 0.5 <= spent < 0.7
 
 
+def test_a_measurement_is_repeated_while_others_are_busy_as_long_as_patience_lasts() -> None:
+    @dataclass
+    class Measured:
+        load: float | None
+
+    def loads(
+        measured: list[float | None], others: list[float], patience_s: float = 1.0, takes_s: float = 0.0
+    ) -> list[float | None]:
+        left, clock = iter(measured), Clock(others)
+
+        def measure() -> Measured:
+            clock.now += takes_s
+            return Measured(next(left))
+
+        return [each.load for each in repeated_while_busy(measure, clock.gate(patience_s))]
+
+    assert loads([0.1, 0.0], []) == [0.1], "quiet enough"
+    assert loads([None, 0.0], []) == [None], "nothing is known of it"
+    assert loads([0.9, 0.2, 0.5, 0.0], [0.5, 0.0, 0.0]) == [0.9, 0.2, 0.5], "three times at most"
+    assert loads([0.9, 0.0], [0.5] * 20) == [0.9], "the cores did not become quiet"
+    assert loads([0.9, 0.8, 0.0], [0.5] * 7 + [0.0] + [0.5] * 20, patience_s=1.0) == [0.9, 0.8], "0.8 s are gone"
+    assert loads([0.9, 0.8, 0.0], [0.0] * 9, takes_s=0.5) == [0.9, 0.8], "a third would end too late"
+    assert loads([0.9, 0.0], [], takes_s=1.5) == [0.9], "so would a second"
+
+
 def test_what_this_process_uses_is_not_load() -> None:
     clock = Clock([])
     meter = LoadMeter(lambda: (clock.busy, clock.own), lambda: clock.now)
@@ -83,12 +109,12 @@ def test_a_busy_child_is_no_neighbour() -> None:
     def of_children() -> float:
         return read_busy()[1] - time.process_time()
 
-    before = of_children()
+    before, grown = of_children(), 0.0
     with subprocess.Popen([sys.executable, "-c", BUSY]) as child:
         try:
             deadline = time.monotonic() + 60
-            while of_children() - before <= 0.1 and time.monotonic() < deadline:
+            while (grown := of_children() - before) <= 0.1 and time.monotonic() < deadline:
                 time.sleep(0.1)
-            assert of_children() - before > 0.1
+            assert grown > 0.1
         finally:
             child.kill()

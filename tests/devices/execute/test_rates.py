@@ -138,9 +138,26 @@ def test_the_command_measures(
     rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the interpreter is loaded already, for `rates`
-    monkeypatch.setattr(LoadGate, "wait", lambda self: (0.0, True))
+    monkeypatch.setattr(LoadGate, "wait", lambda self, patience_s=None: (0.0, True))
     assert main(["devices", "--measure"]) == 0
     assert "hand-over" in capsys.readouterr().out and saved_rates() is not None
+
+
+@pytest.mark.parametrize(("loads", "want"), [((0.5, 0.0), 0.0), ((0.5, 0.3, 0.4, 0.0), 0.3), ((0.1, 0.0), 0.1)])
+def test_the_command_measures_again_while_others_are_busy_and_keeps_the_quietest(
+    loads: tuple[float, ...], want: float, rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(LoadGate, "wait", lambda self, patience_s=None: (0.0, True))
+    attempts = iter(loads)
+    monkeypatch.setattr(
+        "gst.devices.execute.probes.measure_rates", lambda *_, **__: dataclasses.replace(rates, load=next(attempts))
+    )
+    assert main(["devices", "--measure"]) == 0
+    saved = saved_rates()
+    assert saved is not None and saved.load == want
+    assert ("Others took 30% of the cores while this was measured" in capsys.readouterr().out) == (want == 0.3)
 
 
 def test_core_sets_are_powers_of_two_and_all() -> None:
