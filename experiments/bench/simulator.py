@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record, measure, select
 from gst.devices.execute.costs import measure_costs, quickest
-from gst.devices.execute.native import quickest_runs
+from gst.devices.execute.native import runs_in_turns
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.peaks import peak_bytes
 from gst.devices.simulate.simulator import Contention, Simulator
@@ -69,7 +69,7 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
         samples = np.array([seen[label].samples_ms for label in runs])
         measured = samples.min(1)
         moments.append(measure_costs(executor))
-        learned = quickest_runs(executor, plans[len(judged) :])
+        learned = runs_in_turns(executor, plans[len(judged) :])
         peaks = np.array([_peak(executor, plan) for plan in judged])
         moments.append(measure_costs(executor))
     costs = quickest(moments)

@@ -29,7 +29,7 @@ from matplotlib.patches import Patch
 
 from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, discover, select
 from gst.devices.execute.costs import measure_costs
-from gst.devices.execute.native import quickest_runs
+from gst.devices.execute.native import runs_in_turns
 from gst.devices.execute.trace import KINDS, chrome_trace, kind_of, save_trace
 from gst.devices.plan import Timeline
 from gst.devices.simulate.calibration import fit
@@ -55,7 +55,7 @@ def both(
         task = Task.of_profile(program, devices, costs.times_us)
         plan = plan or heft(task)
         others = (other for _, other in random_plans(task, 0) if other.key != plan.key)
-        contention = fit(costs, quickest_runs(executor, list(islice(others, NUM_CALIBRATION))))
+        contention = fit(costs, runs_in_turns(executor, list(islice(others, NUM_CALIBRATION))))
         LoadGate().wait()
         runs, meter = [], LoadMeter()
         for _ in range(repetitions + 1):

@@ -48,7 +48,8 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         type=float,
         default=20.0,
         metavar="S",
-        help="seconds to wait for quiet cores before each four plans; 0 = do not look (default: %(default)g)",
+        help="seconds to wait for quiet cores before operations are profiled, and to profile them again where other "
+        "processes come back meanwhile; and to wait before each four plans; 0 = do not look (default: %(default)g)",
     )
     measure.add_argument(
         "--workers",
@@ -87,11 +88,16 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
+    from gst.reporting.headline import MOST_PROFILE_LOAD
+
     plans = result["plans"]
     times = f"{result['fastest_ms']:.2f} .. {result['slowest_ms']:.2f} ms"
     print(f"{plans['ran']} of {plans['measured']} plans ran, in {times}")
     for reason, count in plans["failed"].items():
         print(f"{count} failed: {reason}")
+    if (result["profile_load"] or 0.0) > MOST_PROFILE_LOAD:
+        words = f"other processes took {result['profile_load']:.0%} of the cores while operations were profiled"
+        print(f"{words}; measure again, into another --out, on a quiet machine")
     if result["quiet"] < 1:
         print(f"the cores were not quiet for {1 - result['quiet']:.0%} of the plans; measure again on a quiet machine")
     print(f"Look at {result['dataset']}")

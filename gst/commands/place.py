@@ -188,8 +188,9 @@ def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: s
         type=float,
         default=20.0,
         metavar="S",
-        help="seconds to wait for quiet cores before plans are measured; with --seconds, before operations are; "
-        "0 = do not look (default: %(default)g)",
+        help="seconds to wait for quiet cores before operations are profiled, and to profile them again where other "
+        "processes come back meanwhile; without --seconds, to wait before plans are measured, too; 0 = do not look "
+        "(default: %(default)g)",
     )
     command.add_argument(
         "--workers",

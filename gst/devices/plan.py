@@ -180,6 +180,32 @@ class Timeline:
         return np.lexsort((self.end_us, self.begin_us))
 
 
+@dataclass(frozen=True, eq=False)
+class RunsInTurns:
+    """Runs of several plans, which took turns.
+
+    Args:
+        runs: of each plan, in the order in which they ran; empty where nobody writes down when operations begin.
+        load: share of the cores that other processes took meanwhile, 0 .. 1.
+    """
+
+    runs: Sequence[Sequence[Timeline]]
+    load: float
+
+    def with_more(self, later: RunsInTurns) -> RunsInTurns:
+        """These and later runs of the same plans. The load is the lesser one: who takes the shortest run of each
+        operation has what it takes while the cores are least busy.
+
+        Examples:
+            >>> one = Timeline(np.zeros(1, np.int64), np.zeros(1), np.ones(1))
+            >>> both = RunsInTurns([[one]], 0.5).with_more(RunsInTurns([[one, one]], 0.1))
+            >>> [len(each) for each in both.runs], both.load
+            ([3], 0.1)
+        """
+        runs = [[*mine, *more] for mine, more in zip(self.runs, later.runs, strict=True)]
+        return RunsInTurns(runs, min(self.load, later.load))
+
+
 def _numbers(record: dict[str, Any], key: str) -> Int64[np.ndarray, " nodes"]:
     values = record.get(key)
     if not isinstance(values, list) or not all(type(value) is int and abs(value) < 2**63 for value in values):

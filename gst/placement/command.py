@@ -32,8 +32,8 @@ from gst.placement.pipeline import (
     SEARCHES,
     cached_task,
     groups_of,
-    measured_task,
     place_measured,
+    profiled_task,
     searches_of,
 )
 from gst.placement.plan_trace import trace_of_task
@@ -153,7 +153,7 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
 
     def profiled() -> Task:
         with IsolatedExecutor(options.program or "", devices) as isolated:
-            return measured_task(program, isolated, settings.seed)
+            return profiled_task(program, isolated, settings, progress)
 
     return place_simulated(cached_task(program, devices, options.out, profiled), options.out, settings, progress)
 

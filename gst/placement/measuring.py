@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from jaxtyping import Float64
 
 from gst.data.measured_plans import LOG, MeasuredPlans, Profiled, read_measured, write_header
 from gst.devices import Device, LoadGate, Log, Measurement, Plan, discover, select
+from gst.devices.describe.load import repeated_while_busy
 from gst.devices.describe.machine import this_machine
+from gst.devices.execute.costs import Costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.graphs.store import prepare
 from gst.placement.fleet.cluster import joined, kinds_with
@@ -87,7 +88,8 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
 
     Returns:
         program, key, devices, plans (numbers: measured, ran, and of each reason of failure), the fastest and the
-        slowest median in ms, dataset (its directory), machine.
+        slowest median in ms, profile_load (share of the cores that other processes took while operations were
+        profiled; None of earlier versions), dataset (its directory), machine.
 
     Raises:
         ValueError: measurements are there and `resume` is not given, or they are of another program, other devices, or
@@ -108,11 +110,12 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
             )
         gate = LoadGate(patience_s=settings.patience_s, progress=progress)
 
-        def profile() -> Float64[np.ndarray, "devices nodes"]:
-            if settings.patience_s > 0:
-                gate.wait()
+        def profile() -> Costs:
+            spent = gate.wait()[0] if settings.patience_s > 0 else 0.0
             progress("profiling", 0, 1)
-            return isolated.costs().times_us
+            left = replace(gate, patience_s=settings.patience_s - spent)
+            attempts = repeated_while_busy(isolated.costs, left, 3 if settings.patience_s > 0 else 1)
+            return min(attempts, key=lambda costs: costs.load or 0.0)
 
         left = _plans_left(settings, settings.out, program, devices, this_machine(), from_files, profile)
         for start in range(0, len(left), AT_ONCE):
@@ -160,7 +163,7 @@ def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progre
             progress("profiling", number, len(fleets))
             from_files = [load_plan(path, program, fleet.devices) for path in settings.plan_files]
             described = (settings, out / fleet.kind.key, program, fleet.devices, fleet.kind.machine)
-            left.append(_plans_left(*described, from_files, partial(_profile_by, fleet)))
+            left.append(_plans_left(*described, from_files, fleet.costs))
         jobs: list[Job] = []
         for fleet, plans in zip(fleets, left, strict=True):
             for start in range(0, len(plans), AT_ONCE):
@@ -171,13 +174,9 @@ def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progre
     return {"program": settings.program, "key": program.key, "kinds": by_kind}
 
 
-def _profile_by(fleet: FleetWorkers) -> Float64[np.ndarray, "devices nodes"]:
-    return fleet.costs().times_us
-
-
 def _plans_left(
     settings: MeasuringSettings, out: Path, program: Program, devices: tuple[Device, ...], machine: dict[str, Any],
-    from_files: Sequence[Plan], profile: Callable[[], Float64[np.ndarray, "devices nodes"]],
+    from_files: Sequence[Plan], profile: Callable[[], Costs],
 ) -> list[tuple[str, Plan]]:  # fmt: skip
     """Plans from files and random ones, each with its kind, that are not in the log in `out`; a new log is begun, with
     a profile, if there is none.
@@ -187,7 +186,9 @@ def _plans_left(
     """
     header = settings.header(program, machine)
     if not Log(out / LOG).read():
-        write_header(out, header, Profiled(program.graph, program.output_bytes, devices, _finite(profile(), devices)))
+        costs = profile()
+        profiled = Profiled(program.graph, program.output_bytes, devices, _finite(costs.times_us, devices))
+        write_header(out, {**header, "profile_load": costs.load}, profiled)
     measured = read_measured(out)
     then = {**measured.header, "devices": [device.name for device in measured.profiled.devices]}
     now = {**header, "devices": [device.name for device in devices]}
@@ -228,6 +229,7 @@ def summary(out: Path) -> dict[str, Any]:
         "plans": {"measured": len(measured.plans), "ran": len(ran), "failed": dict(failed.most_common())},
         "fastest_ms": min(ran),
         "slowest_ms": max(ran),
+        "profile_load": measured.header.get("profile_load"),
         "quiet": sum(each.quiet for each in measured.measurements) / len(measured.measurements),
         "dataset": str(dataset),
         "machine": measured.header["machine"],

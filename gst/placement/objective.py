@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from gst.devices import AnyExecutor, Device, LoadGate, Measurement, Plan, measure
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.plan import Timeline
+from gst.devices.plan import RunsInTurns, Timeline
 from gst.placement.task import Task
 
 
@@ -44,8 +44,8 @@ class PlanRunner(Protocol):
         """What each operation costs alone on each device."""
         ...
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
-        """When each operation began and ended in the quickest run of each plan; empty where that is not recorded."""
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
+        """When each operation began and ended in each run of each plan; empty where that is not recorded."""
         ...
 
     def groups(self, plan: Plan) -> dict[int, float]:

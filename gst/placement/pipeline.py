@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
+from gst.devices.describe.load import repeated_while_busy
 from gst.devices.describe.machine import core_numbers, supports
-from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs
+from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs, shortest_us
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.pair_records import pairs_of, pairs_record
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
-from gst.devices.plan import in_order_of
+from gst.devices.plan import RunsInTurns, in_order_of
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.share_fit import fit_sharing
 from gst.devices.simulate.simulator import UNCALIBRATED, Contention
@@ -64,7 +65,7 @@ from partitioners import usual_method
 
 MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads
 NUM_CALIBRATION = 12  # plans that contention is learned from
-CALIBRATION_RUNS = 5  # of each, in turns; the quickest counts
+CALIBRATION_RUNS = 5  # of each, in turns
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
 COSTS, SEARCHES = "costs.json", "searches.jsonl"  # what was measured of operations, and found in simulation
 GROUPINGS = {"fused": chains, "segments": segments}  # which operations may be compiled into one
@@ -110,14 +111,9 @@ def place_measured(
             do), or `out` is of another program, other devices or settings.
     """
 
-    def profile() -> Task:
-        if fleet is None and settings.patience_s > 0:
-            LoadGate(patience_s=settings.patience_s, progress=progress).wait()
-        progress("profiling", 0, 1)
-        return measured_task(program, runner, settings.seed)
-
     started = time.perf_counter()
     with fleet or IsolatedExecutor(source, devices) as runner:
+        profile = partial(profiled_task, program, runner, settings, progress)
         task = cached_task(program, runner.devices, out, profile)
         limited = settings
         if not math.isinf(seconds):
@@ -199,12 +195,31 @@ def _best(planned: Mapping[str, Planned]) -> str:
     return min(planned, key=lambda name: np.nan_to_num(planned[name].expected_ms, nan=np.inf))
 
 
-def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
+def profiled_task(program: Program, runner: PlanRunner, settings: Settings, progress: Progress = no_progress) -> Task:
+    """The task of placing a program with costs measured as soon as the cores are quiet, or patience ends; where other
+    processes come back meanwhile, what is left of the patience is for them. Hosts of a fleet wait by themselves."""
+    gate = None
+    if settings.patience_s > 0 and not isinstance(runner, FleetWorkers):
+        gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+        spent, _ = gate.wait()
+        gate = replace(gate, patience_s=settings.patience_s - spent)
+    progress("profiling", 0, 1)
+    return measured_task(program, runner, settings.seed, gate)
+
+
+def measured_task(program: Program, runner: PlanRunner, seed: int, gate: LoadGate | None = None) -> Task:
     """Costs as profiled, and contention as learned from a few plans that keep several devices busy, and on lanes of an
     accelerator from pairs of operations that ran at once.
 
     A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
-    each device alone (`representatives`) takes turns with the plans, and its profile is scaled to what it takes there.
+    each device alone (`representatives`) takes turns with the plans, and costs are what operations take there at least.
+
+    Args:
+        program: which the runner runs.
+        runner: entered.
+        seed: of the plans that contention is learned from.
+        gate: asked for quiet cores before more runs are made, where other processes were busy during all before; none
+            are made if None. `load` of the costs is the share that they took while they took least.
     """
     profiled = runner.costs()
     for words in dict.fromkeys(_cannot_run(program, profiled)):
@@ -219,15 +234,16 @@ def measured_task(program: Program, runner: PlanRunner, seed: int) -> Task:
     alone_keys = {plan.key for plan in alone}
     plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in alone_keys), NUM_CALIBRATION))
     try:
-        runs = runner.timelines([*alone, *plans], CALIBRATION_RUNS)
+        measure = partial(runner.timelines, [*alone, *plans], CALIBRATION_RUNS)
+        attempts = [measure()] if gate is None else repeated_while_busy(measure, gate)
     except ExecutionError:
         return task
-    if not runs:
+    made = reduce(RunsInTurns.with_more, attempts)
+    if not made.runs:
         return task
-    alone_us = np.array([(run.end_us - run.begin_us).sum() for run in runs[: len(alone)]])
-    scale = (alone_us / np.maximum(task.times_us[chosen].sum(1), 1e-9))[like]
-    costs = replace(task.costs, times_us=task.times_us * scale[:, None])
-    contention = fit(costs, runs[len(alone) :], delays) if plans else delays
+    alone_us = np.stack([shortest_us(of_device) for of_device in made.runs[: len(alone)]])
+    costs = replace(task.costs, times_us=alone_us[like], load=made.load)
+    contention = fit(costs, made.runs[len(alone) :], delays) if plans else delays
     return Task.of_program(program, costs, fit_sharing(costs.pairs, contention))
 
 
@@ -274,6 +290,7 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
             "times_us": [[None if math.isinf(each) else each for each in row] for row in task.times_us.tolist()],
             "own_bytes": task.costs.own_bytes.tolist(),
             "contention": task.contention.to_dict(),
+            "load": task.costs.load,
             **pairs_record(task.costs.pairs),
             **links_record(task.costs),
         }
@@ -284,7 +301,8 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
     times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
     times_us[np.isnan(times_us)] = np.inf
     costs = profiled_costs(program, devices, times_us, links_of(record))
-    costs = replace(costs, own_bytes=np.array(record["own_bytes"], np.int64), pairs=pairs_of(record))
+    own_bytes = np.array(record["own_bytes"], np.int64)
+    costs = replace(costs, own_bytes=own_bytes, pairs=pairs_of(record), load=record.get("load"))
     return Task.of_program(program, costs, Contention(**record["contention"]))
 
 

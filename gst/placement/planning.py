@@ -386,7 +386,8 @@ def placed_result(
     task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """What all results say: `program`, `num_nodes`, `devices`, `runtime`, `objective` and `lower_bound` (ms), `best`,
-    `plans`, `machine`. Measured ones add `cost_model` and what `gst.placement.pipeline.Finals.figures` says: above all
+    `plans`, `machine`, and where costs were measured `profile_load`, the share of the cores that other processes took
+    while they were. Measured ones add `cost_model` and what `gst.placement.pipeline.Finals.figures` says: above all
     the `winner`, which need not be a plan.
 
     Args:
@@ -398,7 +399,9 @@ def placed_result(
             measured `median_ms`, `low_ms`, `high_ms`, `runs` and `simulated_ms`, and of the fastest the same three of a
             second set of runs, `again_median_ms` and so on; else `latency` (ms) and `evaluations`.
     """
+    profiled = {} if task.costs.load is None else {"profile_load": task.costs.load}
     return {
         "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,
         "objective": objective, "lower_bound": bound_ms, "best": best, "plans": plans, "machine": machine_record(),
+        **profiled,
     }  # fmt: skip

@@ -143,20 +143,30 @@ def graph_arrays(
 # What was found --------------------------------------------------------------------------------------------------
 
 MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed; beyond it a reader is warned
+MOST_PROFILE_LOAD = 0.5  # likewise while operations are profiled: of several runs the shortest counts
 BY = {"measured": "measured", "simulated": "simulated", "published": "by the published latency"}
 
 
 def headline(record: Record) -> str:
     """What was found, in words, whoever wins: times beside what they are to be held against."""
-    return _measured(record) + busy(record) if runtime_of(record) == "measured" else _computed(record)
+    return (_measured if runtime_of(record) == "measured" else _computed)(record) + busy(record)
 
 
 def busy(record: Record) -> str:
-    """A warning where other processes took much of the cores while ways were timed; empty if not."""
-    load = number(record.get("load"))
-    if not load > MOST_LOAD:
-        return ""
-    return f". Other processes took {load:.0%} of the cores meanwhile: place it again when they are done"
+    """A warning where other processes took much of the cores while ways were timed, or operations before the search;
+    empty if not.
+
+    Examples:
+        >>> busy({"load": 0.4})
+        '. Other processes took 40% of the cores meanwhile: place it again when they are done'
+    """
+    load, profile_load = (number(record.get(name)) for name in ("load", "profile_load"))
+    shares = [f"{load:.0%} of the cores meanwhile"] if load > MOST_LOAD else []
+    again = "place it again"
+    if profile_load > MOST_PROFILE_LOAD:
+        shares.append(f"{profile_load:.0%} of the cores while operations were profiled")
+        again += ", into an empty directory,"  # what was profiled before is used where a search goes on
+    return f". Other processes took {' and '.join(shares)}: {again} when they are done" if shares else ""
 
 
 def _measured(record: Record) -> str:

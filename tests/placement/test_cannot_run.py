@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gst.devices import Device, Plan
+from gst.devices.plan import RunsInTurns
 from gst.devices.simulate.simulator import Contention
 from gst.placement.fusion.measured import segments, share_in_parallel, whole_step
 from gst.placement.objective import SimulatedObjective
@@ -106,8 +107,8 @@ def test_what_a_device_cannot_run_is_said_once(capsys: pytest.CaptureFixture[str
         def costs(self) -> Any:
             return task.costs
 
-        def timelines(self, *_: Any) -> list[Any]:
-            return []
+        def timelines(self, *_: Any) -> RunsInTurns:
+            return RunsInTurns([], 0.0)
 
     measured_task(task.program, Runner(), 0)  # type: ignore[arg-type]
     count = int(task.costs.computed.sum())

@@ -29,6 +29,18 @@ def record() -> dict[str, Any]:
     return make_record()
 
 
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
+def test_the_headline_says_that_other_processes_were_busy_during_the_profile(runtime: str) -> None:
+    record = make_record() | {"runtime": runtime}
+    assert headline(record | {"profile_load": 0.4}) == headline(record)
+    one, both = headline(record | {"profile_load": 0.58}), headline(record | {"profile_load": 0.58, "load": 0.4})
+    again = (
+        "58% of the cores while operations were profiled: place it again, into an empty directory, when they are done"
+    )
+    assert one.endswith(f". Other processes took {again}")
+    assert both.endswith(f". Other processes took 40% of the cores meanwhile and {again}")
+
+
 @pytest.mark.parametrize(("load", "is_said"), [(0.05, False), (0.4, True), (None, False)])
 def test_the_headline_says_that_other_processes_were_busy(load: float | None, is_said: bool) -> None:
     words = headline(make_record() | {"load": load})

@@ -33,7 +33,7 @@ from gst.devices.execute.executor import AnyExecutor, executor
 from gst.devices.execute.graph_executor import GraphExecutor
 from gst.devices.execute.groups import group_records
 from gst.devices.execute.measure import timed
-from gst.devices.execute.native import NativeExecutor, quickest_runs
+from gst.devices.execute.native import NativeExecutor, runs_in_turns
 from gst.devices.execute.pairs import pairs_of_lanes
 from gst.devices.execute.transfers import measured_links
 from gst.devices.plan import ExecutionError, Plan, Timeline, says_no_memory
@@ -104,9 +104,9 @@ class Runner:
         costs = profiled_costs(program, devices, times, measured_links(devices))
         return replace(costs, pairs=pairs_of_lanes(program, devices, times, repetitions))
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
-        """The quickest run of each plan; none where nobody writes down when operations begin."""
-        return quickest_runs(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[list[Timeline]]:
+        """The runs of each plan; none where nobody writes down when operations begin."""
+        return runs_in_turns(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """By the first node of each legal group of a plan the part of its time that it takes compiled; none where

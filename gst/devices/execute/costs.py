@@ -46,6 +46,8 @@ class Costs:
         copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
             memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
         pairs: times of pairs of operations at once on lanes of one accelerator; None where there are no such lanes.
+        load: share of the cores that other processes took while times were measured, 0 .. 1; None where it is unknown,
+            as of costs that are simulated.
     """
 
     devices: tuple[Device, ...]
@@ -60,6 +62,7 @@ class Costs:
     bytes_per_us: Float64[np.ndarray, "devices devices"]
     copies_queue: bool = False
     pairs: Pairs | None = None
+    load: float | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -76,7 +79,7 @@ def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
 
     Args:
         executor: entered; its program and devices are measured.
-        repetitions: runs on each kind of device, of which the quicker half counts.
+        repetitions: runs on each kind of device; of each operation the shortest one counts.
     """
     program, devices = executor.program, executor.devices
     by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -157,10 +160,22 @@ def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
 
 
 def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Medians of the quicker half of the runs: what else happens on a machine only ever makes a run slower."""
-    runs = sorted(alone(executor, device.name, repetitions), key=lambda each: each.end_us.max())
-    times = np.median([each.end_us - each.begin_us for each in runs[: (len(runs) + 1) // 2]], axis=0)
-    return times, np.min([each.own_bytes for each in runs], axis=0)
+    """The least time and memory of each operation: what else happens on a machine only ever makes it slower."""
+    runs = alone(executor, device.name, repetitions)
+    return shortest_us(runs), np.min([each.own_bytes for each in runs], axis=0)
+
+
+def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
+    """Time of each operation in that of several runs of a plan in which it was shortest. Other processes interrupt some
+    operations of every run, but seldom the same one in all.
+
+    Examples:
+        >>> begins = np.zeros(2)
+        >>> runs = [Timeline(np.zeros(2, np.int64), begins, np.array(ends)) for ends in ([9.0, 2.0], [1.0, 3.0])]
+        >>> shortest_us(runs).tolist()
+        [1.0, 2.0]
+    """
+    return np.min([each.end_us - each.begin_us for each in runs], axis=0)
 
 
 def profile(

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from gst.devices.describe.load import LoadGate, accelerators_of, lock_devices
+from gst.devices.describe.load import LoadGate, LoadMeter, accelerators_of, lock_devices
 from gst.devices.describe.machine import Device, select
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.measure import Measurement, measure
-from gst.devices.plan import ExecutionError, Plan, Timeline
+from gst.devices.plan import ExecutionError, Plan, RunsInTurns
 from gst.process.progress import notice
 from gst.process.tuning import WAITING
 
@@ -71,22 +71,23 @@ class IsolatedExecutor:
         """
         try:
             with lock_devices(self.devices):
+                meter = LoadMeter()  # here, where the time of the child is not that of others
                 costs: Costs = self._ask(START_LIMIT_S, "costs", repetitions)
-                return costs
+                return replace(costs, load=round(meter.share(), 4))
         except ExecutionError as failure:
             names = ", ".join(device.name for device in self.devices)
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
-        """When each operation began and ended in the quickest run of each plan, of runs in turns. Empty where the
-        executor does not write that down.
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
+        """When each operation began and ended in each run of each plan.
 
         Raises:
             ExecutionError: a plan fails.
         """
         with lock_devices(self.devices):
-            timelines: list[Timeline] = self._ask(START_LIMIT_S, "timelines", list(plans), repetitions)
-            return timelines
+            meter = LoadMeter()
+            runs = self._ask(START_LIMIT_S, "timelines", list(plans), repetitions)
+            return RunsInTurns(runs, round(meter.share(), 4))
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """By the first node of each group that a plan fuses: the part of its operations' time that it takes compiled

@@ -152,14 +152,13 @@ class NativeExecutor:
         )
 
 
-def quickest_runs(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
-    """Run plans in turns, equal ones once; the quickest run of each of `plans`."""
+def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:
+    """Run plans in turns, equal ones once; the runs of each of `plans`, in order, without what memory they took."""
     distinct = {plan.key: plan for plan in plans}
-    quickest: dict[str, Timeline] = {}
+    runs: dict[str, list[Timeline]] = {key: [] for key in distinct}
     for _ in range(repetitions):
         for key, plan in distinct.items():
             executor.run(plan)
             latest = executor.last_timeline
-            if key not in quickest or latest.end_us.max() < quickest[key].end_us.max():
-                quickest[key] = latest
-    return [quickest[plan.key] for plan in plans]
+            runs[key].append(Timeline(latest.device, latest.begin_us, latest.end_us))
+    return [runs[plan.key] for plan in plans]

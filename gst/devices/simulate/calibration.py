@@ -17,22 +17,24 @@ from partitioners.compiled import compiled
 TRIMMED = 0.01  # share of the operations left out, those that fit least: interrupted by something else
 
 
-def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED) -> Contention:
+def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UNCALIBRATED) -> Contention:
     """Fit the contention under which the simulator gives the operations of `runs` the durations they had.
 
     Args:
         costs: of the program, on the devices that ran it.
-        runs: the quickest of each plan (`quickest_runs`); a dozen plans that keep several devices busy will do.
+        runs: of each plan, all in turns (`runs_in_turns`); a dozen plans that keep several devices busy will do.
         start: what is not fitted, and what stands for times that no run shows.
 
     An operation loses a share of its speed for as long as another runs beside it, so what its duration exceeds its time
     alone by is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
-    least. Times from one operation to the next are medians.
+    least. Each operation counts in the run of its plan in which it was shortest: other processes interrupt some
+    operations of every run, but seldom the same one in all. Times from one operation to the next are medians over the
+    quickest run of each plan.
     """
     from scipy.optimize import nnls
 
     simulator = Simulator(costs)
-    rows = np.concatenate([_rows(simulator, run, start.helper_spin_us) for run in runs])
+    rows = np.concatenate([_shortest([_rows(simulator, run, start.helper_spin_us) for run in each]) for each in runs])
     scale = np.maximum(np.abs(rows[:, :-1]).max(0), 1e-12)
     terms, excess = rows[:, :-1] / scale, rows[:, -1]
     weights, _ = nnls(terms, excess)
@@ -40,7 +42,8 @@ def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED
     usual_ones = np.abs(errors) <= np.quantile(np.abs(errors), 1 - TRIMMED)
     weights, _ = nnls(terms[usual_ones], excess[usual_ones])
     slowdown, memory_slowdown, remote, helper_us = weights / scale
-    gaps = [_gaps(simulator, run, start.spin_us) for run in runs]
+    quickest = [min(each, key=lambda run: run.makespan_us) for each in runs]
+    gaps = [_gaps(simulator, run, start.spin_us) for run in quickest]
     medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
     usual = (start.switch_us, start.hand_over_us, start.wake_us)
     same, awake, asleep = (
@@ -55,6 +58,12 @@ def fit(costs: Costs, runs: Sequence[Timeline], start: Contention = UNCALIBRATED
         hand_over_us=awake,
         wake_us=asleep,
     )
+
+
+def _shortest(rows: Sequence[Float64[np.ndarray, "operations 5"]]) -> Float64[np.ndarray, "operations 5"]:
+    """Of the rows of each operation, one for each run of a plan, those of the run in which it took least."""
+    of_runs = np.stack(rows)
+    return of_runs[of_runs[:, :, -1].argmin(0), np.arange(of_runs.shape[1])]
 
 
 def _rows(simulator: Simulator, run: Timeline, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:

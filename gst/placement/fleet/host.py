@@ -25,7 +25,7 @@ from gst.devices.execute.costs import Costs, links_of, links_record, profiled_co
 from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.devices.execute.pair_records import pairs_of, pairs_record
 from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
-from gst.devices.plan import Timeline
+from gst.devices.plan import RunsInTurns, Timeline
 from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import WorkerLost
 from gst.programs import Program
@@ -102,12 +102,16 @@ class Host:
             LoadGate(patience_s=arguments["patience_s"]).wait()
         costs = self._isolated.costs(arguments["repetitions"])
         times_and_bytes = {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist()}
-        return {**times_and_bytes, **links_record(costs), **pairs_record(costs.pairs)}
+        return {**times_and_bytes, **links_record(costs), **pairs_record(costs.pairs), "load": costs.load}
 
     def _timelines(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
-        runs = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
-        return {"runs": [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in runs]}
+        made = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
+        runs = [
+            [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in of_plan]
+            for of_plan in made.runs
+        ]
+        return {"runs": runs, "load": made.load}
 
     def _groups(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
@@ -184,15 +188,21 @@ class RemoteWorker:
         arguments = {"repetitions": repetitions, "patience_s": patience_s}
         answer = self._ask({"costs": arguments}, lambda: START_LIMIT_S)
         costs = profiled_costs(program, devices, np.array(answer["times_us"], np.float64), links_of(answer))
-        return replace(costs, own_bytes=np.array(answer["own_bytes"], np.int64), pairs=pairs_of(answer))
+        own_bytes = np.array(answer["own_bytes"], np.int64)
+        return replace(costs, own_bytes=own_bytes, pairs=pairs_of(answer), load=answer["load"])
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[Timeline]:
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> RunsInTurns:
         """See `IsolatedExecutor.timelines`."""
         arguments = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
-        return [
-            Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
-            for device, begin, end in self._ask({"timelines": arguments}, lambda: START_LIMIT_S)["runs"]
+        answer = self._ask({"timelines": arguments}, lambda: START_LIMIT_S)
+        runs = [
+            [
+                Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+                for device, begin, end in of_plan
+            ]
+            for of_plan in answer["runs"]
         ]
+        return RunsInTurns(runs, answer["load"])
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """See `IsolatedExecutor.groups`."""

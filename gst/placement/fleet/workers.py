@@ -18,7 +18,7 @@ from gst.devices import Device, Measurement, Plan
 from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.costs import Costs
 from gst.devices.execute.isolated import START_LIMIT_S
-from gst.devices.plan import Timeline
+from gst.devices.plan import RunsInTurns
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker
 from gst.placement.fleet.host import RemoteWorker, digest_of, pack
 from gst.placement.objective import Batches, as_completed_batches
@@ -198,7 +198,7 @@ class FleetWorkers:
         """See `IsolatedExecutor.costs`, of one of the hosts."""
         return self._with_retry(lambda worker: worker.costs(self.program, self.devices, repetitions, self._patience_s))
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[Timeline]:
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
         """See `IsolatedExecutor.timelines`, of one of the hosts."""
         return self._with_retry(lambda worker: worker.timelines(plans, repetitions))
 

@@ -77,7 +77,9 @@ def test_plans_are_measured_in_turns_in_one_child(isolated: IsolatedExecutor, pr
 
 
 def test_operations_are_profiled_there(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
-    times = isolated.costs(2).times_us
+    costs = isolated.costs(2)
+    times = costs.times_us
+    assert costs.load is not None and 0 <= costs.load <= 1
     computed = np.array([each.kind == "operation" for each in programs["rnnlm"].operations])
     assert times.shape == (2, len(computed))
     assert (times[:, ~computed] == 0).all() and (times[:, computed] > 0).mean() > 0.9
@@ -85,10 +87,13 @@ def test_operations_are_profiled_there(isolated: IsolatedExecutor, programs: dic
 
 def test_each_of_equal_plans_has_its_timeline(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
     one, other = random_plans(programs["rnnlm"], 2)
-    runs = isolated.timelines([one, other, one], 1)
+    made = isolated.timelines([one, other, one], 2)
+    assert 0 <= made.load <= 1
     if compiler() is not None:
-        assert [run.device.tolist() for run in runs] == [plan.placement.tolist() for plan in (one, other, one)]
-        assert runs[0].makespan_us == runs[2].makespan_us > 0
+        assert [len(runs) for runs in made.runs] == [2, 2, 2]
+        for plan, runs in zip((one, other, one), made.runs, strict=True):
+            assert all(run.device.tolist() == plan.placement.tolist() for run in runs)
+        assert all(mine.makespan_us == same.makespan_us > 0 for mine, same in zip(*made.runs[::2], strict=True))
 
 
 def test_the_process_that_asks_for_costs_runs_nothing() -> None:

@@ -14,7 +14,7 @@ from gst.devices.execute.costs import Costs, measure_costs, profiled_costs
 from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.race_check import check
 from gst.devices.execute.storages import Storages, storages
-from gst.devices.plan import in_order_of
+from gst.devices.plan import Timeline, in_order_of
 from gst.devices.simulate.calibration import fit
 from gst.devices.simulate.copies import copies_of
 from gst.devices.simulate.peaks import costs_streams, peak_bytes
@@ -129,10 +129,21 @@ def test_contention_is_recovered_from_runs_under_it() -> None:
     costs = made(MOLDABLE, edges, times, 200_000)
     want = Contention(0.08, 0.02, 0.01, helper_us=40.0, switch_us=0.4, hand_over_us=1.5, wake_us=25.0)
     plans = [Plan(names(MOLDABLE), rng.choice(3, nodes, p=[0.45, 0.45, 0.1])) for _ in range(6)]
-    got = fit(costs, [Simulator(costs, want).run(plan) for plan in plans])
+    runs = [Simulator(costs, want).run(plan) for plan in plans]
+    got = fit(costs, [[run] for run in runs])
     learned = got.slowdown, got.memory_slowdown, got.remote_ns_per_byte, got.helper_us
     assert learned == pytest.approx((0.08, 0.02, 0.01, 40.0), rel=0.15)  # LEAST_RATE is no law of it
     assert (got.switch_us, got.hand_over_us, got.wake_us) == pytest.approx((0.4, 1.5, 25.0), rel=0.1)
+    several = [[interrupted(costs, want, plan, rng) for _ in range(5)] for plan in plans]
+    disturbed, of_one_run = fit(costs, several), fit(costs, [runs[:1] for runs in several])
+    assert disturbed.slowdown == pytest.approx(0.08, rel=0.15), "hardly any operation is interrupted in all five"
+    assert of_one_run.slowdown > 0.3
+
+
+def interrupted(costs: Costs, contention: Contention, plan: Plan, rng: np.random.Generator) -> Timeline:
+    """A run in which another process takes the core of every third operation for as long as that takes, or thrice."""
+    longer = rng.choice([1.0, 1.0, 1.0, 1.0, 2.0, 4.0], costs.num_nodes)
+    return Simulator(replace(costs, times_us=longer * costs.times_us), contention).run(plan)
 
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
