@@ -70,6 +70,7 @@ bench: $(STAMPS)/dev           ## most figures of README.md, made anew (two hour
 
 gpu:                            ## tests and benchmarks of the GPU here, with the python at hand; without one, what is proven without
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu $(if $(SAMPLES),--samples $(SAMPLES)) \
+	  $(if $(LIMIT),--total-limit $(LIMIT)) $(if $(RESUME),--resume) \
 	  --json experiments/results/gpu/$(NAME).json
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)

@@ -386,6 +386,7 @@ def _add_gpu(bench: Any, command: Command) -> None:
     parser.add_argument(
         "--total-limit", type=float, default=1200.0, metavar="S", help="of all together (default: %(default)g)"
     )
+    parser.add_argument("--resume", dest="goes_on", action="store_true", help="keep what --json holds and ended well")
 
 
 def _run_of(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:

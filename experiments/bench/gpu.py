@@ -3,6 +3,7 @@ as written and by lanes with the simulator beside them, `gst place` of inception
 all other workloads; without one, what can be proven without.
 
     make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/NAME.json
+    make gpu LIMIT=540    # seconds of all together; then `make gpu LIMIT=540 RESUME=1` goes on with the rest
 
 Each workload runs in a process of its own, and the others go on when one fails; what there is no time for is named.
 Without an accelerator the workloads, training steps of the transformers library and GraphNet samples go through
@@ -26,6 +27,8 @@ import torch
 from experiments.bench import child_environment, gpu_gst
 from experiments.bench.gpu_proofs import proven, steps_to_prove
 from gst.devices import machine_record
+from gst.files.untrusted import read_object
+from gst.files.writing import write_json
 from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +42,11 @@ PLACED = {"program": "inception", "seconds": 120}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The tests and figures of the accelerator of this machine, or the proofs without one; a line for each program."""
+    """The tests and figures of the accelerator of this machine, or the proofs without one; a line for each program.
+
+    The figures are written to `options.json` after each row, so that a run which is killed leaves what it knows;
+    with `--resume` those that the file holds are kept.
+    """
     names = options.programs.split(",") if options.programs else None
     result: dict[str, Any] = {"command": options.command, "machine": machine_record()}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -53,20 +60,26 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     def patience() -> float:
         return min(options.time_limit, deadline - time.monotonic())
 
-    if not options.without_tests:
-        result["tests"] = gpu_tests(patience())
-        print(f"tests marked gpu: {result['tests']['last_line']}", flush=True)
     settings = {
         "repetitions": options.repetitions,
         "lanes": [int(each) for each in options.lanes.split(",")],
         "modes": [each for each in options.modes.split(",") if each],
         "plans": options.plans,
     }
-    result |= {"settings": settings, "gst": {}, "workloads": {}, "skipped": []}
+    result |= {"settings": settings, "tests": None, "gst": {}, "place": None, "capped": None, "workloads": {}}
+    result |= _before(options, result)
+    result["skipped"] = []
+    if not options.without_tests and not result["tests"]:
+        result["tests"] = gpu_tests(patience())
+        print(f"tests marked gpu: {result['tests']['last_line']}", flush=True)
+        _keep(options, result)
     for name in names or (*gpu_gst.JOBS, *FIRST, "place", "capped", *(each for each in WORKLOADS if each not in FIRST)):
+        if name in result["gst"] or name in result["workloads"] or result.get(name):
+            continue
         if patience() < LEAST_S:
             result["skipped"].append(f"{name}: no time left of {options.total_limit:g} s")
-        elif name in gpu_gst.JOBS:
+            continue
+        if name in gpu_gst.JOBS:
             limit_s, job = gpu_gst.JOBS[name]
             row = result["gst"][name] = _row("gpu_gst", [name, json.dumps(job)], min(limit_s, patience()))
             print(gpu_gst.line(name, row), flush=True)
@@ -79,8 +92,35 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         else:
             row = result["workloads"][name] = _row("gpu_child", [name, json.dumps(settings)], patience())
             print(_line(name, row), flush=True)
+        _keep(options, result)
     print(f"skipped: {'; '.join(result['skipped']) or 'nothing'}", flush=True)
     return result
+
+
+def _keep(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    if options.json:
+        write_json(options.json, result)
+
+
+def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of an earlier run that ended well, from `options.json`; none without `--resume`.
+
+    Raises:
+        ValueError: they are of another machine or other settings.
+    """
+    if not options.goes_on or not options.json or not options.json.exists():
+        return {}
+    before = read_object(options.json)
+    if any(before.get(key) != now[key] for key in ("machine", "accelerator", "settings")):
+        raise ValueError(f"{options.json} is of other settings or another machine; leave --resume away")
+    rows = {part: {name: row for name, row in before[part].items() if _is_whole(row)} for part in ("gst", "workloads")}
+    jobs = {part: before[part] for part in ("place", "capped") if before[part] and _is_whole(before[part])}
+    tests = {"tests": before["tests"]} if before["tests"] and before["tests"]["status"] == 0 else {}
+    return rows | jobs | tests
+
+
+def _is_whole(row: Mapping[str, Any]) -> bool:
+    return not {"failed", "unfinished"} & set(row) and not row.get("wrong")
 
 
 def _proofs(names: Sequence[str] | None, options: argparse.Namespace) -> dict[str, Any]:

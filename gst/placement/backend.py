@@ -4,7 +4,8 @@ PyTorch finds the backend by name once gst is installed (entry point group `torc
 imported. Dynamo guards shapes, dtypes and modes, and asks for another graph where they change. The first call of a
 graph decides, on copies of its inputs, so that nothing is trained or renewed meanwhile:
 
-- Inference (no gradient is wanted, shapes are fixed, nothing is renewed, nothing is drawn) is placed by `gst.place`.
+- Inference (no gradient is wanted, shapes are fixed, nothing is renewed, nothing is drawn) is placed by `gst.place`, on
+  the cores alone if the graph computes in the host's memory.
 - Everything else runs as written or by Inductor, forward and backward pass, whichever is faster beyond noise.
 """
 
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from gst.devices.describe.machine import discover, with_core_sets
+from gst.devices.describe.topology import shared_domains
 from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH, rested
@@ -29,6 +32,7 @@ from gst.placement.guards import Guard
 from gst.placement.placed import place
 from gst.placement.room import SHARE
 from gst.placement.whole import Bound
+from gst.process.random_numbers import seeded
 from gst.programs import outputs_differ
 
 SECONDS = 60.0  # that a graph is placed for, unless the options say otherwise
@@ -128,8 +132,7 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> list[Any]:
         [tensor([9.]), tensor([3.])]
     """
     copies = [_copy(each) for each in inputs]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, _accelerators(inputs)):
         given = _results(inputs, copies)
         return [*_both_passes(run, given, copies), *given]
 
@@ -214,7 +217,7 @@ def _inference(graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequenc
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
     rest = [_copy(value) for value, is_bound in zip(inputs, is_weight, strict=True) if not is_bound]
-    placed = place(bound, rest, seconds=seconds)
+    placed = place(bound, rest, devices=_devices(inputs), seconds=seconds)
     log.info("a graph of %d operations runs by %s", len(graph.graph.nodes), placed.explain())
     fast = placed.module()
 
@@ -226,6 +229,19 @@ def _inference(graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequenc
     return run
 
 
+def _devices(inputs: Sequence[Any]) -> list[str] | None:
+    """Names of the cores and their sets for a graph of tensors in the host's memory, as its caller wants outputs there;
+    None, all devices of the machine, for others."""
+    if _accelerators(inputs):
+        return None
+    cores = [device for device in discover() if device.kind == "cpu"]
+    return [device.name for device in with_core_sets(cores, shared_domains())]
+
+
+def _accelerators(inputs: Sequence[Any]) -> set[torch.device]:
+    return {each.device for each in inputs if isinstance(each, Tensor) and each.device.type != "cpu"}
+
+
 def _passes_of(run: Function, inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
     return _both_passes(run, _results(inputs, copies), copies)
 
@@ -234,7 +250,7 @@ def _faster(graph: Function, compiled: Function, inputs: Sequence[Any], seconds:
     """As written or compiled, by two sets of runs in turns on copies of the inputs."""
     copies = [_copy(each) for each in inputs]
     no_inputs = Guard(None, (), weights=False)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(SEEDS[0], _accelerators(inputs)):
         both = {PYTORCH: graph, COMPILED: compiled}
         calls = {name: partial(_passes_of, run, inputs, copies) for name, run in both.items()}
         first = measure(calls, LOOKS, 1, time_of=rested)

@@ -1,1 +1,1 @@
-"""One process and its machine: progress bars, signals, memory allocation, waiting threads."""
+"""One process and its machine: progress bars, signals, memory allocation, waiting threads, random numbers."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from gst.devices import Device
 from gst.devices.execute.interpreter import compiler
 from gst.placement import backend as module
 from gst.placement.backend import backend, outcome
@@ -160,7 +161,7 @@ def test_weights_of_another_model_are_never_those_of_the_first(monkeypatch: pyte
         def module(self) -> Callable[..., Any]:
             return lambda x: (x * 2,)
 
-    monkeypatch.setattr(module, "place", lambda bound, inputs, seconds: Placed())
+    monkeypatch.setattr(module, "place", lambda bound, inputs, devices, seconds: Placed())
     graph = of_inputs(torch.mul, 2)
     two, three = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
     run = module._inference(graph, [False, True], [X, two], 1.0)
@@ -173,3 +174,11 @@ def test_options_are_seconds_alone() -> None:
         backend(graph, [X], options={"budget": 3})
     with pytest.raises(ValueError, match="seconds is 0; want more than 0"):
         backend(graph, [X], options={"seconds": 0})
+
+
+def test_a_graph_of_the_host_is_placed_on_its_cores_beside_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Device("cpu:0", "cpu", (0,), 1, "host", "made up")
+    gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "made up")
+    monkeypatch.setattr(module, "discover", lambda: [core, gpu])
+    assert module._devices([X, 3]) == ["cpu:0"]
+    assert module._devices([X, X.to("meta")]) is None  # a device that is not the host's

@@ -16,6 +16,7 @@ from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.units import PolicyUnits
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
+from gst.process.random_numbers import seeded
 
 
 class SequencePlacer(nn.Module):
@@ -149,8 +150,7 @@ class ColocRL(nn.Module):
     def __init__(self, task: Task, seed: int, hidden: int) -> None:
         super().__init__()
         self.task, self.units = task, PolicyUnits.of_task(task, MOST_UNITS)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.embed = UnitEmbedding(self.units, hidden)
             self.placer = SequencePlacer(len(task.devices), hidden)
 

@@ -26,6 +26,7 @@ from gst.placement.policies.inputs import (
 from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
+from gst.process.random_numbers import seeded
 from gst.programs.features import FEATURE_NAMES
 
 
@@ -156,8 +157,7 @@ class GO(nn.Module):
         }  # fmt: skip
         self.modulation, self.critical_path, self.device_features = modulation, critical_path, device_features
         width = len(FEATURE_NAMES) + COST_FEATURES + PATH_FEATURES + channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.opcodes = nn.Embedding(UNKNOWN_OPCODE + 1, channels)
             self.project = nn.Sequential(nn.Linear(width, channels), nn.ReLU(), nn.LayerNorm(channels))
             self.encoder = nn.ModuleList(Neighbourhood(channels) for _ in range(encoder_layers))

@@ -16,6 +16,7 @@ from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.units import PolicyUnits
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress
+from gst.process.random_numbers import seeded
 
 GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, and faster
 
@@ -54,8 +55,7 @@ class HDP(nn.Module):
         self.num_groups = min(groups, self.units.count)
         self._told = torch.cat([torch.from_numpy(self.units.kinds), torch.from_numpy(self.units.sizes)], dim=1)
         self._edges = torch.from_numpy(self.units.edges)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.embed = UnitEmbedding(self.units, hidden)
             self.grouper = nn.Linear(hidden, self.num_groups)
             self.embed_group = nn.Linear(self._told.shape[1] + 2 * self.num_groups, hidden)

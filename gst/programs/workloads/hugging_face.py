@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gst.process.random_numbers import seeded
 from gst.programs.step import TrainingStep, training_step
 from gst.programs.workloads.drawing import tokens
 
@@ -115,7 +116,6 @@ def _reads(transformers: Any, config: Any) -> tuple[str, ...]:
 def _model(transformers: Any, config: Any, seed: int, name: str) -> nn.Module:
     for family, (known, _) in _families(transformers).items():
         if type(config) in known:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 return family.from_config(config).eval()
     raise ValueError(f"{name} is no model of tokens or images that is known here; write a step of your own for it")

@@ -246,3 +246,27 @@ def test_what_there_is_no_time_for_is_named(
     skipped = json.loads(path.read_text())["skipped"]
     assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
     assert "skipped: " in capsys.readouterr().out
+
+
+def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, asked = tmp_path / "gpu.json", []
+
+    def row(module: str, arguments: list[str], time_limit_s: float) -> dict[str, Any]:
+        asked.append(arguments[0])
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        times = {"as written": {"median_ms": 1.0, "reason": ""}}
+        return {"nodes": 1, "operations_ms": 1.0, "ways": times} if arguments[0] == "gpt" else {"failed": "no GPU"}
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
+    monkeypatch.setattr(gpu, "_row", row)
+    monkeypatch.setattr(gpu, "machine_record", dict)
+    command = ["gpu", "--without-tests", "--programs", "gpt,rnnlm,moe", "--json", str(path)]
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    assert list(json.loads(path.read_text())["workloads"]) == ["gpt", "rnnlm"]
+    assert main([*command, "--resume"]) == 0 and asked == ["gpt", "rnnlm", "moe", "rnnlm", "moe"]
+    assert set(json.loads(path.read_text())["workloads"]) == {"gpt", "rnnlm", "moe"}
+    assert main([*command, "--resume", "--plans", "3"]) == 2  # other settings
