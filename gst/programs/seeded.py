@@ -187,6 +187,9 @@ def _shape(seed: Tensor, number: int, size: Sequence[int], dtype: torch.dtype) -
 
 
 for _kind in ("uniform", "normal"):
-    _LIBRARY.define(f"{_kind}(Tensor seed, int number, int[] size, ScalarType dtype) -> Tensor")
+    _LIBRARY.define(
+        f"{_kind}(Tensor seed, int number, int[] size, ScalarType dtype) -> Tensor",
+        tags=(torch.Tag.cudagraph_unsafe, torch.Tag.pt2_compliant_tag),  # the host reads the seed
+    )
     _LIBRARY.impl(_kind, _numbers(_kind), "CompositeExplicitAutograd")
     torch.library.register_fake(f"gst::{_kind}", _shape, lib=_LIBRARY)

@@ -148,3 +148,11 @@ def test_without_a_seed_the_step_draws_as_its_user_wrote_it() -> None:
         got = drawn(lambda: torch.rand(3), 0)
         torch.manual_seed(0)
         assert torch.equal(got, torch.rand(3))
+
+
+def test_no_compiler_records_a_draw() -> None:
+    """The host reads the seed, for which it waits: no graph of an accelerator can hold that."""
+    assert all(
+        torch.Tag.cudagraph_unsafe in operator.default.tags
+        for operator in (torch.ops.gst.uniform, torch.ops.gst.normal)
+    )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 OTHER_THREADS = "thread_local"  # may do what would spoil a recording, such as pin memory, while one is made
+_invalid: list[Any] = []  # graphs whose recording failed: allocators of PyTorch 2.11 may still hold their addresses
 WARM_RUNS = 3  # eager ones before: libraries choose their kernels and take their workspaces
 
 
@@ -30,7 +31,8 @@ class Graph(Protocol):
 
 
 def new_graph(device: torch.device, pool: Any = None) -> Graph:
-    """An empty graph of an accelerator; releases of PyTorch before 2.13 call it by the kind (`XPUGraph`).
+    """An empty graph of an accelerator: of its kind (`CUDAGraph`), or of any (`torch.accelerator.Graph`, from PyTorch
+    2.13 on) where the kind has none. CUDA does not implement the latter there.
 
     Args:
         device: that records it.
@@ -38,13 +40,13 @@ def new_graph(device: torch.device, pool: Any = None) -> Graph:
     """
     module = torch.get_device_module(device)
     memory = module.graph_pool_handle() if pool is None else pool  # known also where the recording fails
-    if (neutral := getattr(torch.accelerator, "Graph", None)) is not None:
-        graph = neutral(pool=memory, capture_error_mode=OTHER_THREADS)
-    else:
-        graph = getattr(module, f"{device.type.upper()}Graph")()
+    if (own := getattr(module, f"{device.type.upper()}Graph", None)) is not None:
+        graph = own()
         accepted = signature(graph.capture_begin).parameters
         mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
         graph.capture_begin = partial(graph.capture_begin, pool=memory, **mode)
+    else:
+        graph = torch.accelerator.Graph(pool=memory, capture_error_mode=OTHER_THREADS)
     graph.memory, graph.device = memory, device
     return graph
 
@@ -57,6 +59,9 @@ def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
     takes its own from its own memory: it reads and writes there in every replay, and what others had taken before could
     be freed meanwhile. `torch.compile` does the same around the graphs that it records.
 
+    Where that fails, the graph's memory must not be given to another recording: PyTorch 2.11 goes on believing that
+    pinned memory is allocated for it.
+
     Args:
         graph: empty.
         gives_back: whether memory that is cached and not in use is given back first: the graph's own memory cannot take
@@ -66,7 +71,7 @@ def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
     if gives_back and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
     try:
-        graph.capture_begin()
+        _begin(graph)
         try:
             yield
         except BaseException:
@@ -84,13 +89,27 @@ def _clear_workspaces() -> None:
         clear()
 
 
+def _begin(graph: Graph) -> None:
+    try:
+        graph.capture_begin()
+    except RuntimeError:  # which may have begun in part
+        _give_up(graph)
+        raise
+
+
 def _end(graph: Graph) -> None:
     try:
         graph.capture_end()
     except RuntimeError:  # the recording was invalid
-        _end_allocation(graph)
-        _end_random_numbers(graph)
+        _give_up(graph)
         raise
+
+
+def _give_up(graph: Graph) -> None:
+    """Undo what an invalid recording began."""
+    _invalid.append(graph)
+    _end_allocation(graph)
+    _end_random_numbers(graph)
 
 
 def _end_allocation(graph: Graph) -> None:

@@ -57,8 +57,8 @@ def span_us(function: Callable[[], object], device: torch.device, before: Callab
 
 
 class Graphs:
-    """Records graphs on one device, one after the other in the same memory. A graph is of no more use once the next is
-    recorded.
+    """Records graphs on one device, one after the other in the same memory, and in new memory behind one that could not
+    be recorded. A graph is of no more use once the next is recorded.
 
     Args:
         device: of the current stream.
@@ -77,13 +77,14 @@ class Graphs:
             function: was called before, so that libraries have chosen their kernels.
         """
         for gives_back in (False, True):
+            graph = self._make(self.device, None if self._first is None else self._first.pool())
             try:
-                graph = self._make(self.device, None if self._first is None else self._first.pool())
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", r".*Graph is empty")  # views launch nothing
                     with recorded(graph, gives_back):
                         function()
             except RuntimeError as error:  # of all kinds: function() failed in no call before
+                self._first = None
                 if not says_no_memory(str(error)):
                     return None
             else:
@@ -165,8 +166,15 @@ def launch_us(
 
 def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph | None:
     """What makes empty graphs for a device: `graph` if it is given, otherwise `new_graph` on an accelerator of this
-    process, and None on a CPU."""
-    return new_graph if graph is None and is_here(device) else graph
+    process, and None on a CPU, or where the accelerator has no graphs; a warning says so."""
+    if graph is not None or not is_here(device):
+        return graph
+    try:
+        new_graph(device)
+    except (RuntimeError, AttributeError) as error:  # of the kind, the driver or PyTorch
+        warnings.warn(f"times on {device} hold the launch of each operation: {first_line(error)}", stacklevel=2)
+        return None
+    return new_graph
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A recording that fails gives its memory back, in releases of PyTorch with and without a graph of any accelerator."""
+"""A recording that fails gives its memory back, by the graph of a kind of accelerator and by that of any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gst.devices.execute.on_accelerator import one_graph
-from gst.devices.execute.recording import OTHER_THREADS, new_graph, recorded
+from gst.devices.execute.recording import OTHER_THREADS, Graph, new_graph, recorded
+from gst.devices.execute.spans import Graphs, graph_maker
 
 POOL = (0, 7)
 
@@ -37,6 +38,10 @@ class Failing:
         Failing.is_recording = False  # as the generator of random numbers believes
 
 
+def _no_graph(**settings: Any) -> None:
+    raise RuntimeError("no implementation of a graph is registered for cuda")
+
+
 @pytest.mark.parametrize("is_neutral", [True, False])
 @pytest.mark.parametrize("is_ended", [True, False])
 @pytest.mark.parametrize("raises", [True, False])
@@ -54,10 +59,11 @@ def test_memory_of_a_recording_that_fails_is_given_back_once(
     monkeypatch.setattr(
         torch._C, "_cuda_releasePool", lambda index, memory: calls.append(("release", index, memory)), raising=False
     )
+    own = {} if is_neutral else {"CUDAGraph": Failing}
     monkeypatch.setattr(
-        torch, "get_device_module", lambda device: SimpleNamespace(graph_pool_handle=lambda: POOL, CUDAGraph=Failing)
+        torch, "get_device_module", lambda device: SimpleNamespace(graph_pool_handle=lambda: POOL, **own)
     )
-    monkeypatch.setattr(torch.accelerator, "Graph", Failing if is_neutral else None, raising=False)
+    monkeypatch.setattr(torch.accelerator, "Graph", Failing if is_neutral else _no_graph, raising=False)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
@@ -85,6 +91,66 @@ def test_workspaces_are_given_up_before_and_behind_a_recording(monkeypatch: pyte
     assert log == ["clear", "begin", "launch", "end", "clear"]
 
 
+class Memory:
+    """What PyTorch 2.11 keeps to: memory whose recording ended badly takes part in no other."""
+
+    def __init__(self) -> None:
+        self.in_use: set[Any] = set()
+        self.is_bad = False
+
+    def graph(self, device: torch.device, pool: Any = None) -> Graph:
+        mine = pool or object()
+
+        def begin() -> None:
+            if mine in self.in_use:
+                raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+            self.in_use.add(mine)
+
+        def end() -> None:
+            if self.is_bad:
+                self.is_bad = False
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self.in_use.discard(mine)
+
+        graph: Any = SimpleNamespace(capture_begin=begin, capture_end=end, replay=lambda: None, pool=lambda: mine)
+        return graph
+
+
+def test_operations_behind_one_that_cannot_be_recorded_are_recorded() -> None:
+    memory = Memory()
+    graphs = Graphs(torch.device("cpu"), memory.graph)
+    first = graphs.record(lambda: None)
+    again = graphs.record(lambda: None)
+    assert first is not None and again is not None and first.pool() is again.pool()
+    memory.is_bad = True
+    assert graphs.record(lambda: None) is None
+    behind = [graphs.record(lambda: None) for _ in range(3)]
+    assert all(each is not None and each.pool() is not first.pool() for each in behind)
+
+
+def test_a_recording_that_cannot_begin_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *where: ends.append(where), raising=False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+
+    def begin() -> None:
+        raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+
+    graph: Any = SimpleNamespace(capture_begin=begin, memory=POOL)
+    with pytest.raises(RuntimeError, match="already recording"), recorded(graph):
+        raise AssertionError("nothing runs")
+    assert ends == [(0, POOL)]
+
+
+def test_an_accelerator_without_graphs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gst.devices.execute.spans.is_here", lambda device: True)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(graph_pool_handle=lambda: POOL))
+    monkeypatch.setattr(torch.accelerator, "Graph", _no_graph, raising=False)
+    with pytest.warns(UserWarning, match=r"^times on xpu:0 hold the launch of each operation: RuntimeError: no impl"):
+        assert graph_maker(torch.device("xpu", 0)) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU of CUDA here")
 def test_a_recording_that_fails_leaves_a_gpu_as_it_was() -> None:
@@ -98,6 +164,8 @@ def test_a_recording_that_fails_leaves_a_gpu_as_it_was() -> None:
             with pytest.raises(RuntimeError), recorded(new_graph(device)):
                 float((torch.cat([x] * 64) * 2).sum())  # waits, which no recording can
             torch.nn.functional.dropout(x).sum()  # draws random numbers
+            with recorded(new_graph(device)):  # memory of its own
+                torch.nn.functional.dropout(x).sum()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + 2**25
