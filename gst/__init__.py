@@ -65,7 +65,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"gst.{name}")
     if name == "__version__":
-        return metadata.version("graph-segment-training")
+        try:
+            return metadata.version("graph-segment-training")
+        except metadata.PackageNotFoundError:  # a copy of the files that pip has not installed
+            return "0+not.installed"
     if name not in _HOMES:
         raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOMES[name]), name)

@@ -112,6 +112,11 @@ def _version(package: str) -> str:
 
 def _packages() -> Iterator[Finding]:
     """Those that are required, each in a version that fits."""
+    if not _version(DISTRIBUTION):
+        yield Finding(
+            "packages", "problem", f"{DISTRIBUTION} is not installed: these are its files", "pip install -e ."
+        )
+        return
     wrong, required = [], _requirements()
     for each in required:
         if not (version := _version(each.name)):
@@ -127,7 +132,9 @@ def _packages() -> Iterator[Finding]:
 
 def _extras() -> Finding:
     """What is optional; of several packages of an extra the first stands for all."""
-    missing = []
+    missing: list[str] = []
+    if not _version(DISTRIBUTION):
+        return Finding("extras", "well", "not looked for")
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
         absent = [each.name for each in _requirements(extra) if not _version(each.name)]
         if absent and extra not in ("dev", "docs"):

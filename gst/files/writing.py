@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -39,18 +40,18 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a result that is JSON, with null for NaN; the file is whole or not there, see `atomic_write`."""
+    """Write a result that is JSON, with null for NaN and infinity; whole or not there, see `atomic_write`."""
     with atomic_write(path) as file:
-        file.write(json.dumps(_without_nan(result), indent=1, allow_nan=False) + "\n")
+        file.write(json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
 
 
-def _without_nan(value: Any) -> Any:
-    """A copy with None instead of NaN, which JSON lacks."""
+def _finite(value: Any) -> Any:
+    """A copy with None instead of NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

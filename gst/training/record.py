@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+import gst
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
 from gst.devices.describe.machine import machine_record
@@ -349,4 +349,5 @@ def code_version(package: Path = PACKAGE) -> str:
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
-        return metadata.version("graph-segment-training")
+        version: str = gst.__version__
+        return version

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+import gst
 from gst.cli import main
 from gst.commands import doctor
 from gst.commands.doctor import Finding, findings
@@ -70,3 +72,15 @@ def test_keys_of_wandb_are_never_shown(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WANDB_API_KEY", "0123456789")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     assert named("wandb").found == "logged in"
+
+
+def test_files_that_are_not_installed_still_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", absent)
+    assert gst.__version__ == "0+not.installed"
+    assert main(["devices", "--json", "devices.json"]) == 0
+    assert "is not installed" in named("packages").found and named("extras").state == "well"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from gst.cli import main
 from gst.devices import Log
-from gst.files.writing import LOCK, directory_lock
+from gst.files.writing import LOCK, directory_lock, write_json
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -119,3 +120,8 @@ def test_an_append_waits_for_the_line_of_another_to_end() -> None:
         fcntl.flock(other, fcntl.LOCK_UN)
         waiting.result(timeout=30)
     assert log.read() == [{"row": 1}, {"row": 2}]
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    write_json(Path("result.json"), {"loss": float("inf"), "rows": [float("nan"), 1.5, -float("inf")]})
+    assert json.loads(Path("result.json").read_text()) == {"loss": None, "rows": [None, 1.5, None]}

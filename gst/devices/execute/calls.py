@@ -14,6 +14,7 @@ from gst.devices.plan import ExecutionError
 from gst.programs import Operation, Program, Reference, TrainingStep
 from gst.programs.operation import references
 
+HOST = torch.device("cpu")
 Values = list[Any]  # the value of each node, None where not (or no longer) known
 Call = Callable[[Values], Any]
 Step = tuple[int, Call, tuple[int, ...]]  # node, its call, nodes whose values nobody reads afterwards
@@ -133,8 +134,13 @@ def unexpanded(value: Tensor) -> Tensor:
     return value.as_strided(sizes, value.stride()) if 0 in value.stride() else value
 
 
-def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torch.device = HOST) -> list[Any]:
     """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs.
+
+    Args:
+        program: what to run.
+        inputs: on any device; those of the program if None.
+        device: of all operations and of the outputs.
 
     Examples:
         >>> from gst.programs import capture_module
@@ -143,8 +149,10 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None) -> list[Any]
     """
     values: Values = [*program.check_inputs(inputs)]
     values += [operation.constant for operation in program.operations[len(values) :]]
+    if device != HOST:
+        values = [None if value is None else copied(value.detach(), device) for value in values]
     with torch.no_grad():
-        run_steps(in_program_order(program), values, "the calling thread")
+        run_steps(in_program_order(program, device), values, "the calling thread")
     return [values[each.node] if isinstance(each, Reference) else each for each in program.outputs]
 
 
@@ -160,7 +168,7 @@ def pytorch(step: TrainingStep) -> list[Any]:
 
 
 @lru_cache(maxsize=16)
-def in_program_order(program: Program) -> list[Step]:
-    """Every operation in the order of the program, on the CPU."""
+def in_program_order(program: Program, device: torch.device = HOST) -> list[Step]:
+    """Every operation in the order of the program, on one device."""
     order = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
-    return steps_in_order(program, bind(program, torch.device("cpu")), order)
+    return steps_in_order(program, bind(program, device), order)

@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float64
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from gst.devices.describe.accelerators import limit_memory
-from gst.devices.describe.machine import least_memory_limit
-from gst.devices.execute.calls import eager
+from gst.devices.describe.machine import Device, least_memory_limit
+from gst.devices.execute.calls import HOST, eager
 from gst.devices.execute.costs import Costs, measure_costs, profile, profiled_costs
 from gst.devices.execute.executor import AnyExecutor, executor
 from gst.devices.execute.graph_executor import GraphExecutor
@@ -37,7 +40,7 @@ from gst.devices.execute.native import NativeExecutor, runs_in_turns
 from gst.devices.execute.pairs import pairs_of_lanes
 from gst.devices.execute.transfers import measured_links
 from gst.devices.plan import ExecutionError, Plan, Timeline, says_no_memory
-from gst.programs import Program, kind_for, outputs_differ, traced
+from gst.programs import Program, differ_beyond_rounding, kind_for, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a run that it stopped itself
@@ -54,7 +57,7 @@ def main() -> None:
         with executor(program, devices) as made:
             if isinstance(made, NativeExecutor):
                 made.memory_limit = None  # what is no run of a plan may take all there is
-            runner = Runner(made, eager(program), limit)
+            runner = Runner(made, *reference(program, devices), limit)
             parent.send((program.key, None, False))
             with suppress(EOFError):
                 while not _answer(parent, runner, *parent.recv()):
@@ -87,12 +90,14 @@ class Runner:
 
     Args:
         executor: of the program, entered.
-        want: outputs of the program when it runs in order.
+        want: outputs of the program when it runs in order, on the host.
+        again: outputs for other inputs, computed alike.
         limit: bytes that the intermediate values of a plan may take.
     """
 
     executor: AnyExecutor
     want: Sequence[Any]
+    again: Callable[[Sequence[Tensor]], list[Any]]
     limit: int | None
 
     def costs(self, repetitions: int) -> Costs:
@@ -123,12 +128,14 @@ class Runner:
         self.executor.compile(plan)
 
     def check(self, plan: Plan) -> str:
-        """Run a plan and compare its outputs; ExecutionError if they differ. The result says why it runs eagerly where
-        it should run by graphs; empty otherwise."""
+        """Run a plan and compare its outputs; ExecutionError if they differ beyond rounding. The result says why it
+        runs eagerly where it should run by graphs; empty otherwise."""
         with self._limited():
-            if difference := outputs_differ(self.executor.run(plan), self.want):
-                raise ExecutionError(f"wrong outputs: {difference}")
-            return self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
+            got = self.executor.run(plan)
+            reason = self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
+        if difference := differ_beyond_rounding(got, self.want, self.again, self.executor.program.inputs):
+            raise ExecutionError(f"wrong outputs: {difference}")
+        return reason
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
         """Milliseconds of a run, and the most bytes that intermediate values took where that is counted."""
@@ -168,6 +175,25 @@ class Runner:
                 yield
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def reference(program: Program, devices: Sequence[Device]) -> tuple[list[Any], Callable[[Sequence[Tensor]], list[Any]]]:
+    """Outputs with which those of plans are compared, on the host, and what computes them for other inputs.
+
+    All operations run in order on the first accelerator, if there is one that can run them: plans there round as it
+    does, by TF32 in convolutions, for one. Otherwise on the host.
+    """
+
+    def run(inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
+        return pytree.tree_map_only(Tensor, Tensor.cpu, eager(program, inputs, device))
+
+    home = next((device.torch_device for device in devices if device.is_accelerator), HOST)
+    try:
+        return run(None, home), partial(run, device=home)
+    except (RuntimeError, NotImplementedError):  # an operation, or memory, that it lacks
+        if home == HOST:
+            raise
+        return run(None, HOST), partial(run, device=HOST)
 
 
 def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:

@@ -17,14 +17,13 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.devices.execute.calls import Call, Values, bind, copied, steps_in_order
+from gst.devices.execute.calls import HOST, Call, Values, bind, copied, steps_in_order
 from gst.devices.execute.spans import Graphs, NewGraph, call_us, first_line, graph_maker, timing_on
 from gst.devices.execute.storages import fixed_values
 from gst.devices.plan import says_no_memory
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references
 
-HOST = torch.device("cpu")
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operators for which the host waits for values of a tensor."""
 WRITERS = {torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}

@@ -14,7 +14,7 @@ from torch import Tensor
 from gst.devices import Device, ExecutionError, Executor, GraphExecutor, Plan, eager, executor, pointwise_chains
 from gst.devices.execute import executor as choice
 from gst.devices.execute import graph_executor, lane_groups
-from gst.devices.execute.child import Runner
+from gst.devices.execute.child import Runner, reference
 from gst.devices.execute.lane_groups import LaneGroups
 from gst.devices.execute.residents import Residents
 from gst.devices.fusion.legality import fusion_groups
@@ -335,7 +335,7 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
     devices, recorder = lanes_of(1, 2), Recorder()
     plan = unfused(program, devices, 8)
     with GraphExecutor(program, devices, {0}, recorder) as running:
-        runner = Runner(running, eager(program), None)
+        runner = Runner(running, *reference(program, devices), None)
         runner.compile(plan)
         assert recorder.graphs == []  # that is limited as runs are
         assert runner.check(plan) == "" and recorder.graphs
@@ -345,7 +345,7 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
         assert runner.timelines([plan], 1) == [] and runner.groups(plan) == {}
         assert runner.costs(1).times_us.shape == (2, program.num_nodes)
     with GraphExecutor(program, devices, {0}, Recorder(failing=0)) as running:
-        assert "out of memory" in Runner(running, eager(program), None).check(plan)
+        assert "out of memory" in Runner(running, *reference(program, devices), None).check(plan)
 
 
 def test_devices_for_graphs_are_accelerators_beside_one_cpu_device(monkeypatch: pytest.MonkeyPatch) -> None:
