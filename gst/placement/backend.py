@@ -5,7 +5,8 @@ imported. Dynamo guards shapes, dtypes and modes, and asks for another graph whe
 graph decides, on copies of its inputs, so that nothing is trained or renewed meanwhile:
 
 - Inference (no gradient is wanted, shapes are fixed, nothing is renewed, nothing is drawn) is placed by `gst.place`, on
-  the cores alone if the graph computes in the host's memory.
+  the cores alone if the graph computes in the host's memory, on its accelerator and the cores if it computes there, and
+  only if its outputs lie where the graph as written leaves them.
 - Everything else runs as written or by Inductor, forward and backward pass, whichever is faster beyond noise.
 """
 
@@ -22,13 +23,12 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from gst.devices.describe.machine import discover, with_core_sets
-from gst.devices.describe.topology import shared_domains
 from gst.devices.execute.compiling import compiled_by_threads
 from gst.devices.execute.measure import measure
 from gst.devices.execute.plain import COMPILED, PYTORCH, rested
 from gst.placement.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.placement.guards import Guard
+from gst.placement.own_devices import own_devices
 from gst.placement.placed import place
 from gst.placement.room import SHARE
 from gst.placement.whole import Bound
@@ -109,7 +109,7 @@ class _Chosen:
         want = outcome(self._graph, inputs, SEEDS[0])
         if self._is_weight and _is_pure(self._graph, inputs, want):
             try:
-                return _inference(self._graph, self._is_weight, inputs, self._seconds)
+                return _inference(self._graph, self._is_weight, inputs, want[: -len(inputs)], self._seconds)
             except Exception as error:  # whatever capture, a compiler or a plan raises
                 log.info("a graph cannot be placed: %s: %s", type(error).__name__, error)
         if self._compiled is None:
@@ -212,14 +212,26 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
-def _inference(graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], seconds: float) -> Function:
-    """A graph placed by `gst.place`, with the weights that it is given now; the graph as written for others."""
+def _inference(
+    graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Any], seconds: float
+) -> Function:
+    """A graph placed by `gst.place`, with the weights that it is given now; the graph as written for others.
+
+    Args:
+        outputs: of the graph as written.
+
+    Raises:
+        ValueError: its tensors lie on several devices, or the outputs of the fastest way lie elsewhere than those.
+    """
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
     rest = [_copy(value) for value, is_bound in zip(inputs, is_weight, strict=True) if not is_bound]
     placed = place(bound, rest, devices=_devices(inputs), seconds=seconds)
     log.info("a graph of %d operations runs by %s", len(graph.graph.nodes), placed.explain())
     fast = placed.module()
+    places, there = (_places(pytree.tree_leaves(each)) for each in (outputs, fast(*rest)))
+    if places != there:
+        raise ValueError(f"{placed.winner} leaves outputs on {_words(there)}, the graph as written on {_words(places)}")
 
     def run(*given: Any) -> Any:
         if not all(map(is_, (value for value, each in zip(given, is_weight, strict=True) if each), weights)):
@@ -229,13 +241,24 @@ def _inference(graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequenc
     return run
 
 
-def _devices(inputs: Sequence[Any]) -> list[str] | None:
-    """Names of the cores and their sets for a graph of tensors in the host's memory, as its caller wants outputs there;
-    None, all devices of the machine, for others."""
-    if _accelerators(inputs):
-        return None
-    cores = [device for device in discover() if device.kind == "cpu"]
-    return [device.name for device in with_core_sets(cores, shared_domains())]
+def _devices(inputs: Sequence[Any]) -> list[str]:
+    """Names of the devices for a graph whose tensors lie on one device: cores and their sets, and that accelerator.
+
+    Raises:
+        ValueError: they lie on several.
+    """
+    places = {each.device for each in inputs if isinstance(each, Tensor)}
+    if len(places) > 1:
+        raise ValueError(f"its tensors lie on {_words(sorted(map(str, places)))}")
+    return [each.name for each in own_devices(inputs) if not each.is_accelerator or each.torch_device in places]
+
+
+def _places(values: Sequence[Any]) -> list[str]:
+    return [str(each.device) for each in values if isinstance(each, Tensor)]
+
+
+def _words(places: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(places)) or "no device"
 
 
 def _accelerators(inputs: Sequence[Any]) -> set[torch.device]:

@@ -310,7 +310,7 @@ def candidates_on_accelerator(
         got = pytree.tree_leaves(run(*inputs))  # others would be no state of an optimiser
         return differ_beyond_rounding(got, want, lambda moved: on_device.eager(*moved), on_device.examples())
 
-    guard = Guard(None if is_step else model, inputs, weights=False)  # type: ignore[arg-type]
+    guard = Guard(None if is_step else model, inputs, weights=False, any_device=True)  # type: ignore[arg-type]
     subject = Subject(on_device.refused(guard), inputs, WAYS, on_device.run, wrong, lambda way: guard)
     return tried(subject, seconds, compiled, progress)
 

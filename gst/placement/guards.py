@@ -1,5 +1,5 @@
-"""What a placed model takes for granted: shapes, dtypes, gradients, which inputs are expanded, training mode and, if
-they are constants, weights.
+"""What a placed model takes for granted: shapes, dtypes, devices, gradients, which inputs are expanded, autocast,
+training mode and, if they are constants, weights.
 
 Everything is compared before each call, in microseconds: what was found out once is kept as tuples, and the loops are
 those of C (`map`, `all`).
@@ -8,6 +8,7 @@ those of C (`map`, `all`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -30,6 +31,7 @@ class Guard:
         model: a module, or None for a step, which has no state of its own.
         inputs: what it was placed with.
         weights: whether weights are constants, so that a new value of one is found too.
+        any_device: whether inputs may lie anywhere, as they are brought to where they are read.
 
     Examples:
         >>> model = nn.Linear(2, 2).eval()
@@ -43,11 +45,13 @@ class Guard:
         'a module changed between training and evaluation mode'
     """
 
-    def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool) -> None:
+    def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool, any_device: bool = False) -> None:
+        self._described = _form if any_device else _description
+        self._autocast = _autocast()
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._is_flat = all(isinstance(each, Tensor) for each in inputs)
         self._read = _reader(tuple(inputs)) or self._spec.flatten_up_to
-        self._wanted = tuple(_description(each) for each in leaves)
+        self._wanted = tuple(map(self._described, leaves))
         expanded = [number for number, each in enumerate(leaves) if isinstance(each, Tensor) and is_expanded(each)]
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
         self._modules = () if model is None else tuple(model.modules())
@@ -69,12 +73,14 @@ class Guard:
         except ValueError as error:
             return str(error)
         for number, (value, wanted) in enumerate(zip(leaves, self._wanted, strict=True)):
-            got = _description(value)
+            got = self._described(value)
             if got != wanted:
                 return f"input {number} is {_words(got)}, not {_words(wanted)}"
         for number, stride in self._expanded:
             if leaves[number].stride() != stride:
                 return f"input {number} has strides {leaves[number].stride()}, not those of an expanded one, {stride}"
+        if (autocast := _autocast()) != self._autocast:
+            return f"it is called {_autocast_words(autocast)}, and was placed {_autocast_words(self._autocast)}"
         return self.change()
 
     def change(self) -> str | None:
@@ -143,8 +149,33 @@ def _description(value: Any) -> Any:
     return type(value), value
 
 
+def _form(value: Any) -> Any:
+    """Its description without the device."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, None, value.requires_grad
+    return type(value), value
+
+
 def _words(description: Any) -> str:
     if len(description) == 2:
         return repr(description[1])[:80]
     shape, dtype, device, gradient = description
-    return f"{dtype} {tuple(shape)} on {device}" + " with a gradient" * gradient
+    place = "" if device is None else f" on {device}"
+    return f"{dtype} {tuple(shape)}{place}" + " with a gradient" * gradient
+
+
+def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
+    """Kinds of devices for which autocast is on, and its dtype there: recorded and captured casts stay as they are."""
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _kinds() if torch.is_autocast_enabled(kind))
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> tuple[str, ...]:
+    """Of devices that this build of PyTorch computes on."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _autocast_words(autocast: Sequence[tuple[str, torch.dtype]]) -> str:
+    kinds = ", ".join(f"{kind} to {dtype}" for kind, dtype in autocast)
+    return f"under autocast of {kinds}" if kinds else "without autocast"

@@ -20,6 +20,7 @@ from gst.devices.execute.plain import failing
 from gst.placement.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.placement.device_copy import candidates_on_accelerator, first_accelerator, give_back
 from gst.placement.drawing import explanation
+from gst.placement.own_devices import own_devices, unused_accelerators, unused_words
 from gst.placement.pipeline import place_measured
 from gst.placement.placed_module import PLAN, PlacedModule
 from gst.placement.planning import BUDGET, Settings
@@ -70,7 +71,8 @@ class Placed:
 
     def module(self, run: str | None = None) -> PlacedModule:
         """A module that is called as the model was, or with what the step takes, and computes the same without
-        gradients.
+        gradients. Its inputs may lie anywhere if it was placed on an accelerator, and its outputs lie on that one,
+        `result["accelerator"]`, or where the model lies if it does not run there as a whole.
 
         Args:
             run: what it runs, one of `runs` or `plan`; the `winner` if None.
@@ -85,6 +87,8 @@ class Placed:
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
         if accelerator := self.result.get("accelerator"):
             lines.append(f"without a plan it runs on {accelerator}:")
+        if unused := self.result.get("unused_accelerators"):
+            lines.append(unused_words(unused))
         for name in (*self.runs, *self.result["left_out"]):
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
@@ -159,8 +163,9 @@ def place(
         model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a
             `Step` (`gst.programs.training_step` makes one), which brings its own inputs.
         example_inputs: what the model is called with; one tensor, or several in a sequence.
-        devices: names, or one text with commas between them, see `gst devices`; all of this machine and the sets of
-            cores if None. Whole ways as written and compiled keep the number of threads that PyTorch has.
+        devices: names, or one text with commas between them, see `gst devices`. If None, the cores and their sets for
+            what lies in the host's memory, weights and example inputs; all of this machine for what lies on an
+            accelerator. Whole ways as written and compiled keep the number of threads that PyTorch has.
         budget: plans that may be measured; 0 = baselines alone.
         out: directory for what is measured, from which the same call goes on; a temporary one if None.
         memory_limit: bytes that the values of a run may take on each device under a plan; whole ways know no limit.
@@ -179,7 +184,13 @@ def place(
     started = time.perf_counter()
     step, parameters = _step(model, example_inputs)
     inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
-    chosen = tuple(usable_devices(devices.split(",") if isinstance(devices, str) else devices, memory_limit))
+    names = devices.split(",") if isinstance(devices, str) else devices
+    own = own_devices((parameters, inputs)) if names is None else []
+    chosen = tuple(usable_devices([each.name for each in own] if names is None else names, memory_limit))
+    where: dict[str, Any] = {}
+    if own and (unused := unused_accelerators(own)):
+        where["unused_accelerators"] = unused
+        notice(unused_words(unused))
     settings = replace(settings or Settings(), budget=budget)
     limit = math.inf if seconds is None else seconds
     with Bars() as bars:
@@ -192,7 +203,7 @@ def place(
         else:
             program, no_plan = _captured(model, step, inputs, kind)
         whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
-        where = {} if accelerator is None else {"accelerator": str(accelerator)}
+        where |= {} if accelerator is None else {"accelerator": str(accelerator)}
         runs, reasons = whole.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:

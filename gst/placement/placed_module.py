@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from gst.devices import AnyExecutor, GraphExecutor, executor
+from gst.devices import AnyExecutor, GraphExecutor, Plan, executor
 from gst.devices.execute.plain import PYTORCH
 from gst.placement.choosing import GuardedRun
 from gst.placement.guards import Guard
-from gst.programs import Step
+from gst.programs import Program, Step
 
 if TYPE_CHECKING:
     from gst.placement.placed import Placed
@@ -24,67 +25,99 @@ PLAN = "plan"
 class PlacedModule(nn.Module):
     """Runs a placed model, for one caller at a time, in one of the ways that `Placed.runs` names or by its plan.
 
-    Another kind of call (shape, dtype, gradients, training mode, or new weights where they are constants) runs the
-    model as written, with one warning. Threads of a plan start with the first call, and end with `close` or with this
-    object.
+    Another kind of call (shape, dtype, gradients, autocast, training mode, or new weights where they are constants)
+    runs the model as written, with one warning. Threads of a plan start with the first call, and end with `close` or
+    with this object, which holds nothing of the other ways.
     """
 
     def __init__(self, placed: Placed, run: str) -> None:
         super().__init__()
         self.run = run
-        self._executor: AnyExecutor | None = None
         self._turn = threading.Lock()
-        self._guarded = placed.runs.get(run)
-        if self._guarded is None:
+        self._plan: _PlanRun | None = None
+        guarded = placed.runs.get(run)
+        if guarded is None:
             if run != PLAN:
                 reason = f" ({left_out})" if (left_out := placed.result["left_out"].get(run)) else ""
                 raise ValueError(f"there is no way {run!r} to run it{reason}; there are {', '.join(placed.runs)}")
             if placed.program is None or placed.plan is None:
                 raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
-            self._placed, self._program = placed, placed.program
-            written, guard = guard_of(placed.model, placed.inputs)
+            any_device = any(device.is_accelerator for device in placed.devices)
+            written, guard = guard_of(placed.model, placed.inputs, any_device)
             if PYTORCH in placed.runs:  # on an accelerator, where plans leave their outputs too
                 written = placed.runs[PYTORCH].model
-            self._guarded = GuardedRun(written, guard, self._by_plan)
+            self._plan = _PlanRun(placed, placed.program, placed.plan, guard)
+            guarded = GuardedRun(written, guard, self._plan)
+        self._guarded = guarded
 
     def forward(self, *inputs: Any) -> Any:
         """What the model, or the step, returns for `inputs`."""
-        assert self._guarded is not None
         with self._turn:
             return self._guarded(*inputs)
-
-    def _by_plan(self, *inputs: Any) -> Any:
-        """By the plan, of inputs that the guard let pass."""
-        placed, program = self._placed, self._program
-        assert self._guarded is not None and placed.plan is not None  # as `__init__` found
-        given = (*placed.parameters.values(), *self._guarded.guard.leaves(inputs))
-        tensors = [each.detach() if each.requires_grad else each for each in given]
-        if self._executor is None:
-            threads = torch.get_num_threads()
-            try:
-                self._executor = executor(program, placed.devices).__enter__()
-            finally:
-                torch.set_num_threads(threads)
-        if isinstance(self._executor, GraphExecutor):
-            return program.unflatten(self._executor.run(placed.plan, tensors, len(placed.parameters)))
-        return program.unflatten(self._executor.run(placed.plan, tensors))
 
     def close(self) -> None:
         """End its threads; the next call starts others."""
         with self._turn:
-            running, self._executor = self._executor, None
-            if running is not None:
-                threads = torch.get_num_threads()
-                running.__exit__(None, None, None)
-                torch.set_num_threads(threads)
+            if self._plan is not None:
+                self._plan.close()
 
     def __del__(self) -> None:
         if "_turn" in self.__dict__:
             self.close()
 
 
-def guard_of(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Callable[..., Any], Guard]:
-    """What runs a model or a step as written, and what tells whether a call is like `inputs`."""
+class _PlanRun:
+    """Runs a plan of a program for inputs that the guard let pass.
+
+    Args:
+        placed: whose devices and parameters it uses; nothing else of it is held.
+    """
+
+    def __init__(self, placed: Placed, program: Program, plan: Plan, guard: Guard) -> None:
+        self._program, self._plan, self._guard, self._devices = program, plan, guard, placed.devices
+        self._parameters, self._home = tuple(placed.parameters.values()), _home(placed)
+        self._executor: AnyExecutor | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        given = (*self._parameters, *self._guard.leaves(inputs))
+        tensors = [each.detach() if each.requires_grad else each for each in given]
+        if self._executor is None:
+            threads = torch.get_num_threads()
+            try:
+                self._executor = executor(self._program, self._devices).__enter__()
+            finally:
+                torch.set_num_threads(threads)
+        if isinstance(self._executor, GraphExecutor):
+            outputs = self._executor.run(self._plan, tensors, len(self._parameters))
+        else:
+            outputs = self._executor.run(self._plan, tensors)
+        if self._home is not None:
+            outputs = [each.to(self._home) if isinstance(each, Tensor) else each for each in outputs]
+        return self._program.unflatten(outputs)
+
+    def close(self) -> None:
+        running, self._executor = self._executor, None
+        if running is not None:
+            threads = torch.get_num_threads()
+            running.__exit__(None, None, None)
+            torch.set_num_threads(threads)
+
+
+def _home(placed: Placed) -> torch.device | None:
+    """Where the outputs of a plan are brought: to the accelerator on which it runs without one, or to where the model
+    lies; None on the cores alone."""
+    if not any(device.is_accelerator for device in placed.devices):
+        return None
+    if accelerator := placed.result.get("accelerator"):
+        return torch.device(accelerator)
+    values = pytree.tree_leaves((list(placed.parameters.values()), placed.inputs))
+    return next((each.device for each in values if isinstance(each, Tensor)), None)
+
+
+def guard_of(
+    model: nn.Module | Step, inputs: Sequence[Any], any_device: bool = False
+) -> tuple[Callable[..., Any], Guard]:
+    """What runs a model or a step as written, and what tells whether a call is like `inputs`; see `Guard`."""
     if isinstance(model, Step):
-        return model.function, Guard(None, inputs, weights=False)
-    return model, Guard(model, inputs, weights=False)
+        return model.function, Guard(None, inputs, weights=False, any_device=any_device)
+    return model, Guard(model, inputs, weights=False, any_device=any_device)

@@ -122,7 +122,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     if accelerator is not None:
         on_device = _made(path, PYTORCH, lambda: DeviceCopy(model, inputs, accelerator, program))
         names = [name for name in dict.fromkeys((PYTORCH, record["run"])) if name != PLAN]
-        runs = _runs_on(path, on_device, names, guard_of(model, inputs)[1])
+        runs = _runs_on(path, on_device, names, guard_of(model, inputs, any_device=True)[1])
     elif record["run"] not in (PLAN, PYTORCH):
         runs |= _winner(path, model, program, Way.named(record["run"]), inputs)
     devices: tuple[Device, ...] = ()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 from gst.devices import Device
 from gst.devices.execute.interpreter import compiler
 from gst.placement import backend as module
+from gst.placement import own_devices
 from gst.placement.backend import backend, outcome
 
 ROOT = Path(__file__).parents[2]
@@ -153,18 +155,26 @@ def test_the_faster_of_both_runs_and_is_asked_once(monkeypatch: pytest.MonkeyPat
     assert torch.equal(run(x)[0], x.sin()) and run._run is quick
 
 
+class Placed:
+    """Stands for what was placed."""
+
+    winner = "compiled"
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+    def explain(self) -> str:
+        return ""
+
+    def module(self) -> Callable[..., Any]:
+        return self.run
+
+
 def test_weights_of_another_model_are_never_those_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Placed:
-        def explain(self) -> str:
-            return ""
-
-        def module(self) -> Callable[..., Any]:
-            return lambda x: (x * 2,)
-
-    monkeypatch.setattr(module, "place", lambda bound, inputs, devices, seconds: Placed())
+    monkeypatch.setattr(module, "place", lambda bound, inputs, devices, seconds: Placed(lambda x: (x * 2,)))
     graph = of_inputs(torch.mul, 2)
     two, three = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
-    run = module._inference(graph, [False, True], [X, two], 1.0)
+    run = module._inference(graph, [False, True], [X, two], [2 * X], 1.0)
     assert torch.equal(run(X, two)[0], 2 * X) and torch.equal(run(X, three)[0], 3 * X)
 
 
@@ -179,6 +189,18 @@ def test_options_are_seconds_alone() -> None:
 def test_a_graph_of_the_host_is_placed_on_its_cores_beside_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     core = Device("cpu:0", "cpu", (0,), 1, "host", "made up")
     gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "made up")
-    monkeypatch.setattr(module, "discover", lambda: [core, gpu])
+    monkeypatch.setattr(own_devices, "discover", lambda: [core, gpu, replace(gpu, name="meta", kind="meta")])
     assert module._devices([X, 3]) == ["cpu:0"]
-    assert module._devices([X, X.to("meta")]) is None  # a device that is not the host's
+    assert module._devices([X.to("meta"), 3]) == ["cpu:0", "meta"]  # not on other accelerators
+    with pytest.raises(ValueError, match="its tensors lie on cpu, meta"):
+        module._devices([X.to("meta"), X])
+
+
+def test_a_graph_whose_outputs_would_lie_elsewhere_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "place", lambda *given, **settings: Placed(lambda x, _: (x.to("meta"),)))
+    monkeypatch.setattr(module, "_by_inductor", lambda graph, inputs: "no compiler, as asked")
+    graph = of_inputs(torch.mul, 2)
+    with pytest.raises(ValueError, match="compiled leaves outputs on meta, the graph as written on cpu"):
+        module._inference(graph, [False, False], [X, X], [X * X], 1.0)
+    run = module._Chosen(graph, [False, False], 1.0)
+    assert run(X, X)[0].device.type == "cpu" and run._run is graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -275,6 +276,19 @@ def test_ways_share_the_memory_of_inputs_and_are_timed_on_the_examples() -> None
     assert static[0].data_ptr() == static[1].data_ptr() != x.data_ptr()
 
 
+def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
+    step = Step("double", lambda state, x: (x.sum(), state * 2), (torch.ones(3), X))
+    result = candidates_on_accelerator(step, step.inputs, torch.device("meta"), compiled=False)
+    state, _ = step.inputs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):  # the first time its state lies on the host
+            _, state = result.runs[PYTORCH](state, X)
+    assert state.device.type == "meta"
+    with pytest.warns(UserWarning, match=r"input 0 is torch.float32 \(2,\), not torch.float32 \(3,\); such calls"):
+        result.runs[PYTORCH](torch.ones(2), X)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_compiled_ways_compute_what_a_model_or_a_step_does(model: nn.Module) -> None:
@@ -294,6 +308,7 @@ def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stand
     assert all(result.result["plans"][name]["median_ms"] > 0 for name in result.runs)
     assert set(result.result["left_out"]) == {way.name for way in device_copy.WAYS if way.compiles}
     assert "without a plan it runs on cpu:" in result.explain()
+    plan, lost = result.module("plan"), weakref.ref(result.runs[ONE_GRAPH])
     won = replace(result, result=result.result | {"winner": ONE_GRAPH, "accelerator": "cpu:0"})
     torch.testing.assert_close(won.module()(OTHER), model(OTHER))
     won.save(tmp_path / "placed")
@@ -302,6 +317,10 @@ def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stand
     torch.testing.assert_close(again.module()(OTHER), model(OTHER))
     assert again.winner == ONE_GRAPH and len(stands_in.graphs) == count + 1
     assert isinstance(again.runs[PYTORCH].run, OnExamples)  # as its time says
+    del result, won, again
+    gc.collect()
+    assert lost() is None  # a plan holds no other way
+    torch.testing.assert_close(plan(OTHER), model(OTHER))
 
 
 def test_a_file_is_compared_with_the_model_on_the_accelerator(
