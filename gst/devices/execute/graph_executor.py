@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,11 +14,13 @@ import torch
 from torch import Tensor
 
 from gst.devices.describe.machine import Device, select
+from gst.devices.execute.calls import copied
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lane_groups import LaneGroups
-from gst.devices.execute.lanes import LaneExecutor
+from gst.devices.execute.lanes import LaneExecutor, is_here
 from gst.devices.execute.lowering import ProvenLowering
 from gst.devices.execute.measure import timed
+from gst.devices.execute.on_accelerator import num_weights
 from gst.devices.execute.recording import Graph, new_graph
 from gst.devices.execute.residents import Residents
 from gst.devices.execute.worker import Worker, started
@@ -67,12 +71,17 @@ class GraphExecutor:
         self.program = program
         self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
         self._recorded, self._new_graph = recorded, graph
+        here = [
+            device.torch_device for device in self.devices if device.is_accelerator and is_here(device.torch_device)
+        ]
+        self._home = next(iter(here), None)
         self._worker: Worker | None = None
         self._lower = ProvenLowering(program, self.devices)
         self._groups = LaneGroups(program, self.devices)
         self._residents = Residents(program)
         self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
         self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
+        self._given: list[Tensor] | None = None  # inputs of runs that are timed
 
     def __enter__(self) -> Self:
         (self._worker,) = started([next((device for device in self.devices if not device.is_accelerator), HOST)])
@@ -81,7 +90,7 @@ class GraphExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._worker is not None:
+        if self._worker is not None and not sys.is_finalizing():  # the worker goes on no more then
             self._on_worker(self._graphs.clear)
             self._worker.close()
         self._worker = None
@@ -122,32 +131,54 @@ class GraphExecutor:
             num_steady: of the inputs, see `LaneGraph.run`.
 
         Returns:
-            Flat outputs, each in the memory where it was made; copies where the next run would overwrite them.
+            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, where
+            they are the caller's current stream's; without one each where it was made.
 
         Raises:
             ValueError: the plan or the inputs do not fit the program.
             ExecutionError: an operation failed, or memory is short.
         """
-
-        def run() -> list[Any]:
-            graph = self._record(plan)
-            outputs = graph.run(inputs, num_steady)
-            if not graph.reason:
-                outputs = [each.clone() if isinstance(each, Tensor) else each for each in outputs]
-                graph.executor.synchronise()
-            return outputs
-
-        return self._on_worker(partial(self._with_room, plan, run))
+        stream = None if self._home is None else torch.accelerator.current_stream(self._home)
+        return self._on_worker(partial(self._with_room, plan, partial(self._run, plan, inputs, num_steady, stream)))
 
     def time_ms(self, plan: Plan) -> float:
-        """Milliseconds of a run for the example inputs. Outputs stay where the next run overwrites them, as those of
-        graphs that users record themselves do.
+        """Milliseconds of a run as callers make it: with example inputs that lie on the first accelerator, of which
+        those that are no weights are copied to where the plan reads them, and outputs copied out.
 
         Raises:
             ValueError, ExecutionError: as `run`.
         """
-        graph = self.record(plan)
-        return self._on_worker(partial(timed, graph.run))
+        self.record(plan)
+        steady = num_weights(self.program)
+
+        def time() -> float:
+            stream = None if self._home is None else torch.accelerator.current_stream(self._home)
+            return timed(partial(self._run, plan, self._calls_inputs(steady), steady, stream))
+
+        return self._on_worker(partial(self._with_room, plan, time))
+
+    def _run(
+        self, plan: Plan, inputs: Sequence[Tensor] | None, num_steady: int, stream: torch.Stream | None
+    ) -> list[Any]:
+        graph = self._record(plan)
+        outputs = graph.run(inputs, num_steady)
+        if graph.reason and stream is None:
+            return outputs
+        with stream or nullcontext():  # the memory is the caller's, who may free it while work of that stream reads it
+            outputs = [self._handed_over(each) if isinstance(each, Tensor) else each for each in outputs]
+        graph.executor.synchronise()
+        return outputs
+
+    def _handed_over(self, value: Tensor) -> Tensor:
+        return value.clone() if self._home is None else value.to(self._home, copy=True)
+
+    def _calls_inputs(self, steady: int) -> list[Tensor]:
+        """What a caller gives who has all but the weights on the first accelerator."""
+        if self._given is None:
+            inputs, home = self.program.inputs, self._home
+            others = inputs[steady:] if home is None else [copied(value, home) for value in inputs[steady:]]
+            self._given = [*inputs[:steady], *others]
+        return self._given
 
     def group_shares(self, plan: Plan) -> dict[int, float]:
         """See `LaneGroups.shares`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gst.devices.execute.calls import copied, unexpanded
 from gst.devices.execute.lanes import is_here, synchronise
 from gst.devices.execute.recording import WARM_RUNS, no_garbage, recorded
 from gst.devices.execute.spans import NewGraph, graph_maker
-from gst.programs import Program, Step, as_module
+from gst.programs import Program, Reference, Step, as_module
 
 Run = Callable[[], list[Any]]
 
@@ -54,7 +55,7 @@ def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | No
         raise ValueError(f"graphs are recorded on an accelerator; this runs on {device}")
     made = make(device, None)
     synchronise([device])
-    with torch.Stream(device) if is_here(device) else nullcontext():
+    with without_cached_casts(), torch.Stream(device) if is_here(device) else nullcontext():
         for _ in range(WARM_RUNS):
             run()
         synchronise([device])
@@ -67,6 +68,19 @@ def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | No
         return outputs
 
     return replay
+
+
+@contextmanager
+def without_cached_casts() -> Iterator[None]:
+    """Within it autocast casts a weight wherever it is read. What it keeps otherwise lies in memory that goes with its
+    context: a graph that was recorded there would read what others write."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def whole(program: Program, device: torch.device, mode: str | None = None) -> Run:
@@ -90,6 +104,41 @@ def whole(program: Program, device: torch.device, mode: str | None = None) -> Ru
             return list(function(*inputs))
 
     return run
+
+
+def num_weights(program: Program) -> int:
+    """How many inputs, the first ones, are weights that the program leaves as they are: calls need not copy them.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> num_weights(capture_module(nn.Linear(2, 3), (torch.ones(1, 2),)))
+        2
+    """
+    homes = program.parameter_home
+    if any(isinstance(each, Reference) and homes[each.node] >= 0 for each in program.outputs):
+        return 0  # it renews them
+    return next((number for number in range(len(program.inputs)) if homes[number] < 0), len(program.inputs))
+
+
+def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
+    """A recorded run as a call takes it: inputs of the caller, which lie on the device, are copied to where its graph
+    reads them, and outputs out of where the next run writes them.
+
+    Args:
+        run: reads `inputs` wherever it was recorded.
+        inputs: that change from call to call.
+    """
+    given = [copied(value, value.device) for value in inputs]
+
+    def call() -> list[Any]:
+        with torch.no_grad():
+            for old, new in zip(inputs, given, strict=True):
+                unexpanded(old).copy_(unexpanded(new))
+        outputs = run()
+        with torch.no_grad():
+            return [value.clone() if isinstance(value, Tensor) else value for value in outputs]
+
+    return call
 
 
 def module_on(program: Program, device: torch.device) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
@@ -40,9 +41,10 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+        """Finish what was submitted and end the thread; not while the interpreter ends, when no thread goes on."""
+        if not sys.is_finalizing():
+            self._jobs.put(None)
+            self._thread.join()
 
     def _work(self) -> None:
         if self.device.cores and hasattr(os, "sched_setaffinity"):

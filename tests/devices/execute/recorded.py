@@ -1,5 +1,6 @@
 """A graph without an accelerator: calls are recorded with their tensors, and a replay makes them again in place."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,21 @@ class Recorder:
         self.graphs.append(RecordedGraph())
         self.pools.append(pool)
         return self.graphs[-1]
+
+
+class Count(TorchDispatchMode):
+    """Counts calls by their operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[Any]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[function] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counted(call: Callable[[], Any]) -> Counter[Any]:
+    with Count() as mode:
+        call()
+    return mode.counts

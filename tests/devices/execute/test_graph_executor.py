@@ -1,8 +1,11 @@
 """Plans run by recorded graphs, and their groups compiled in this process. Memories of CPUs stand for accelerators."""
 
 import gc
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +70,67 @@ def test_outputs_stay_when_the_plan_runs_again() -> None:
         assert running.time_ms(plan) > 0
         assert outputs_differ(outputs, eager(program)) is None
         assert outputs_differ(running.run(plan), outputs) is None
+
+
+def test_what_is_timed_is_what_a_caller_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that stay are not copied, other inputs are, and so are outputs."""
+    inference = capture_module(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+    for program, steady in ((small_program("gpt"), 0), (inference, 2)):
+        devices, calls, results = lanes_of(1, 2), list[Any](), list[Any]()
+        plan = unfused(program, devices, 0)
+        with GraphExecutor(program, devices, {0}, Recorder()) as running:
+            graph = running.record(plan)
+            run = graph.run
+            monkeypatch.setattr(graph, "run", lambda *given, run=run, calls=calls: calls.append(given) or run(*given))
+            with monkeypatch.context() as patch:
+                patch.setattr(graph_executor, "timed", lambda run, results=results: results.append(run()) or 1.0)
+                assert running.time_ms(plan) == 1.0
+            ((inputs, num_steady),) = calls
+            assert len(inputs) == len(program.inputs) and num_steady == steady
+            made = {each.untyped_storage().data_ptr() for each in graph._values[0].values() if isinstance(each, Tensor)}
+            assert outputs_differ(results[0], eager(program)) is None
+            assert not made & {each.untyped_storage().data_ptr() for each in results[0]}
+
+
+def test_outputs_are_of_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the thread of the executor takes is that of the caller's stream, who frees it."""
+    program, devices, log = small_program("gpt"), lanes_of(1, 2), list[Any]()
+    plan = unfused(program, devices, 0)
+    with GraphExecutor(program, devices, {0}, Recorder()) as running:
+        running.record(plan)
+        count = len(running.run(plan))
+        running._home = torch.device("cpu")  # stands for an accelerator
+
+        @contextmanager
+        def stream(device: torch.device) -> Iterator[None]:
+            asker = threading.current_thread()
+            log.append(("begin", asker is threading.main_thread()))
+            yield
+            log.append(("end", device))
+
+        to = Tensor.to
+        monkeypatch.setattr(Tensor, "to", lambda value, *given, **rest: log.append("copy") or to(value, *given, **rest))
+        monkeypatch.setattr(torch.accelerator, "current_stream", stream)
+        running.run(plan)
+    assert log == [("begin", False), *["copy"] * count, ("end", running._home)]
+
+
+def test_who_ends_with_the_interpreter_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then threads are at a standstill; here one waits for a lock."""
+    program, devices, gate = small_program("gpt"), lanes_of(1, 1), threading.Event()
+    running = GraphExecutor(program, devices).__enter__()
+    running._worker.submit(gate.wait)  # type: ignore[union-attr]
+    try:
+        monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+        closing = threading.Thread(target=running.__exit__, args=(None, None, None), daemon=True)
+        other = threading.Thread(target=running._worker.close, daemon=True)  # type: ignore[union-attr]
+        for thread in (closing, other):
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
+    finally:
+        monkeypatch.undo()
+        gate.set()
 
 
 def residents(running: GraphExecutor) -> dict[int, int]:
