@@ -20,7 +20,7 @@ from gst.devices.describe.machine import machine_record
 from gst.devices.execute.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.devices.execute.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.placement.guards import Guard
-from gst.placement.whole import AHEAD, Function, OnExamples, Way, difference, ways, whole_run
+from gst.placement.whole import AHEAD, Function, OnAccelerator, Way, difference, ways, whole_run
 from gst.process.progress import Progress, no_progress
 
 LOOKS = 3  # runs of each way before only those that may win are timed in earnest
@@ -59,9 +59,11 @@ class GuardedRun:
         return self.model(*inputs)
 
     def timed(self, inputs: Sequence[Any]) -> Callable[[], Any]:
-        """What is timed: a call with inputs, or on an accelerator a run of the example inputs that lie there."""
-        is_there = isinstance(self.run, OnExamples)
-        return self.run.on_examples if is_there else partial(self, *inputs)  # type: ignore[attr-defined]
+        """What is timed: a call with inputs, which are the examples in its memory for what runs on an accelerator."""
+        if not isinstance(self.run, OnAccelerator):
+            return partial(self, *inputs)
+        there = self.run.examples()
+        return lambda: self(*there.values)  # holds them
 
 
 @dataclass(frozen=True, eq=False)

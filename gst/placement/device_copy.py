@@ -1,8 +1,9 @@
 """A model or a step run whole on an accelerator, beside its plans: copied to it, recorded as one graph, and compiled.
 
 Users of a GPU compare a plan with these. What they place may lie on the host: then a copy of it lies on the
-accelerator, whose weights follow those of the model. Ways are timed on example inputs in the accelerator's memory, as
-plans are; a call copies its own inputs to the accelerator, and leaves outputs on it, as plans do.
+accelerator, whose weights follow those of the model. A call copies its inputs to where they are read, and leaves
+outputs on the accelerator, as plans do (`gst.placement.device_calls`). Such calls are what is timed, with example
+inputs in the accelerator's memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -20,16 +22,25 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.devices import Device
-from gst.devices.execute.calls import laid_out
+from gst.devices.execute.calls import copied
 from gst.devices.execute.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.devices.execute.lanes import is_here
-from gst.devices.execute.on_accelerator import module_on, one_graph
+from gst.devices.execute.on_accelerator import one_graph
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.devices.execute.residents import Resident
 from gst.devices.execute.spans import NewGraph
 from gst.placement.choosing import SEED, Candidates, Subject, tried
+from gst.placement.device_calls import OnInputs, OnStaticInputs, all_kept, compiled_step, to_device
 from gst.placement.guards import Guard
-from gst.placement.whole import MOST_KEPT, ONE_GRAPH, Function, Way, as_written, difference
+from gst.placement.whole import (
+    ONE_GRAPH,
+    Function,
+    Inputs,
+    Way,
+    as_written,
+    difference,
+    with_strides_of,
+)
 from gst.process.progress import Progress, no_progress
 from gst.programs import Program, Step, differ_beyond_rounding
 
@@ -77,6 +88,7 @@ class DeviceCopy:
         self._leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._residents = [Resident(each, device, True) if isinstance(each, Tensor) else None for each in self._leaves]
         self._holds_examples = True
+        self._given: weakref.ref[Inputs] | None = None
         if isinstance(model, nn.Module) and _lies_on(device, model):
             self._own = _tensors(model)
         elif isinstance(model, nn.Module):
@@ -112,6 +124,15 @@ class DeviceCopy:
         pairs = zip(self._leaves, self._residents, strict=True)
         values = [leaf if each is None else each.value.detach() for leaf, each in pairs]
         return tuple(pytree.tree_unflatten(values, self._spec))
+
+    def given_examples(self) -> Inputs:
+        """The example inputs on the device, as callers have them there: in memory that lasts while somebody times."""
+        given = None if self._given is None else self._given()
+        if given is None:
+            values = [_there(each, self.device) if isinstance(each, Tensor) else each for each in self._leaves]
+            given = Inputs(pytree.tree_unflatten(values, self._spec))
+            self._given = weakref.ref(given)
+        return given
 
     def hold_examples(self) -> None:
         """Copy the example inputs to that memory, unless it holds them."""
@@ -172,28 +193,26 @@ class DeviceCopy:
             Exception: whatever a compiler raises, or an operation that cannot be recorded.
         """
         if way.kind == PYTORCH:
-            return _OnInputs(self, self.eager)
+            return OnInputs(self, self.eager)
         if way.kind == ONE_GRAPH:
             if self._program is not None and draws_on_host(self._program):
                 raise ValueError(DRAWS_ON_HOST)
             self.hold_examples()
-            recorded = _OnStaticInputs(self, self.eager)
+            recorded = OnStaticInputs(self, self.eager)
             with torch.inference_mode(False):  # its outputs are written to in any mode
                 recorded.again = one_graph(recorded.again, self.device, self._graph)
             return recorded
-        # Every way of every model of a class is kept, where Dynamo would give up after eight and run it as written.
-        with torch._dynamo.config.patch(recompile_limit=MOST_KEPT):
-            compiled = self._compiled(way.mode)
-            if not way.mode:
-                compiled(*self.examples())
-                return _OnInputs(self, compiled)
-            self.hold_examples()
-            run = _OnStaticInputs(self, compiled)
-            for each in pytree.tree_leaves(run.inputs):
-                if isinstance(each, Tensor):
-                    torch._dynamo.mark_static_address(each)  # else each run copies all of them
-            run.again()
-            return run
+        compiled = self._compiled(way.mode)
+        if not way.mode:
+            compiled(*self.examples())
+            return OnInputs(self, compiled)
+        self.hold_examples()
+        run = OnStaticInputs(self, compiled)
+        for each in pytree.tree_leaves(run.inputs):
+            if isinstance(each, Tensor):
+                torch._dynamo.mark_static_address(each)  # else each run copies all of them
+        run.again()
+        return run
 
     def refused(self, guard: Guard) -> Function:
         """What runs a call that a guard refuses: as written on the device, as other calls are. The model itself runs
@@ -211,58 +230,14 @@ class DeviceCopy:
     def _compiled(self, mode: str) -> Function:
         compiled_by = partial(torch.compile, mode=mode or "default", dynamic=False)
         if isinstance(self._model, Step):
-            return _compiled_step(self._program, self.examples(), compiled_by, self.device)
-        function = compiled_by(self._model)
+            return compiled_step(self._program, self.examples(), compiled_by, self.device)
+        function = with_strides_of(self.static_inputs(), compiled_by(self._model))
 
         def run(*inputs: Any) -> Any:
-            with torch.no_grad(), self._context or nullcontext():
+            with torch.no_grad(), self._context or nullcontext(), all_kept():
                 return function(*inputs)
 
         return run
-
-
-class _OnInputs:
-    """Runs a function of inputs on a device."""
-
-    def __init__(self, model: DeviceCopy, function: Function) -> None:
-        self._model, self._function = model, function
-        self._static = model.static_inputs()
-
-    def __call__(self, *inputs: Any) -> Any:
-        with self._model.turn():
-            return self._function(*to_device(inputs, self._model.device))
-
-    def on_examples(self) -> Any:
-        self._model.hold_examples()
-        return self._function(*self._static)
-
-
-class _OnStaticInputs:
-    """Runs a function on memory that stays, where graphs read their inputs. Outputs are copied: the next run overwrites
-    them.
-
-    Attributes:
-        inputs: in that memory.
-        again: runs the function on them.
-    """
-
-    def __init__(self, model: DeviceCopy, function: Function) -> None:
-        self._model, self.inputs = model, model.static_inputs()
-        self.again: Callable[[], Any] = partial(function, *self.inputs)
-
-    def __call__(self, *inputs: Any) -> Any:
-        model = self._model
-        with model.turn():
-            if model.lies_elsewhere():
-                return model.eager(*to_device(inputs, model.device))
-            model.hold(inputs)
-            with torch.no_grad():
-                return pytree.tree_map_only(Tensor, Tensor.clone, self.again())
-
-    def on_examples(self) -> Any:
-        self._model.hold_examples()
-        with torch.no_grad():
-            return self.again()
 
 
 def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
@@ -273,12 +248,6 @@ def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
         True
     """
     return next((each.torch_device for each in devices if each.is_accelerator), None)
-
-
-def to_device(inputs: Sequence[Any], device: torch.device) -> tuple[Any, ...]:
-    """The inputs with their tensors on a device, without gradients."""
-    result: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), tuple(inputs))
-    return result
 
 
 def candidates_on_accelerator(
@@ -321,18 +290,10 @@ def give_back(device: torch.device) -> None:
         torch.accelerator.empty_cache()
 
 
-def _compiled_step(
-    program: Program | None, inputs: Sequence[Any], compiled_by: Callable[[nn.Module], Function], device: torch.device
-) -> Function:
-    assert program is not None, "a step is compiled as captured"
-    module, read = compiled_by(module_on(program, device)), Guard(None, inputs, weights=False).leaves
-
-    def run(*values: Any) -> Any:
-        with torch.no_grad():
-            tensors = [laid_out(each, like) for each, like in zip(read(values), program.inputs, strict=True)]
-            return program.unflatten(list(module(*tensors)))
-
-    return run
+def _there(value: Tensor, device: torch.device) -> Tensor:
+    """An example on a device, in the layout and with the gradients for which calls are compared."""
+    there = value.detach() if value.device == device else copied(value.detach(), device)
+    return there.requires_grad_(value.requires_grad)
 
 
 def _copied(model: nn.Module, device: torch.device) -> nn.Module:

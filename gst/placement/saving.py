@@ -23,7 +23,8 @@ from gst.devices.plan import positions_of_nodes
 from gst.files.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.files.writing import atomic_path
 from gst.placement.choosing import SEED, GuardedRun
-from gst.placement.device_copy import DeviceCopy, to_device
+from gst.placement.device_calls import to_device
+from gst.placement.device_copy import DeviceCopy
 from gst.placement.guards import Guard
 from gst.placement.placed_module import PLAN, guard_of
 from gst.placement.step_ways import step_run

@@ -1,7 +1,8 @@
 """The ways to run a step whole on an accelerator, beside its plans: as written, in one graph, and compiled.
 
 A user of a GPU compares a plan with these, and not with the step on the cores. Each is made and timed by a child, which
-answers in milliseconds.
+answers in milliseconds. As plans are, they are timed in calls with inputs in the accelerator's memory: graphs copy them
+to where they read them, and outputs out of where they write them.
 
     python -m gst.placement.ways_on_accelerator PROGRAM [--saved] DEVICE SECONDS SKIP_REASON WAY...
     # a line in: a way; out: its milliseconds
@@ -13,14 +14,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from gst.devices.execute.lane_graphs import DRAWS_ON_HOST, draws_on_host
-from gst.devices.execute.on_accelerator import Run, as_written, module_on, one_graph, whole
+from gst.devices.execute.on_accelerator import Run, as_called, as_written, module_on, num_weights, one_graph, whole
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing
 from gst.placement.choosing import TimeIsUp, stopped_after
 from gst.placement.device_copy import WAYS
@@ -66,19 +69,23 @@ def made(
 ) -> tuple[dict[str, Run], dict[str, str]]:
     """The ways that compute what the program does, and the reasons of the others."""
     if isinstance(source, Path):
-        program = Program.load(source)
-        written = whole(program, device)
+        program = _moved(Program.load(source), device)
+        written, inputs = whole(program, device), program.inputs
         is_seeded = draws_on_host(program)
     else:
-        program, is_seeded = traced(source, kind=kind_for([device.type])), False
-        seeded = as_written(resolve(source), device)
+        program, is_seeded = _moved(traced(source, kind=kind_for([device.type])), device), False
+        step = resolve(source)
+        step = replace(step, inputs=pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), step.inputs))
+        leaves = pytree.tree_leaves(step.inputs)
+        seeded, inputs = as_written(step, device), tuple(each for each in leaves if isinstance(each, Tensor))
 
         def written() -> list[object]:
             with unseeded():  # as a user's step draws, whom nobody asked for plans
                 return seeded()
 
     written()  # what it raises ends all
-    ways: dict[str, Callable[[], Run]] = {ONE_GRAPH: partial(one_graph, written, device)}
+    others = inputs[num_weights(program) :]
+    ways: dict[str, Callable[[], Run]] = {ONE_GRAPH: lambda: as_called(one_graph(written, device), others)}
     ways |= {name: partial(_compiled, program, device, MODE_OF[name]) for name in compiled}
     runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
     for name, make in ways.items():
@@ -111,7 +118,12 @@ def _compiled(program: Program, device: torch.device, mode: str) -> Run:
 
     if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
         raise ValueError(f"wrong outputs: {difference}")
-    return run
+    return run if mode == "default" else as_called(run, program.inputs[num_weights(program) :])
+
+
+def _moved(program: Program, device: torch.device) -> Program:
+    """A program whose inputs lie on a device: every way reads them there."""
+    return replace(program, inputs=tuple(value.detach().to(device) for value in program.inputs))
 
 
 def main() -> None:

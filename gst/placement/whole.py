@@ -61,14 +61,21 @@ class Bound(nn.Module):
 
 
 @runtime_checkable
-class OnExamples(Protocol):
-    """What runs a model on an accelerator, called with inputs that lie anywhere. As plans are, it is timed on the
-    example inputs, which lie where it reads them."""
+class OnAccelerator(Protocol):
+    """What runs a model on an accelerator, called with inputs that lie anywhere. As plans are, it is timed in calls
+    with the example inputs in the accelerator's memory."""
 
     def __call__(self, *inputs: Any) -> Any: ...
 
-    def on_examples(self) -> Any:
-        """What it returns for them, where the next run may overwrite it."""
+    def examples(self) -> Inputs:
+        """The example inputs there."""
+
+
+class Inputs:
+    """Inputs of a call, which lie on a device as long as somebody holds this."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = tuple(values)
 
 
 class Way(NamedTuple):
@@ -204,7 +211,7 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
 
     threads = way.threads or torch.get_num_threads()
     if way.kind == AHEAD:
-        library = _with_strides_of(inputs, _ahead_of_time(model, inputs, threads))
+        library = with_strides_of(inputs, _ahead_of_time(model, inputs, threads))
         return on_threads(without_gradients(library), threads)
     options: dict[str, Any] = {"cpp.threads": threads}
     if way.kind == FROZEN:
@@ -214,7 +221,7 @@ def whole_run(model: nn.Module, way: Way, inputs: Sequence[Any]) -> Function:
     # Dynamo compares options when it looks for compiled code of the same model, and asks the global setting whether
     # weights are constants.
     function: Function = torch.compile(model, options=options, dynamic=False)
-    function = _with_channels_last(function) if way.channels_last else _with_strides_of(inputs, function)
+    function = _with_channels_last(function) if way.channels_last else with_strides_of(inputs, function)
     run = on_threads(without_gradients(function), threads)
     packed = packed_by_onednn() if way.kind == FROZEN and onednn_is_faster() else nullcontext()
     # Every way of every shape is kept, where Dynamo would give up after eight.
@@ -295,7 +302,7 @@ def on_threads(function: Function, threads: int | None) -> Function:
     return run
 
 
-def _with_strides_of(example: Sequence[Any], function: Function) -> Function:
+def with_strides_of(example: Sequence[Any], function: Function) -> Function:
     """The same for inputs of other strides, which are copied. What is compiled ahead of time takes the strides of the
     example for granted and would read something else; other code would be compiled anew."""
     leaves, spec = pytree.tree_flatten(tuple(example))

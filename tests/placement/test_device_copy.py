@@ -27,9 +27,9 @@ from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.placement import choosing, device_copy, placed
 from gst.placement.device_copy import DeviceCopy, candidates_on_accelerator
 from gst.placement.planning import Settings
-from gst.placement.whole import MOST_KEPT, ONE_GRAPH, OnExamples, Way
+from gst.placement.whole import MOST_KEPT, ONE_GRAPH, OnAccelerator, Way
 from gst.programs import Step, capture, outputs_differ, training_step
-from tests.devices.execute.recorded import Recorder
+from tests.devices.execute.recorded import Recorder, counted
 
 CPU = torch.device("cpu")
 QUICK = Settings(evaluations=20, methods=("annealing",), repetitions=5, patience_s=0.0, compile_step=False)
@@ -215,7 +215,23 @@ def test_no_way_is_compiled_under_the_limit_of_dynamo(model: nn.Module, monkeypa
     for way in device_copy.WAYS:
         if way.compiles:
             torch.testing.assert_close(on_device.run(way)(OTHER), model(OTHER))
-    assert limits == [MOST_KEPT, before] * 3
+    assert limits == [MOST_KEPT, MOST_KEPT] * 3 and torch._dynamo.config.recompile_limit == before
+
+
+def test_compiled_code_is_given_the_strides_that_it_was_compiled_for(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strides = set()
+
+    def compiled_by(function: nn.Module, **settings: Any) -> Any:
+        return lambda *inputs: strides.add(inputs[0].stride()) or function(*inputs)
+
+    monkeypatch.setattr(torch, "compile", compiled_by)
+    result = candidates_on_accelerator(model, (X,), CPU, graph=Recorder())
+    columns = X.t().contiguous().t()
+    assert columns.stride() != X.stride()
+    torch.testing.assert_close(result.runs[COMPILED](columns), model(X))
+    assert strides == {X.stride()}
 
 
 @pytest.mark.usefixtures("is_elsewhere")
@@ -232,6 +248,20 @@ def test_what_is_placed_in_inference_mode_runs_outside_of_it(model: nn.Module) -
                 torch.testing.assert_close(run(x), model(x))
         with torch.inference_mode():
             torch.testing.assert_close(run(X), model(X))
+
+
+def test_a_graph_that_is_recorded_under_autocast_casts_the_weights_of_now(model: nn.Module) -> None:
+    """Autocast keeps the casts of weights that require gradients: a recording that finds one there holds no cast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        result = candidates_on_accelerator(model, (X,), CPU, compiled=False, graph=Recorder())
+        run = result.runs[ONE_GRAPH]
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        torch.clear_autocast_cache()
+        torch.testing.assert_close(run(OTHER), model(OTHER).detach())
+        assert run(OTHER).dtype == torch.bfloat16 and torch.is_autocast_cache_enabled()
+    with pytest.warns(UserWarning, match="called without autocast, and was placed under autocast of cpu to torch.bf"):
+        assert run(OTHER).dtype == torch.float32
 
 
 def test_random_numbers_of_a_seed_are_not_recorded() -> None:
@@ -263,17 +293,24 @@ def test_calls_of_another_shape_run_on_the_device_with_the_weights_of_now(model:
     assert len(on_host) == 3  # a copy stays in the mode in which it was placed
 
 
-def test_ways_share_the_memory_of_inputs_and_are_timed_on_the_examples() -> None:
-    x = torch.ones(3)
-    result = candidates_on_accelerator(
-        Step("double", lambda x: x * 2, (x,)), (x,), CPU, compiled=False, graph=Recorder()
-    )
-    runs = result.runs
-    assert runs[ONE_GRAPH](torch.full((3,), 5.0)).tolist() == [10.0] * 3
-    for run in runs.values():
-        assert run.timed((x,))().tolist() == [2.0] * 3
-    static = runs[PYTORCH].run._static[0], runs[ONE_GRAPH].run.inputs[0]
-    assert static[0].data_ptr() == static[1].data_ptr() != x.data_ptr()
+def test_what_is_timed_is_a_call_with_examples_on_the_accelerator() -> None:
+    wide, trained = torch.ones(1, 3).expand(4, 3), torch.ones(4, 3, requires_grad=True)
+    step = Step("product", lambda x, y: (x * y, x + y), (wide, trained))
+    runs = candidates_on_accelerator(step, step.inputs, CPU, compiled=False, graph=Recorder()).runs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a call that the guard refuses would be timed as written
+        for name, run in runs.items():
+            timed, mine = run.timed(step.inputs), (wide, trained.detach().clone().requires_grad_())
+            assert [each.tolist() for each in timed()] == [[[1.0] * 3] * 4, [[2.0] * 3] * 4]
+            counts = counted(timed)
+            assert counts == counted(lambda run=run, mine=mine: run(*mine))
+            copies = counts[torch.ops.aten.copy_.default], counts[torch.ops.aten.clone.default]
+            # the stand-in of a graph copies its two results too
+            assert copies == ((4, 2) if name == ONE_GRAPH else (0, 0))
+    given = weakref.ref(runs[PYTORCH].run.examples())
+    assert given() is runs[ONE_GRAPH].run.examples()  # in one memory for all
+    del timed
+    assert given() is None  # which lasts while somebody times
 
 
 def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
@@ -316,7 +353,7 @@ def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stand
     again = gst.load(tmp_path / "placed", model)
     torch.testing.assert_close(again.module()(OTHER), model(OTHER))
     assert again.winner == ONE_GRAPH and len(stands_in.graphs) == count + 1
-    assert isinstance(again.runs[PYTORCH].run, OnExamples)  # as its time says
+    assert isinstance(again.runs[PYTORCH].run, OnAccelerator)  # as its time says
     del result, won, again
     gc.collect()
     assert lost() is None  # a plan holds no other way

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from gst.devices import Device
 from gst.devices.execute import on_accelerator
@@ -18,7 +19,8 @@ from gst.placement.fleet import host
 from gst.placement.planning import Settings
 from gst.placement.ways_on_accelerator import MODE_OF, ONE_GRAPH
 from gst.process.progress import no_progress
-from gst.programs import capture_module
+from gst.programs import capture_module, resolve
+from tests.devices.execute.recorded import counted
 
 CPU = torch.device("cpu")
 STEP = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"
@@ -44,6 +46,26 @@ def test_a_way_with_other_outputs_is_left_out(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch, "compile", lambda module, mode: lambda *inputs: (module(*inputs)[0] + 1,))
     runs, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 60.0, "")
     assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in MODE_OF)
+
+
+def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans are; weights that a step renews change, too."""
+    monkeypatch.setattr(ways_on_accelerator, "one_graph", lambda run, device: run)
+    step = resolve(STEP)
+    for source, inputs, outputs in (
+        (saved(tmp_path), 1, 1),
+        (STEP, *map(num_tensors, (step.inputs, step.function(*step.inputs)))),
+    ):
+        runs, _ = ways_on_accelerator.made(source, CPU, 0.0, "")
+        copies = counted(runs[ONE_GRAPH])
+        copies.subtract(counted(runs[PYTORCH]))
+        assert (copies[torch.ops.aten.copy_.default], copies[torch.ops.aten.clone.default]) == (inputs, outputs)
+
+
+def num_tensors(values: object) -> int:
+    return sum(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(values))
 
 
 def test_nothing_is_compiled_without_time_or_wish(tmp_path: Path) -> None:
