@@ -42,7 +42,8 @@ class Placed:
         model: the model or step as it was given.
         inputs: what it was placed with.
         devices: where it was placed.
-        result: what was measured, see `gst.placement.planning.placed_result`.
+        result: what was measured, see `gst.placement.planning.placed_result`; `unused_accelerators` names those that
+            were left out, if any were, as it lies in the host's memory.
         runs: ways to run the whole model that compute what it does, by name; on the first accelerator of the devices,
             if there is one, where they leave their outputs (`result["accelerator"]` names it).
         parameters: for a model, its parameters and buffers by name; empty for a step.
@@ -156,8 +157,8 @@ def place(
     If the devices hold an accelerator, what stands beside plans is the model or the step on the first one: as written,
     recorded as one graph, and compiled in two modes, or three with 240 s or more (`max-autotune` takes minutes). What
     lies elsewhere is copied to it; the copy of a model follows its weights, but no attribute or hook that is changed
-    later. All are timed, as plans are, with inputs in its memory, and leave their outputs in it. Where it cannot run
-    the whole, plans stand beside the ways to run it where it lies.
+    later. All are timed, as plans are, in calls with inputs in its memory, and leave their outputs in it. Where it
+    cannot run the whole, plans stand beside the ways to run it where it lies.
 
     Args:
         model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a
