@@ -143,17 +143,18 @@ class GraphExecutor:
 
     def time_ms(self, plan: Plan) -> float:
         """Milliseconds of a run as callers make it: with example inputs that lie on the first accelerator, of which
-        those that are no weights are copied to where the plan reads them, and outputs copied out.
+        those that are no weights are copied to where the plan reads them, and outputs copied out. Where a plan runs
+        eagerly, all inputs lie where it reads them.
 
         Raises:
             ValueError, ExecutionError: as `run`.
         """
-        self.record(plan)
-        steady = num_weights(self.program)
+        graph, steady = self.record(plan), num_weights(self.program)
 
         def time() -> float:
+            inputs = None if graph.reason else self._calls_inputs(steady)
             stream = None if self._home is None else torch.accelerator.current_stream(self._home)
-            return timed(partial(self._run, plan, self._calls_inputs(steady), steady, stream))
+            return timed(partial(self._run, plan, inputs, steady, stream))
 
         return self._on_worker(partial(self._with_room, plan, time))
 
