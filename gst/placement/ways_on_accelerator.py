@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from gst.devices.execute.calls import eager
 from gst.devices.execute.lane_graphs import DRAWS_ON_HOST, draws_on_host
-from gst.devices.execute.on_accelerator import Run, as_called, as_written, module_on, num_weights, one_graph, whole
+from gst.devices.execute.on_accelerator import Run, as_called, as_written, num_weights, one_graph, whole
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing
 from gst.placement.choosing import TimeIsUp, stopped_after
 from gst.placement.device_copy import WAYS
@@ -110,12 +111,7 @@ def _compiled(program: Program, device: torch.device, mode: str) -> Run:
     """Raises:
     ValueError: it gives other outputs than the program.
     """
-    run, module = whole(program, device, mode), module_on(program, device)
-
-    def one_by_one(inputs: Sequence[Tensor]) -> list[object]:
-        with torch.no_grad():
-            return list(module(*(value.to(device) for value in inputs)))
-
+    run, one_by_one = whole(program, device, mode), partial(eager, program, device=device)
     if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
         raise ValueError(f"wrong outputs: {difference}")
     return run if mode == "default" else as_called(run, program.inputs[num_weights(program) :])

@@ -16,7 +16,19 @@ from gst.devices import Device, ExecutionError, Executor, Plan, discover, eager,
 from gst.devices.execute.hostile import hostile_run
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
-from gst.programs import WORKLOADS, Program, Reference, Step, TrainingStep, capture, capture_module, outputs_differ
+from gst.devices.execute.on_accelerator import one_by_one
+from gst.devices.execute.precision import exact_convolutions
+from gst.programs import (
+    WORKLOADS,
+    Program,
+    Reference,
+    Step,
+    TrainingStep,
+    capture,
+    capture_module,
+    differ_beyond_rounding,
+    outputs_differ,
+)
 from tests.programs.small import SMALL, small_program
 
 from ..conftest import STRUCTURES, pair
@@ -284,13 +296,16 @@ def test_lowered_plans_are_remembered_by_key(program: Program) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(bundled_program: Program) -> None:
-    want, rng = eager(bundled_program), np.random.default_rng(0)
-    names = ("cpu:0", "cuda:0")
-    with Executor(bundled_program, discover()) as executor:
+    rng, names, inputs = np.random.default_rng(0), ("cpu:0", "cuda:0"), bundled_program.inputs
+    there = one_by_one(bundled_program, torch.device("cuda:0"))
+    with Executor(bundled_program, discover()) as executor, exact_convolutions():  # as those of the CPU
+        want = there(inputs)
         for _ in range(10):
-            assert outputs_differ(executor.run(random_plan(bundled_program, rng, names)), want) is None
+            got = executor.run(random_plan(bundled_program, rng, names))
+            assert differ_beyond_rounding(got, want, there, inputs) is None
         assert executor.last_transfers.copies > 0
-        assert outputs_differ(executor.run(alone(bundled_program, "cuda:0")), want) is None
+        got = executor.run(alone(bundled_program, "cuda:0"))
+        assert differ_beyond_rounding(got, want, there, inputs) is None
 
 
 def test_an_error_of_a_run_is_the_same_in_another_process() -> None:

@@ -107,6 +107,6 @@ def test_pinned_memory_is_no_slower_than_pageable() -> None:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     for way in ((CPU, device), (device, CPU)):
-        rates = copy_rates(*way, sizes=(4, 1 << 20, 1 << 26))
+        rates = copy_rates(*way, sizes=(4, 1 << 20, 1 << 26), repetitions=10)
         assert rates is not None and rates.pinned_gb_per_s is not None
-        assert rates.pinned_gb_per_s > 0.9 * rates.gb_per_s
+        assert rates.pinned_gb_per_s > 0.7 * rates.gb_per_s  # to the host both are pinned
