@@ -2,6 +2,9 @@
 PYTHON ?= python3.11
 VENV   ?= .venv
 NAME   ?= gpu
+# Figures of `make gpu` go to GPU_JSON: to OUT/NAME.json where OUT is set, also by the environment, else to NAME.json where
+# NAME is a path, else beside the others.
+GPU_JSON = $(if $(OUT),$(OUT)/$(notdir $(NAME)),$(if $(findstring /,$(NAME)),$(NAME),experiments/results/gpu/$(NAME))).json
 # What pip is given to install PyTorch. PyTorch's CPU build is a tenth of the default one, which brings CUDA:
 #   make demo TORCH="--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
 TORCH  ?= torch==2.13.0
@@ -68,10 +71,9 @@ bench: $(STAMPS)/dev           ## most figures of README.md, made anew (two hour
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
 
-gpu:                            ## tests and benchmarks of the GPU here, with the python at hand; without one, what is proven without
+gpu:                            ## tests and benchmarks of the GPU here with the python at hand, nineteen minutes (LIMIT=540: nine; RESUME=1 goes on); without one, what is proven without
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu $(if $(SAMPLES),--samples $(SAMPLES)) \
-	  $(if $(LIMIT),--total-limit $(LIMIT)) $(if $(RESUME),--resume) \
-	  --json experiments/results/gpu/$(NAME).json
+	  $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(LIMIT),--total-limit $(LIMIT)) $(if $(RESUME),--resume) --json $(GPU_JSON)
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import jaxtyping
 import pytest
@@ -19,6 +20,8 @@ from hypothesis import settings
 METHOD = ["cost", "data", "files", "graphs", "method", "nn", "programs"]
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
+sys.modules["tests"] = ModuleType("tests")  # this folder, also where a package of that name is installed
+sys.modules["tests"].__path__ = [str(Path(__file__).parent)]
 if find_spec("beartype") is not None:  # tests of a GPU run without these checks where it is missing
     jaxtyping.install_import_hook(CHECKED, "tests.checks.first_calls")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service to start, on a machine that is busy
@@ -38,8 +41,11 @@ SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
 
 
 @pytest.hookimpl(trylast=True)  # what `-m` leaves out does not count
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, then those with many: else one process ends with them while the other is idle."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those with many: else one process ends with them while the other is idle. Tests
+    of a GPU stay in the order in which their files are named."""
+    if config.option.markexpr == "gpu":
+        return
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: (-slow[item.path], -tests[item.path]))

@@ -365,27 +365,34 @@ def _add_gpu(bench: Any, command: Command) -> None:
     parser = command(
         bench, "gpu", _run_of("gpu"),
         "an accelerator: its tests, GST, workloads by lanes; without one, checks on fake tensors",
-        f"{BENCH} gpu --json experiments/results/gpu/h100.json\n{BENCH} gpu --programs gpt,inception --without-tests",
+        f"{BENCH} gpu --json experiments/results/gpu/h100.json\n"
+        f"{BENCH} gpu --total-limit 540 --json gpu.json\n{BENCH} gpu --total-limit 540 --json gpu.json --resume\n"
+        f"{BENCH} gpu --programs gpt,inception --without-tests",
     )  # fmt: skip
     parser.add_argument(
-        "--programs", help="workloads, step, recorded, table, score, capped, separated by commas (default: all of them)"
+        "--programs",
+        help="workloads, step, recorded, table, score, place, capped, separated by commas (default: all of them)",
     )
     parser.add_argument("--lanes", default="1,2,4", help="streams of the accelerator (default: %(default)s)")
     parser.add_argument(
         "--modes", default="default,reduce-overhead,max-autotune",
-        help="of torch.compile on the accelerator; '' = not compiled (default: %(default)s)",
+        help="of torch.compile on the accelerator, max-autotune at the end of all and only if there is time; "
+        "'' = not compiled (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--repetitions", type=int, default=25, help="of each way, in turns (default: %(default)s)")
-    parser.add_argument("--plans", type=int, default=100, help="simulated and measured too (default: %(default)s)")
+    parser.add_argument(
+        "--plans", type=int, default=100, help="simulated and measured too, as far as time goes (default: %(default)s)"
+    )
     parser.add_argument("--without-tests", action="store_true", help="leave out the tests marked gpu")
     parser.add_argument("--samples", type=Path, help="without an accelerator: GraphNet samples too")
     parser.add_argument("--full", action="store_true", help="without an accelerator: programs at full size (minutes)")
     parser.add_argument(
-        "--time-limit", type=float, default=300.0, metavar="S", help="of the tests, and of each (default: %(default)g)"
+        "--time-limit", type=float, default=300.0, metavar="S", help="of each row at most (default: %(default)g)"
     )
     parser.add_argument(
-        "--total-limit", type=float, default=1200.0, metavar="S", help="of all together (default: %(default)g)"
-    )
+        "--total-limit", type=float, default=1140.0, metavar="S",
+        help="of all together, of which each row has a share (default: %(default)g)",
+    )  # fmt: skip
     parser.add_argument("--resume", dest="goes_on", action="store_true", help="keep what --json holds and ended well")
 
 

@@ -1,11 +1,12 @@
-"""An accelerator, most important first: its tests, GST's training step, table and scores, gpt, inception, rnnlm and moe
-as written and by lanes with the simulator beside them, `gst place` of inception, a model in half of its memory, then
-all other workloads; without one, what can be proven without.
+"""An accelerator, most important first: tests that all else rests on, GST's training step, inception and gpt as written
+and by lanes with the simulator beside them, `gst place` of inception, a model in half of its memory, then all other
+tests, jobs of GST and workloads, and last `max-autotune`; without one, what can be proven without.
 
-    make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/NAME.json
-    make gpu LIMIT=540    # seconds of all together; then `make gpu LIMIT=540 RESUME=1` goes on with the rest
+    make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/gpu.json; nineteen minutes at most
+    make gpu LIMIT=540 OUT=folder    # seconds of all together; then `make gpu LIMIT=540 OUT=folder RESUME=1` goes on
 
-Each workload runs in a process of its own, and the others go on when one fails; what there is no time for is named.
+Each row runs in a process of its own and has a share of the time; the others go on when one fails, and what there is no
+time for is named. The figures are written after each row, and what a process said of errors to a folder beside them.
 Without an accelerator the workloads, training steps of the transformers library and GraphNet samples go through
 `experiments.bench.gpu_proofs`.
 """
@@ -14,31 +15,61 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from experiments.bench import child_environment, gpu_gst
+from experiments.bench import gpu_gst, gpu_lines, gpu_tests
+from experiments.bench.gpu_process import run_session
 from experiments.bench.gpu_proofs import proven, steps_to_prove
+from experiments.bench.gpu_record import accelerator_record
 from gst.devices import machine_record
 from gst.files.untrusted import read_object
 from gst.files.writing import write_json
 from gst.programs import WORKLOADS
 
-ROOT = Path(__file__).parents[2]
-FIRST = ("gpt", "inception", "rnnlm", "moe")
-JOBS = (*gpu_gst.JOBS, "place", "capped")
-LEAST_S = 10.0  # in which nothing could be measured
+LATE_MODE = "max-autotune"  # of torch.compile; it takes minutes
+LEAST_S, LEAST_LATE_S = 10.0, 60.0  # in which nothing could be measured, and nothing compiled in the late mode
+FLOOR_S = 30.0  # that each row may take, if there is time: a process needs some for its imports
 CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
 """Of the model in half of its memory: 1 GiB of weights."""
+PLACED = {"program": "inception"}
+PLACED_SHARE = 0.6  # of the time of `place`, that `gst place` searches for
 
-PLACED = {"program": "inception", "seconds": 120}
+
+class Job(NamedTuple):
+    """One row.
+
+    Args:
+        part: of the result in which it is: tests, gst, workloads, place, capped or compiled.
+        name: of the row.
+        share: of the time of all together that it may take at most.
+    """
+
+    part: str
+    name: str
+    share: float
+
+
+JOBS = (
+    Job("tests", "tests", 0.14),
+    Job("gst", "step", 0.14),
+    Job("workloads", "inception", 0.13),
+    Job("workloads", "gpt", 0.13),
+    Job("place", "place", 0.15),
+    Job("capped", "capped", 0.06),
+    Job("tests", "more tests", 0.14),
+    Job("gst", "recorded", 0.06),
+    Job("gst", "table", 0.05),
+    Job("gst", "score", 0.08),
+    *(Job("workloads", name, 0.1) for name in ("rnnlm", "moe")),
+    *(Job("workloads", name, 0.1) for name in WORKLOADS if name not in ("inception", "gpt", "rnnlm", "moe")),
+)
+"""The most important first; what comes later may find no time left."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -53,53 +84,91 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["accelerator"] = None if accelerator is None else str(accelerator)
     if accelerator is None:
         return result | _proofs(names, options)
-    if unknown := [name for name in names or () if name.partition(":")[0] not in (*WORKLOADS, *JOBS)]:
-        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join((*WORKLOADS, *JOBS))}")
-    deadline = time.monotonic() + options.total_limit
-
-    def patience() -> float:
-        return min(options.time_limit, deadline - time.monotonic())
-
+    modes = [each for each in options.modes.split(",") if each]
+    jobs = list(_jobs(names, not options.without_tests, LATE_MODE in modes))
     settings = {
         "repetitions": options.repetitions,
         "lanes": [int(each) for each in options.lanes.split(",")],
-        "modes": [each for each in options.modes.split(",") if each],
+        "modes": [each for each in modes if each != LATE_MODE],
         "plans": options.plans,
     }
-    result |= {"settings": settings, "tests": None, "gst": {}, "place": None, "capped": None, "workloads": {}}
+    result["accelerator_record"] = accelerator_record(torch.device(accelerator.type, 0))
+    result |= {"settings": settings, "tests": {"outcomes": {}}, "gst": {}, "place": None, "capped": None}
+    result |= {"workloads": {}, "compiled": {}}
     result |= _before(options, result)
     result["skipped"] = []
-    if not options.without_tests and not result["tests"]:
-        result["tests"] = gpu_tests(patience())
-        print(f"tests marked gpu: {result['tests']['last_line']}", flush=True)
-        _keep(options, result)
-    for name in names or (*gpu_gst.JOBS, *FIRST, "place", "capped", *(each for each in WORKLOADS if each not in FIRST)):
-        if name in result["gst"] or name in result["workloads"] or result.get(name):
+    deadline = time.monotonic() + options.total_limit
+    for job in jobs:
+        if _is_done(job, result):
             continue
-        if patience() < LEAST_S:
-            result["skipped"].append(f"{name}: no time left of {options.total_limit:g} s")
+        left = deadline - time.monotonic()
+        if left < (LEAST_LATE_S if job.part == "compiled" else LEAST_S):
+            result["skipped"].append(f"{job.name}: no time left of {options.total_limit:g} s")
             continue
-        if name in gpu_gst.JOBS:
-            limit_s, job = gpu_gst.JOBS[name]
-            row = result["gst"][name] = _row("gpu_gst", [name, json.dumps(job)], min(limit_s, patience()))
-            print(gpu_gst.line(name, row), flush=True)
-        elif name == "place":
-            result["place"] = _row("gpu_place", [json.dumps(PLACED)], patience())
-            print(_place_line(result["place"]), flush=True)
-        elif name == "capped":
-            result["capped"] = _row("gpu_capped", [json.dumps(CAPPED)], patience())
-            print(_capped_line(result["capped"]), flush=True)
-        else:
-            row = result["workloads"][name] = _row("gpu_child", [name, json.dumps(settings)], patience())
-            print(_line(name, row), flush=True)
-        _keep(options, result)
+        limit_s = min(max(job.share * options.total_limit, FLOOR_S), options.time_limit, left)
+        try:
+            print(_do(job, result, limit_s, options.json), flush=True)
+        finally:
+            if options.json:
+                write_json(options.json, result)
     print(f"skipped: {'; '.join(result['skipped']) or 'nothing'}", flush=True)
     return result
 
 
-def _keep(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
-    if options.json:
-        write_json(options.json, result)
+def _jobs(names: Sequence[str] | None, has_tests: bool, is_late: bool) -> Iterator[Job]:
+    """The jobs of these names, all if None; in the late mode of the compiler each workload once more, at the end.
+
+    Raises:
+        ValueError: there is no such workload or job.
+    """
+    known = [job.name for job in JOBS if job.part != "tests"]
+    if unknown := [name for name in names or () if name.partition(":")[0] not in known]:
+        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(known)}")
+    others = [Job("workloads", name, 0.1) for name in names or () if name not in known]  # of other sizes
+    jobs = [job for job in JOBS if (has_tests and job.part == "tests")
+            or (job.part != "tests" and (names is None or job.name in names))]  # fmt: skip
+    yield from (*jobs, *others)
+    if is_late:
+        yield from (Job("compiled", job.name, 0.25) for job in (*jobs, *others) if job.part == "workloads")
+
+
+def _is_done(job: Job, result: Mapping[str, Any]) -> bool:
+    there = result[job.part]
+    return there is not None if job.part in ("place", "capped") else job.name in there
+
+
+def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> str:
+    """Do one job, put its row into the result, and say it in a line."""
+    log = None if path is None else path.with_suffix("") / f"{job.part}_{job.name.replace(' ', '_')}.txt"
+    if job.part == "tests":
+        return _test(job.name, result["tests"], limit_s, log)
+    if job.part == "gst":
+        row = result["gst"][job.name] = _row("gpu_gst", [job.name, json.dumps(gpu_gst.JOBS[job.name])], limit_s, log)
+        return gpu_gst.line(job.name, row)
+    if job.part == "place":
+        settings = PLACED | {"seconds": round(limit_s * PLACED_SHARE)}
+        row = result["place"] = _row("gpu_place", [json.dumps(settings)], limit_s, log)
+        return gpu_lines.place(row)
+    if job.part == "capped":
+        row = result["capped"] = _row("gpu_capped", [json.dumps(CAPPED)], limit_s, log)
+        return gpu_lines.capped(row)
+    settings = result["settings"] | {"seconds": limit_s}
+    if job.part == "compiled":
+        settings |= {"lanes": [], "plans": 0, "modes": [LATE_MODE]}
+    row = result[job.part][job.name] = _row("gpu_child", [job.name, json.dumps(settings)], limit_s, log)
+    return gpu_lines.workload(job.name, row)
+
+
+def _test(name: str, tests: dict[str, Any], limit_s: float, log: Path | None) -> str:
+    """Run the tests of the first files, or all those that have not run yet; `tests` holds what became of them."""
+    first, others = gpu_tests.files_of_tests()
+    files = first if name == "tests" else [*first, *others]
+    outcomes: dict[str, gpu_tests.Outcome] = tests["outcomes"]
+    row = gpu_tests.gpu_tests(files, limit_s, outcomes, log)
+    new = row.pop("outcomes")
+    outcomes |= new
+    tests[name] = row
+    return gpu_tests.line(name, new, row["last_line"])
 
 
 def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +182,17 @@ def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, An
     before = read_object(options.json)
     if any(before.get(key) != now[key] for key in ("machine", "accelerator", "settings")):
         raise ValueError(f"{options.json} is of other settings or another machine; leave --resume away")
-    rows = {part: {name: row for name, row in before[part].items() if _is_whole(row)} for part in ("gst", "workloads")}
-    jobs = {part: before[part] for part in ("place", "capped") if before[part] and _is_whole(before[part])}
-    tests = {"tests": before["tests"]} if before["tests"] and before["tests"]["status"] == 0 else {}
-    return rows | jobs | tests
+    parts = ("gst", "workloads", "compiled")
+    rows = {part: {name: row for name, row in before[part].items() if _is_whole(row)} for part in parts}
+    alone = {part: before[part] for part in ("place", "capped") if before[part] and _is_whole(before[part])}
+    tests = {name: row for name, row in before["tests"].items() if row.get("status") in PASSED}
+    tests["outcomes"] = {
+        test: each for test, each in before["tests"]["outcomes"].items() if each["outcome"] in ("passed", "skipped")
+    }
+    return rows | alone | {"tests": tests}
+
+
+PASSED = (0, 5)  # exit statuses of pytest: all passed, or there were none
 
 
 def _is_whole(row: Mapping[str, Any]) -> bool:
@@ -140,73 +216,23 @@ def _proofs(names: Sequence[str] | None, options: argparse.Namespace) -> dict[st
     return {"checked": rows, "skipped": skipped}
 
 
-def gpu_tests(time_limit_s: float) -> dict[str, Any]:
-    """Run the tests marked gpu: exit status and the last line of pytest. A file that needs a package which is not here
-    fails by name, and the others go on."""
-    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rfE", "--continue-on-collection-errors", *files]
-    try:
-        ran = subprocess.run(
-            command, cwd=ROOT, env=child_environment(), capture_output=True, text=True, timeout=time_limit_s
-        )
-    except subprocess.TimeoutExpired:
-        return {"status": None, "failed": [], "last_line": f"no end within {time_limit_s:g} s"}
-    lines = ran.stdout.strip().splitlines() or ran.stderr.strip().splitlines() or ["no words"]
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {"status": ran.returncode, "failed": failed, "last_line": lines[-1]}
-
-
-def _row(module: str, arguments: Sequence[str], time_limit_s: float) -> dict[str, Any]:
+def _row(module: str, arguments: Sequence[str], limit_s: float, log: Path | None = None) -> dict[str, Any]:
     """The last that a child says, a module of this folder, with `unfinished`, the reason, if it did not end well; or
-    `{"failed": reason}`."""
-    command = [sys.executable, "-m", f"experiments.bench.{module}", *arguments]
-    try:
-        child = subprocess.run(command, env=child_environment(), capture_output=True, timeout=time_limit_s)
-    except subprocess.TimeoutExpired as late:
-        said, reason = late.stdout, f"no end within {time_limit_s:g} s"
-    else:
-        words = child.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {child.returncode}"]
-        said, reason = child.stdout, words[-1][:300] if child.returncode else ""
-    row = _last_row(said)
+    `{"failed": reason}`. What it says of errors goes to `log`."""
+    ended = run_session([sys.executable, "-m", f"experiments.bench.{module}", *arguments], limit_s)
+    if log is not None and ended.stderr:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(ended.stderr)
+    words = ended.stderr.strip().splitlines() or [f"exit status {ended.status}"]
+    reason = f"no end within {limit_s:g} s" if ended.status is None else words[-1][:300] if ended.status else ""
+    row = _last_row(ended.stdout)
     if row is None:
         return {"failed": reason or "no result"}
     return row | ({"unfinished": reason} if reason else {})
 
 
-def _last_row(said: bytes | None) -> dict[str, Any] | None:
-    """The last whole line of JSON, if any: a child that does not end compiling has said what it knew before."""
-    lines = [
-        line for line in (said or b"").splitlines(keepends=True) if line.startswith(b"{") and line.endswith(b"}\n")
-    ]
-    return json.loads(lines[-1]) if lines else None
-
-
-def _line(name: str, row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return f"{name:<16} failed: {row['failed']}"
-    ways = _times(row["ways"])
-    if rank := row.get("simulator"):
-        ways += f"; simulator against {rank['plans']} plans: Spearman {rank['spearman'] or 0:.2f}"
-    late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
-    return f"{name:<16} {ways}; operations alone {row['operations_ms']:.3f} ms{late}"
-
-
-def _place_line(row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return f"{'place':<16} failed: {row['failed']}"
-    in_order = dict(sorted(row["plans"].items(), key=lambda each: each[1]["median_ms"] or math.inf))
-    return f"{'place':<16} {row['winner']} wins; {_times(in_order)}; {len(row['eager'])} eager"
-
-
-def _capped_line(row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return f"{'capped':<16} failed: {row['failed']}"
-    return f"{'capped':<16} {_times(row['ways'])}; {row['plan_bytes'] >> 20} of {row['limit_bytes'] >> 20} MiB"
-
-
-def _times(ways: Mapping[str, Mapping[str, Any]]) -> str:
-    """Milliseconds of each way, or why it failed."""
-    return ", ".join(
-        f"{way} failed ({each['reason'][:60]})" if each["reason"] else f"{way} {each['median_ms']:.3f} ms"
-        for way, each in ways.items()
-    )
+def _last_row(said: str) -> dict[str, Any] | None:
+    """The last whole line of JSON, with None for NaN and infinity, if there is any: a child that does not end compiling
+    has said what it knew before."""
+    lines = [line for line in said.splitlines(keepends=True) if line.startswith("{") and line.endswith("}\n")]
+    return json.loads(lines[-1], parse_constant=lambda _: None) if lines else None

@@ -3,7 +3,7 @@
 Accelerate's device_map fills the accelerator with the first layers, and brings the weights of the others there for each
 call. The plan leaves the others on the CPU, which computes them; the checker proves that it keeps the limit.
 
-python -m experiments.bench.gpu_capped SETTINGS.json    # out: a line of JSON
+python -m experiments.bench.gpu_capped SETTINGS.json    # out: lines of JSON, each with all that is known by then
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,20 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu_pipeline import pipelined
+from experiments.bench.gpu_record import clocks_of
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.on_accelerator import Run
 from gst.devices.execute.race_check import check
+from gst.devices.execute.spans import first_line
 from gst.devices.execute.storages import storages
 from gst.devices.execute.stream_program import StreamProgram
 from gst.programs import Program, capture_module, outputs_differ
 
 WITHOUT_ACCELERATE = "accelerate is not installed (extra 'models')"
+OFFLOAD = "Accelerate, offload"
 ONE_ACCELERATOR = "pipeline stages need two accelerators"
 
 
@@ -102,8 +105,9 @@ def capped_plan(program: Program, devices: list[Device], limit: int) -> tuple[Pl
     return lowered(least)
 
 
-def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Times of a model under half of the memory that it takes.
+def reports(settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
+    """Times of a model under half of the memory that it takes: of the plan alone, then beside Accelerate, then with
+    pipeline stages.
 
     Args:
         settings: `blocks` and `width` of the model, rows of a `batch`, and `repetitions` of each way.
@@ -112,7 +116,7 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
     Returns:
         whole_bytes; limit_bytes, half of them; plan_bytes, proven for the plan, and plan_measured_bytes, the most that
         PyTorch held on the accelerator in a run of it, with libraries' workspaces; ways, by name: median_ms, or the
-        reason why one was not timed.
+        reason why one was not timed; clocks of the accelerator.
     """
     model = model_of(settings["blocks"], settings["width"])
     inputs = (input_of(settings),)
@@ -125,25 +129,46 @@ def reports(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
     limit = whole // 2
     _, streams, taken = capped_plan(program, devices, limit)
     graph = LaneGraph(LaneExecutor(program, streams, devices))
-    runs: dict[str, Callable[[], list[Any]]] = {"plan over both": graph.run}
-    held = None if kind == "cpu" else _held_bytes(graph.run, place)
-    reasons: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            runs["Accelerate, offload"] = offloaded(model, inputs, place, limit, Path(folder))
-        except ValueError as error:
-            reasons["Accelerate, offload"] = str(error)
-        reasons |= {way: outputs_differ(run(), want) or "" for way, run in runs.items()}
-        ran = measure({way: run for way, run in runs.items() if not reasons[way]}, settings["repetitions"])
-    ways = {way: {"median_ms": ran[way].median_ms if way in ran else None, "reason": why}
-            for way, why in reasons.items()}  # fmt: skip
-    several = kind != "cpu" and torch.accelerator.device_count() > 1
-    alone = {"median_ms": None, "reason": ONE_ACCELERATOR}
-    ways["pipeline stages"] = pipelined(settings, kind, 2) if several else alone
-    return {
-        "whole_bytes": whole, "limit_bytes": limit, "plan_bytes": taken, "plan_measured_bytes": held,
-        "graphs": graph.num_graphs, "graphs_reason": graph.reason, "ways": ways,
+    row: dict[str, Any] = {
+        "whole_bytes": whole, "limit_bytes": limit, "plan_bytes": taken,
+        "plan_measured_bytes": None if kind == "cpu" else _held_bytes(graph.run, place),
+        "graphs": graph.num_graphs, "graphs_reason": graph.reason,
     }  # fmt: skip
+
+    def timed(runs: Mapping[str, Run], reasons: Mapping[str, str]) -> dict[str, Any]:
+        return row | {"ways": _timed(runs, reasons, want, settings["repetitions"]), "clocks": clocks_of(place)}
+
+    runs: dict[str, Run] = {"plan over both": graph.run}
+    yield timed(runs, {})
+    with tempfile.TemporaryDirectory() as folder:
+        reasons = dict[str, str]()
+        try:
+            runs[OFFLOAD] = offloaded(model, inputs, place, limit, Path(folder))
+        except Exception as error:  # it is not installed, or whatever it raises
+            reasons[OFFLOAD] = first_line(error)
+        row = timed(runs, reasons)
+    several = kind != "cpu" and torch.accelerator.device_count() > 1
+    if several:
+        yield row
+    row["ways"]["pipeline stages"] = (
+        pipelined(settings, kind, 2) if several else {"median_ms": None, "reason": ONE_ACCELERATOR}
+    )
+    yield row
+
+
+def _timed(
+    runs: Mapping[str, Run], reasons: Mapping[str, str], want: list[Any], repetitions: int
+) -> dict[str, dict[str, Any]]:
+    """Medians of the ways whose outputs are right, timed in turns, and the reasons of the others."""
+    reasons = dict(reasons)
+    for way, run in runs.items():
+        try:
+            reasons[way] = outputs_differ(run(), want) or ""
+        except Exception as error:  # memory may be short, for one
+            reasons[way] = first_line(error)
+    ran = measure({way: run for way, run in runs.items() if not reasons[way]}, repetitions)
+    return {way: {"median_ms": ran[way].median_ms, "reason": ran[way].reason} if way in ran else
+            {"median_ms": None, "reason": reason} for way, reason in reasons.items()}  # fmt: skip
 
 
 def _held_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -162,4 +187,5 @@ if __name__ == "__main__":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         sys.exit("there is no accelerator here")
-    print(json.dumps(reports(json.loads(sys.argv[1]), accelerator.type)), flush=True)
+    for row in reports(json.loads(sys.argv[1]), accelerator.type):
+        print(json.dumps(row), flush=True)

@@ -11,35 +11,36 @@ with the CPU, or with eager steps; `wrong` says where it differs, and is empty i
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch_geometric.nn import GraphSAGE
 
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
+from experiments.bench.gpu_record import clocks_of
 from experiments.bench.published import layout_program, standardised
 from experiments.bench.step import VARIANTS, WARM_UP, Setting, Trainer
 from gst.cost.losses import pairwise_hinge
 from gst.devices.execute.lanes import synchronise
+from gst.devices.execute.measure import median_interval
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep
 from gst.method.sizes import Sizes
 from gst.training.recorded_step import RecordedStep
 
-JOBS: dict[str, tuple[float, dict[str, Any]]] = {
-    "step": (240.0, {"sizes": [4000, 7500, 5500, 9000, 6000, 7000], "setting": {"steps": 16}}),
-    "recorded": (90.0, {"sizes": [4000, 7500, 5500, 9000], "configs": 8, "channels": 128, "steps": 40}),
-    "table": (60.0, {"keys": 1 << 18, "channels": 256, "rows": 1 << 15, "width": 4096, "repetitions": 25}),
-    "score": (120.0, {"nodes": 40_000, "configurable": 2000, "configs": 1000}),
+JOBS: dict[str, dict[str, Any]] = {
+    "step": {"sizes": [4000, 7500, 5500, 9000, 6000, 7000], "setting": {"steps": 16}},
+    "recorded": {"sizes": [4000, 7500, 5500, 9000], "configs": 8, "channels": 128, "steps": 40},
+    "table": {"keys": 1 << 18, "channels": 256, "rows": 1 << 15, "width": 4096, "repetitions": 25},
+    "score": {"nodes": 40_000, "configurable": 2000, "configs": 1000},
 }
-"""Seconds that each may take, and its settings, the most important first."""
+"""Settings of each, the most important first."""
 
 COMPARED = 3  # losses of first steps, which rounding has not yet driven apart
 TOLERANCE = 1e-3  # relative, of losses and runtimes in fp32
@@ -57,8 +58,8 @@ def step(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
     Returns:
         For each of `experiments.bench.step.VARIANTS` step_ms (median, with the draw and the reading of segments; the
-        host waits for the loss), step_ms_min, gst_one_ms, losses and peak_mib of the device; speedup, that of the
-        quickest over the step copy by copy; target; wrong.
+        host waits for the loss), step_ms_min, gst_one_ms, intervals of both medians, losses and peak_mib of the device;
+        speedup, that of the quickest over the step copy by copy; target; wrong.
     """
     setting = Setting(**settings["setting"])
     graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(settings["sizes"])])
@@ -84,9 +85,8 @@ def _trained(trainer: Trainer) -> dict[str, Any]:
     for _ in range(trainer.setting.steps):
         with_table.append(_ms(lambda: losses.append(trainer.step(trainer.table)), trainer.device))
         alone.append(_ms(lambda: trainer.step(trainer.gst_one), trainer.device))
-    return {
-        "step_ms": statistics.median(with_table), "step_ms_min": min(with_table),
-        "gst_one_ms": statistics.median(alone), "peak_mib": _peak_mib(trainer.device), "losses": losses,
+    return medians({"step_ms": with_table, "gst_one_ms": alone}) | {
+        "step_ms_min": min(with_table), "peak_mib": _peak_mib(trainer.device), "losses": losses,
     }  # fmt: skip
 
 
@@ -97,11 +97,13 @@ def recorded(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any
         settings: `sizes` of made programs, all of which are in each step; `configs` of a step, `channels`, and `steps`.
 
     Returns:
-        eager_ms and recorded_ms, medians with draws and reading; speedup; reason why it ran eagerly, if it did; wrong.
+        eager_ms and recorded_ms, medians with draws and reading, and their intervals; speedup; reason why it ran
+        eagerly, if it did; wrong.
     """
-    rows, losses, reason = dict[str, float](), dict[str, list[float]](), ""
+    times, losses, reason = dict[str, list[float]](), dict[str, list[float]](), ""
     for name, is_recorded in (("eager", False), ("recorded", None)):
-        rows[f"{name}_ms"], losses[name], reason = _padded(settings, device, is_recorded)
+        times[f"{name}_ms"], losses[name], reason = _padded(settings, device, is_recorded)
+    rows = medians(times)
     error = _difference(losses["recorded"][: WARM_UP + COMPARED], losses["eager"][: WARM_UP + COMPARED])
     wrong = f"losses of replays are {error:.2g} off" if error > TOLERANCE else ""
     if reason and device.type != "cpu":
@@ -111,8 +113,10 @@ def recorded(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any
 
 def _padded(
     settings: Mapping[str, Any], device: torch.device, is_recorded: bool | None
-) -> tuple[float, list[float], str]:
-    """Median time of steps of padded batches, their losses, and why they are no replays."""
+) -> tuple[list[float], list[float], str]:
+    """Times of steps of padded batches behind the first, their losses, and why they are no replays."""
+    from torch_geometric.nn import GraphSAGE  # here: the other jobs run without it, too
+
     torch.manual_seed(0)
     graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(settings["sizes"])])
     segmented, channels = [segment(graph, 1000, "contiguous") for graph in graphs], settings["channels"]
@@ -131,7 +135,7 @@ def _padded(
 
     for number in range(settings["steps"]):
         times.append(_ms(partial(train, number), device))
-    return statistics.median(times[WARM_UP:]), losses, step.reason
+    return times[WARM_UP:], losses, step.reason
 
 
 def table(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def table(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         Medians in ms: compute_ms alone; pull_ms and push_ms alone; pull_then_compute_ms and compute_then_push_ms, one
         behind the other; prefetch_ms and write_back_ms, on streams of their own beside the products; pull_hidden and
         push_hidden, which share of the shorter of both the overlap saves; tier_pull_ms, tier_push_ms of a table on the
-        device; wrong.
+        device; intervals of all medians; wrong.
     """
     keys_of_table, channels, count = settings["keys"], settings["channels"], settings["rows"]
     generator = torch.Generator().manual_seed(0)
@@ -173,7 +177,7 @@ def table(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
             taken = _ms(run, device)
             if turn:
                 times[name].append(taken)
-    result: dict[str, Any] = {name: statistics.median(each) for name, each in times.items()}
+    result = medians(times)
     pulls, pushes = (min(result["compute_ms"], result[name]) for name in ("pull_ms", "push_ms"))
     result["pull_hidden"] = (result["pull_then_compute_ms"] - result["prefetch_ms"]) / pulls
     result["push_hidden"] = (result["compute_then_push_ms"] - result["write_back_ms"]) / pushes
@@ -214,6 +218,19 @@ def score(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         if not difference <= (SHORT if bf16 else TOLERANCE):
             wrong.append(f"runtimes in {variant} are {difference:.2g} off those of the CPU")
     return result | {"wrong": "; ".join(wrong)}
+
+
+def medians(times_ms: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Medians by name, and `intervals`, in which they lie with a probability of 95 % (bootstrap).
+
+    Examples:
+        >>> medians({"step_ms": [2.0, 2.0, 2.0]})
+        {'step_ms': 2.0, 'intervals': {'step_ms': [2.0, 2.0]}}
+    """
+    rng = np.random.default_rng(0)
+    bounds = {name: median_interval(each, rng) for name, each in times_ms.items()}
+    intervals = {name: [low, high] for name, (_, low, high) in bounds.items()}
+    return {name: median for name, (median, _, _) in bounds.items()} | {"intervals": intervals}
 
 
 def line(name: str, row: Mapping[str, Any]) -> str:
@@ -270,4 +287,6 @@ if __name__ == "__main__":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         sys.exit("there is no accelerator here")
-    print(json.dumps(RUNS[sys.argv[1]](json.loads(sys.argv[2]), torch.device(accelerator.type, 0))), flush=True)
+    device = torch.device(accelerator.type, 0)
+    row = RUNS[sys.argv[1]](json.loads(sys.argv[2]), device)
+    print(json.dumps(row | {"clocks": clocks_of(device)}), flush=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,8 @@ def steps_to_prove(
 
 
 def _small() -> dict[str, dict[str, Any]]:
-    sys.path.append(str(ROOT))
+    tests = sys.modules.setdefault("tests", ModuleType("tests"))  # also where a package of that name is installed
+    tests.__path__ = [str(ROOT / "tests")]
     from tests.programs.small import SMALL
 
     return SMALL

@@ -1,0 +1,136 @@
+"""Plans of a workload over lanes of one accelerator, simulated and measured: how well the simulator ranks them.
+
+In: a program and the time of each operation alone. Out: rank correlations of two simulators, one in which kernels slow
+each other as pairs of operations were measured to do, as in `gst place`, and one in which none slows another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from scipy.stats import spearmanr
+
+from gst.devices import Device, Plan
+from gst.devices.execute.costs import profiled_costs
+from gst.devices.execute.lane_graphs import LaneGraph
+from gst.devices.execute.lanes import LaneExecutor
+from gst.devices.execute.lowering import stream_program
+from gst.devices.execute.measure import timed
+from gst.devices.execute.pair_records import Pairs
+from gst.devices.execute.pairs import pairs_of_lanes
+from gst.devices.simulate.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors
+from gst.placement.baselines.list_schedules import etf
+from gst.placement.machines import STREAMS
+from gst.placement.streams import plan_streams
+from gst.placement.task import Task
+from gst.programs import Program
+
+RUNS = 3  # of each plan that is simulated too, of which the median counts
+
+Times = Float64[np.ndarray, " nodes"]
+
+
+def lanes(device: torch.device, count: int) -> list[Device]:
+    """Streams of one accelerator, all of the same speed."""
+    return [Device(f"{device}/stream:{lane}", device.type, (), 1, str(device), "measured") for lane in range(count)]
+
+
+def timed_pairs(program: Program, device: torch.device, times_us: Times) -> Pairs | None:
+    """Pairs of operations at once on two lanes of a device; None where no graphs can be recorded."""
+    return pairs_of_lanes(program, lanes(device, 2), np.tile(times_us, (2, 1)))
+
+
+def pairs_row(pairs: Pairs | None) -> dict[str, Any] | None:
+    """Number of pairs, the shares that fit them, and mean relative errors of the times of pairs that were not fitted:
+    of those shares, of a model in which no kernel slows another (free), and of one in which only one runs at a time."""
+    if pairs is None:
+        return None
+    fitted = fit_sharing(pairs, STREAMS).to_dict()
+    return {
+        "count": len(pairs.pairs), "threads": pairs.threads, "peak_gb_per_s": pairs.peak_gb_per_s,
+        "shares": {name: value for name, value in fitted.items() if "share" in name},
+        "held_out": held_out_errors(pairs)._asdict() if len(pairs.pairs) >= LEAST_PAIRS else None,
+    }  # fmt: skip
+
+
+def task_of(program: Program, device: torch.device, count: int, times_us: Times, pairs: Pairs | None = None) -> Task:
+    """Placing a program on so many lanes of one accelerator, which slow each other as pairs of operations did; without
+    pairs not at all."""
+    devices = lanes(device, count)
+    costs = profiled_costs(program, devices, np.tile(times_us, (count, 1)))
+    return Task.of_program(program, costs, fit_sharing(pairs, STREAMS))
+
+
+def lanes_of(task: Task, program: Program) -> LaneExecutor:
+    """All operations in order on one lane, or on several each where it can begin first (ETF)."""
+    if len(task.devices) == 1:
+        plan = Plan(task.names, np.zeros(program.num_nodes, np.int64))
+        return LaneExecutor(program, stream_program(program, plan, task.devices), task.devices)
+    return LaneExecutor(program, plan_streams(task, first_plan(task)), task.devices)
+
+
+def first_plan(task: Task) -> Plan:
+    """Each operation where it can begin first."""
+    plan = etf(task)
+    if plan is None:
+        raise ValueError(f"no schedule on {len(task.names)} lanes")
+    return plan
+
+
+def simulated_and_measured(
+    program: Program, task: Task, free: Task, count: int, seconds: float = float("inf")
+) -> dict[str, Any]:
+    """How well simulators rank plans: Spearman's rank correlation with measured times, and the times of all.
+
+    Plans range from one lane over the schedule of `first_plan` to operations anywhere. Each runs by graphs where those
+    can be recorded.
+
+    Args:
+        program: that is placed.
+        task: on lanes that slow each other.
+        free: the same on lanes that do not.
+        count: of plans.
+        seconds: after which no other plan is measured.
+
+    Returns:
+        lanes; asked and plans, how many were asked for and done; graphs, how many ran by graphs; spearman, and
+        spearman_free without slowing, None where there is none; simulated_ms, free_ms, measured_ms.
+    """
+    times: dict[str, list[float]] = {"simulated_ms": [], "free_ms": [], "measured_ms": []}
+    graphs, ends = 0, time.monotonic() + seconds
+    for plan in spread_plans(task, count):
+        if time.monotonic() > ends:
+            break
+        graph = LaneGraph(LaneExecutor(program, plan_streams(task, plan), task.devices))
+        graphs += not graph.reason
+        graph.run()
+        times["measured_ms"].append(float(np.median([timed(graph.run) for _ in range(RUNS)])))
+        times["simulated_ms"].append(task.simulator.run(plan).makespan_us / 1e3)
+        times["free_ms"].append(free.simulator.run(plan).makespan_us / 1e3)
+    simulated, unhindered, measured = times.values()
+    return {
+        "lanes": len(task.devices), "asked": count, "plans": len(measured), "graphs": graphs,
+        "spearman": _rank(simulated, measured), "spearman_free": _rank(unhindered, measured),
+        **{name: [round(each, 4) for each in values] for name, values in times.items()},
+    }  # fmt: skip
+
+
+def spread_plans(task: Task, count: int) -> Iterator[Plan]:
+    """`first_plan` with a share of its operations elsewhere: on the first lane, or on any, in turns. Shares are spread
+    evenly over 0 .. 1, in an order drawn at random: of those that are left out at the end all sizes are missed."""
+    rng, plan = np.random.default_rng(0), first_plan(task)
+    for number in rng.permutation(count):
+        is_moved = rng.random(task.num_nodes) < number / max(count - 1, 1)
+        there = 0 if number % 2 else rng.integers(0, len(task.names), task.num_nodes)
+        yield replace(plan, placement=np.where(is_moved, there, plan.placement))
+
+
+def _rank(simulated: list[float], measured: list[float]) -> float | None:
+    rank = spearmanr(simulated, measured).statistic if len(measured) > 1 else float("nan")
+    return None if np.isnan(rank) else float(rank)

@@ -1,0 +1,105 @@
+"""The tests marked gpu, most important files first, and what is known of them when their time is over.
+
+In: the time that they may take, and tests that are left out. Out: the outcome of each test that began.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.gpu_outcomes import BEGUN
+from experiments.bench.gpu_process import run_session
+
+ROOT = Path(__file__).parents[2]
+FIRST = ("recording", "event_times", "lanes", "lane_graphs", "host_waits", "recorded_step", "table_laws")
+"""Files on which all else rests."""
+LAST = ("graph_executor",)
+"""A file whose tests compile."""
+
+Outcome = dict[str, Any]
+
+
+def files_of_tests(folder: Path = ROOT / "tests") -> tuple[list[Path], list[Path]]:
+    """Files with tests marked gpu: those of `FIRST`, and all others, both in the order in which they run."""
+    files = {path.stem.removeprefix("test_"): path for path in sorted(folder.rglob("test_*.py"))
+             if "mark.gpu" in path.read_text()}  # fmt: skip
+    first = [files[name] for name in FIRST if name in files]
+    rest = [path for name, path in files.items() if name not in (*FIRST, *LAST)]
+    return first, [*rest, *(files[name] for name in LAST if name in files)]
+
+
+def gpu_tests(
+    files: Sequence[Path], limit_s: float, left_out: Iterable[str] = (), log: Path | None = None
+) -> dict[str, Any]:
+    """Run the tests marked gpu of some files. A file that needs a package which is not here fails by name, and the
+    others go on.
+
+    Args:
+        files: in the order in which they run.
+        limit_s: seconds, after which they are ended.
+        left_out: ids of tests.
+        log: where to write what pytest says, with the tracebacks of what failed.
+
+    Returns:
+        status: exit status of pytest, None if the time was over; last_line, that pytest wrote; outcomes: for each test
+        that began, by its id, its `outcome` (passed, failed, skipped, unfinished), with `seconds` and the `reason`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes, out = Path(folder) / "outcomes.jsonl", Path(folder) / "left_out.json"
+        out.write_text(json.dumps(list(left_out)))
+        ended = run_session(
+            [
+                sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
+                "--continue-on-collection-errors", "-p", "experiments.bench.gpu_outcomes",
+                "--outcomes", str(outcomes), "--leave-out", str(out), *map(str, files),
+            ],
+            limit_s, ROOT,
+        )  # fmt: skip
+        lines = outcomes.read_text().splitlines() if outcomes.exists() else []
+    words = (ended.stdout.strip() or ended.stderr.strip() or "no words").splitlines()
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(ended.stdout + ended.stderr)
+    last_line = words[-1] if ended.status is not None else f"no end within {limit_s:g} s"
+    return {"status": ended.status, "last_line": last_line, "outcomes": parsed(lines)}
+
+
+def parsed(lines: Iterable[str]) -> dict[str, Outcome]:
+    """The last that is known of each test.
+
+    Examples:
+        >>> parsed(['{"test": "a", "outcome": "begun"}', '{"test": "a", "outcome": "passed", "seconds": 1.0}'])
+        {'a': {'outcome': 'passed', 'seconds': 1.0}}
+        >>> parsed(['{"test": "a", "outcome": "begun"}', '{"test": "a", "outco'])
+        {'a': {'outcome': 'unfinished'}}
+    """
+    outcomes: dict[str, Outcome] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:  # it was ended while it wrote
+            continue
+        name = record.pop("test")
+        outcomes[name] = {"outcome": "unfinished"} if record["outcome"] == BEGUN else record
+    return outcomes
+
+
+def line(name: str, outcomes: Mapping[str, Outcome], last_line: str) -> str:
+    """What is printed of tests: how many passed, and the names of those that did not.
+
+    Examples:
+        >>> line("tests", {"a": {"outcome": "passed"}, "b": {"outcome": "failed"}}, "1 failed, 1 passed in 2 s")
+        'tests            1 failed, 1 passed in 2 s; 1 failed, 1 passed; failed: b'
+    """
+    counts = Counter(each["outcome"] for each in outcomes.values())
+    said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none ran"
+    for outcome in ("failed", "unfinished"):
+        if names := [test for test, each in outcomes.items() if each["outcome"] == outcome]:
+            said += f"; {outcome}: {', '.join(names)}"
+    return f"{name:<16} {last_line}; {said}"

@@ -1,0 +1,141 @@
+"""A workload of `make gpu` on the CPU: what is timed, what is compared, and what is known when it is killed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench import gpu_child, gpu_lines, gpu_plans
+from gst.devices import eager
+from gst.devices.execute import precision
+from gst.devices.execute.on_accelerator import Run, whole
+from gst.devices.execute.pair_records import Pair, Pairs
+from gst.placement.machines import STREAMS
+from gst.placement.task import Task
+from gst.programs import Program, Step, capture
+from tests.devices.execute.tf32 import RoundedConvolutions, on_the_host
+
+SMALL_RNNLM = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"
+SHAPES = ((1, 2, 6, 6), (3, 2, 3, 3))  # of an image and of weights
+IN_TURNS = Pairs(None, 900.0, (Pair((4.0, 4.0), (1.0, 1.0), (10.0, 10.0), 20.0),) * 8)
+
+
+def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
+    settings = {"repetitions": 2, "lanes": [1, 2], "modes": [], "plans": 0, "seconds": 60}
+    (row,) = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    reasons = {way: each["reason"] for way, each in row["ways"].items()}
+    assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
+    assert reasons["as written, graph"].startswith("graphs are recorded on an accelerator; this runs on cpu")
+    assert reasons["2 lanes, graph"] == "graphs are recorded on an accelerator; this runs on cpu"
+    assert row["operations_ms"] > 0 and row["dearest"][0][1] >= row["dearest"][-1][1] > 0
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
+    settings = {"repetitions": 1, "lanes": [1], "modes": [], "plans": 0, "seconds": 60}
+    (row,) = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    assert "outputs instead of" in row["ways"]["as written"]["reason"]
+    assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
+
+
+def halved() -> Step:
+    """A step that makes a tensor on the device for which it was captured."""
+    return Step("halved", lambda x: (x / 2 + torch.arange(3.0, device=x.device),), (torch.ones(3),))
+
+
+@pytest.mark.slow
+def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
+    settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"], "plans": 0, "seconds": 60}
+    before, default, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
+    assert "compiled, default" not in before["ways"]
+    compiled = default["ways"]["compiled, default"]
+    assert compiled["median_ms"] > 0 < compiled["beside_ms"]["as written"]  # which took turns with it
+    assert before["ways"]["as written"] == row["ways"]["as written"] and row["ways"]["compiled, default"] == compiled
+    assert "Unrecognized mode" in row["ways"]["compiled, wrong"]["reason"]
+
+
+def test_a_compiler_that_does_not_end_leaves_what_the_modes_before_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(program: Program, device: torch.device, mode: str) -> Run:
+        if mode == "endless":
+            raise SystemExit  # as if it were killed
+        return whole(program, device)
+
+    monkeypatch.setattr(gpu_child, "whole", made)
+    settings = {"repetitions": 1, "lanes": [], "modes": ["quick", "endless"], "plans": 0, "seconds": 60}
+    rows: list[dict[str, Any]] = []
+    with pytest.raises(SystemExit):
+        rows.extend(gpu_child.reports(f"{__name__}:halved", settings, "cpu"))
+    assert rows[-1]["ways"]["compiled, quick"]["median_ms"] > 0 and "pairs" not in rows[-1]
+
+
+def convolved() -> Step:
+    """A step whose output is the difference of numbers a hundred times as large."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.conv2d(x + 100, w) - 100 * w.sum((1, 2, 3))[:, None, None],)
+
+    generator = torch.Generator().manual_seed(0)
+    return Step("convolved", function, tuple(torch.randn(*shape, generator=generator) for shape in SHAPES))
+
+
+def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, whose convolutions round in a mode as those of a GPU do, except where the CPU itself is asked."""
+    monkeypatch.setattr(precision, "eager", on_the_host(eager))
+    monkeypatch.setattr(gpu_child, "capture", on_the_host(capture))
+    settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
+    name = f"{__name__}:convolved"
+    with RoundedConvolutions():
+        (row,) = gpu_child.reports(name, settings, "cpu")
+    assert row["tf32"] and row["wrong"] == ""
+    assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
+    monkeypatch.setattr(precision, "exact_convolutions", nullcontext)
+    with RoundedConvolutions():
+        (row,) = gpu_child.reports(name, settings | {"lanes": []}, "cpu")
+    assert "is off by" in row["wrong"] and "failed on the accelerator: output" in gpu_lines.workload(name, row)
+
+
+def test_lanes_of_an_accelerator_slow_each_other_as_pairs_did() -> None:
+    program = capture(convolved())
+    times = np.where([each.kind == "operation" for each in program.operations], 10.0, 0.0)
+    slowed, free = (gpu_plans.task_of(program, torch.device("xpu", 0), 2, times, each) for each in (IN_TURNS, None))
+    plan = replace(gpu_plans.first_plan(free), placement=np.arange(program.num_nodes) % 2)
+    assert slowed.simulator.run(plan).makespan_us > free.simulator.run(plan).makespan_us
+
+
+def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = []
+
+    def compared(program: Program, task: Task, free: Task, *rest: Any) -> dict[str, Any]:
+        tasks.append((task, free))
+        return gpu_plans.simulated_and_measured(program, task, free, *rest)
+
+    monkeypatch.setattr(gpu_plans, "pairs_of_lanes", lambda program, devices, times_us: IN_TURNS)
+    monkeypatch.setattr(gpu_child, "simulated_and_measured", compared)
+    settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 600}
+    before, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    assert "simulator" not in before  # what was measured before is said before
+    assert row["pairs"]["count"] == 8 and row["pairs"]["held_out"] == {"shares": 0, "free": 0.5, "in_turns": 0}
+    assert row["pairs"]["shares"]["least_share"] == 1 == tasks[0][0].contention.least_share
+    assert tasks[0][1].contention == STREAMS
+    rank = row["simulator"]
+    assert rank["plans"] == rank["asked"] == len(rank["simulated_ms"]) == len(rank["measured_ms"]) == 4
+    assert rank["lanes"] == 2 and rank["graphs"] == 0 and min(rank["measured_ms"]) > 0
+    assert -1 <= rank["spearman"] <= 1 and -1 <= rank["spearman_free"] <= 1
+    said = gpu_lines.workload("rnnlm", row)
+    assert "8 pairs, error 0% held out" in said and "4 of 4 plans, Spearman " in said
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_plans_that_there_is_no_time_for_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_child, "PLANS_SHARE", -1.0)
+    settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 60}
+    *_, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    assert row["simulator"]["plans"] == 0 and row["simulator"]["asked"] == 4 and row["simulator"]["spearman"] is None
+    assert "0 of 4 plans, Spearman 0.00" in gpu_lines.workload("rnnlm", row)

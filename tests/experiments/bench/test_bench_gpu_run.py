@@ -1,0 +1,144 @@
+"""The rows of `make gpu` on a machine with an accelerator, which is none: their order, their time, their file."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import gpu, gpu_tests
+from experiments.bench.__main__ import main
+from experiments.bench.gpu_process import Ended
+from gst.programs import WORKLOADS
+
+ROOT = Path(__file__).parents[3]
+WAYS = {"as written": {"median_ms": 1.0, "reason": ""}}
+Row = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def with_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[Row], None]:
+    """Gives a machine an accelerator and a function that stands for processes of rows."""
+
+    def set_rows(row: Row) -> None:
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
+        monkeypatch.setattr(gpu, "_row", row)
+        monkeypatch.setattr(gpu, "machine_record", dict)
+        monkeypatch.setattr(gpu, "accelerator_record", lambda device: {})
+
+    return set_rows
+
+
+def test_the_most_important_rows_come_first(
+    with_rows: Callable[[Row], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is left is skipped by name, each row has a share of the time, and the late mode comes at the end."""
+    asked: list[tuple[str, str, float, dict[str, Any]]] = []
+
+    def row(module: str, arguments: list[str], limit_s: float, log: Path) -> dict[str, Any]:
+        asked.append((module, arguments[0], limit_s, json.loads(arguments[-1])))
+        monkeypatch.setattr(gpu.time, "monotonic", lambda: 1200.0 if len(asked) == 19 else 50.0 * len(asked))
+        return {"failed": "no GPU"}
+
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: 0.0)
+    with_rows(row)
+    path = tmp_path / "gpu.json"
+    assert main(["gpu", "--without-tests", "--json", str(path), "--total-limit", "1200", "--time-limit", "150"]) == 0
+    names = [name for module, name, *_ in asked if module not in ("gpu_place", "gpu_capped")]
+    assert names[:7] == ["step", "inception", "gpt", "recorded", "table", "score", "rnnlm"]
+    assert [module for module, *_ in asked[3:5]] == ["gpu_place", "gpu_capped"]
+    late = asked[15:]  # after 9 workloads, 4 jobs and 2 others
+    assert [name for _, name, *_ in late] == ["inception", "gpt", "rnnlm", "moe"]
+    assert all(settings["modes"] == ["max-autotune"] and settings["lanes"] == [] for *_, settings in late)
+    assert asked[1][3] == {
+        "repetitions": 25, "lanes": [1, 2, 4], "modes": ["default", "reduce-overhead"], "plans": 100, "seconds": 150.0,
+    }  # fmt: skip
+    assert asked[3][3]["seconds"] == 90  # of the 150 s of `place`
+    assert asked[4][2] == pytest.approx(0.06 * 1200) and asked[0][2] == 150
+    skipped = json.loads(path.read_text())["skipped"]
+    assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
+    assert "skipped: " in capsys.readouterr().out
+
+
+def test_within_540_seconds_all_that_matters_most_has_time() -> None:
+    first = gpu.JOBS[:7]
+    assert [job.name for job in first] == ["tests", "step", "inception", "gpt", "place", "capped", "more tests"]
+    assert sum(max(job.share * 540, gpu.FLOOR_S) for job in first) < 490
+    assert min(job.share for job in gpu.JOBS) * 1200 > gpu.FLOOR_S
+
+
+def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
+    with_rows: Callable[[Row], None], tmp_path: Path
+) -> None:
+    path, asked = tmp_path / "gpu.json", []
+
+    def row(module: str, arguments: list[str], limit_s: float, log: Path) -> dict[str, Any]:
+        asked.append(arguments[0])
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        done = {"nodes": 1, "operations_ms": math.nan, "ways": WAYS, "wrong": ""}
+        return done if arguments[0] == "gpt" else {"failed": "no GPU"}
+
+    with_rows(row)
+    command = ["gpu", "--without-tests", "--programs", "gpt,rnnlm,moe", "--modes", "default", "--json", str(path)]
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    assert list(json.loads(path.read_text())["workloads"]) == ["gpt", "rnnlm"]
+    assert main([*command, "--resume"]) == 0 and asked == ["gpt", "rnnlm", "moe", "rnnlm", "moe"]
+    assert set(json.loads(path.read_text())["workloads"]) == {"gpt", "rnnlm", "moe"}
+    assert main([*command, "--resume", "--plans", "3"]) == 2  # other settings
+
+
+def test_tests_that_passed_do_not_run_again(
+    with_rows: Callable[[Row], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def tests(files: list[Path], limit_s: float, left_out: dict[str, Any], log: Path) -> dict[str, Any]:
+        asked.append(sorted(left_out))
+        new = {"a": {"outcome": "passed"}, "b": {"outcome": "failed"}} if len(asked) == 1 else {}
+        if len(asked) == 2:
+            new = {"c": {"outcome": "unfinished"}}
+        return {"status": 1 if new else 5, "last_line": "some", "outcomes": new}
+
+    monkeypatch.setattr(gpu_tests, "gpu_tests", tests)
+    with_rows(lambda *arguments: {"failed": "no GPU"})
+    command = ["gpu", "--programs", "capped", "--modes", "", "--json", str(tmp_path / "gpu.json")]
+    assert main(command) == 0 and asked == [[], ["a", "b"]]
+    outcomes = json.loads((tmp_path / "gpu.json").read_text())["tests"]["outcomes"]
+    assert [each["outcome"] for each in outcomes.values()] == ["passed", "failed", "unfinished"]
+    assert main([*command, "--resume"]) == 0 and asked[2:] == [["a"], ["a"]]
+
+
+def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = '{"nodes": 2}\n{"nodes": 3, "error": Infinity}\n{"nodes":'
+    monkeypatch.setattr(gpu, "run_session", lambda command, limit_s: Ended(None, said, "words\n"))
+    row = gpu._row("gpu_child", ["rnnlm"], 2.0, tmp_path / "logs" / "rnnlm.txt")
+    assert row == {"nodes": 3, "error": None, "unfinished": "no end within 2 s"}
+    assert (tmp_path / "logs" / "rnnlm.txt").read_text() == "words\n"
+    monkeypatch.setattr(gpu, "run_session", lambda command, limit_s: Ended(1, "", "first\nValueError: last\n"))
+    assert gpu._row("gpu_child", ["rnnlm"], 2.0) == {"failed": "ValueError: last"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ([], "experiments/results/gpu/gpu.json"),
+        (["OUT=/a/b", "NAME=h100"], "/a/b/h100.json"),
+        (["NAME=/a/h100"], "/a/h100.json"),
+    ],
+)
+def test_make_gpu_writes_where_it_is_asked_to(arguments: list[str], path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUT", raising=False)
+    command = ["make", "-n", "gpu", "LIMIT=540", "RESUME=1", *arguments]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.split()[-5:] == ["--total-limit", "540", "--resume", "--json", path]
