@@ -31,8 +31,8 @@ WAYS_SHARE, PLANS_SHARE = 0.15, 0.4  # of the seconds of a workload that timing 
 
 
 def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
-    """Figures of one workload on the first accelerator: first without what takes long, then with plans, then with each
-    mode of `torch.compile`.
+    """Figures of one workload on the first accelerator: of the step as written, then by lanes, with plans, and with
+    each mode of `torch.compile`.
 
     Args:
         name: of the workload.
@@ -58,6 +58,8 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
     ways.add(GRAPH, partial(one_graph, written, device))
     row: dict[str, Any] = {"nodes": program.num_nodes, "tf32": torch.backends.cudnn.allow_tf32}
     row["wrong"] = differs_from_host(program, device) or ""
+    ways.time([WRITTEN, GRAPH])
+    yield row | ways.record()
     pairs = None
     if settings["lanes"]:
         times = event_times_us(program, device)
@@ -68,8 +70,9 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         executor = lanes_of(task_of(program, device, count, times, pairs), program)
         ways.add(f"{count} lanes", lambda made=executor: made.run)
         ways.add(f"{count} lanes, graph", partial(recorded_run, executor))
-    ways.time(list(ways.rows))
-    yield row | ways.record()
+    if settings["lanes"]:
+        ways.time(list(ways.rows), anew=True)
+        yield row | ways.record()
     if settings["plans"]:
         most, seconds = max(settings["lanes"]), settings["seconds"] * PLANS_SHARE
         slowed, free = (task_of(program, device, most, times, each) for each in (pairs, None))
@@ -118,19 +121,19 @@ class Ways:
             self.runs[way] = run
         self.rows[way] = {"median_ms": None, "reason": reason}
 
-    def time(self, names: Sequence[str]) -> None:
-        """Time those of some ways that are right; what was timed before keeps its figures."""
+    def time(self, names: Sequence[str], anew: bool = False) -> None:
+        """Time those of some ways that are right; what was timed before keeps its figures, if not `anew`."""
         right = {way: self.runs[way] for way in names if way in self.runs and not self.rows[way]["reason"]}
         measurements = self._measure(right)
         medians = {way: each.median_ms for way, each in measurements.items()}
-        is_later = any(self.rows[way]["median_ms"] is not None for way in right)
+        is_timed = {way for way in right if self.rows[way]["median_ms"] is not None and not anew}
         for way, each in measurements.items():
             self._clocks = each.clocks
-            if self.rows[way]["median_ms"] is None:
+            if way not in is_timed:
                 self.rows[way] = {
                     "median_ms": each.median_ms, "low_ms": each.low_ms, "high_ms": each.high_ms, "reason": each.reason,
                 }  # fmt: skip
-                if is_later:
+                if is_timed:
                     self.rows[way]["beside_ms"] = {other: medians[other] for other in medians if other != way}
 
     def record(self) -> dict[str, Any]:

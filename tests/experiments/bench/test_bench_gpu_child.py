@@ -28,7 +28,7 @@ IN_TURNS = Pairs(None, 900.0, (Pair((4.0, 4.0), (1.0, 1.0), (10.0, 10.0), 20.0),
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
     settings = {"repetitions": 2, "lanes": [1, 2], "modes": [], "plans": 0, "seconds": 60}
-    (row,) = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
     reasons = {way: each["reason"] for way, each in row["ways"].items()}
     assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
     assert reasons["as written, graph"].startswith("graphs are recorded on an accelerator; this runs on cpu")
@@ -40,7 +40,7 @@ def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
 def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
     settings = {"repetitions": 1, "lanes": [1], "modes": [], "plans": 0, "seconds": 60}
-    (row,) = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
     assert "outputs instead of" in row["ways"]["as written"]["reason"]
     assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
 
@@ -53,11 +53,11 @@ def halved() -> Step:
 @pytest.mark.slow
 def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
     settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"], "plans": 0, "seconds": 60}
-    before, default, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
+    before, _, default, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
     assert "compiled, default" not in before["ways"]
     compiled = default["ways"]["compiled, default"]
     assert compiled["median_ms"] > 0 < compiled["beside_ms"]["as written"]  # which took turns with it
-    assert before["ways"]["as written"] == row["ways"]["as written"] and row["ways"]["compiled, default"] == compiled
+    assert default["ways"]["as written"] == row["ways"]["as written"] and row["ways"]["compiled, default"] == compiled
     assert "Unrecognized mode" in row["ways"]["compiled, wrong"]["reason"]
 
 
@@ -92,12 +92,12 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
     settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
     name = f"{__name__}:convolved"
     with RoundedConvolutions():
-        (row,) = gpu_child.reports(name, settings, "cpu")
+        *_, row = gpu_child.reports(name, settings, "cpu")
     assert row["tf32"] and row["wrong"] == ""
     assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
     monkeypatch.setattr(precision, "exact_convolutions", nullcontext)
     with RoundedConvolutions():
-        (row,) = gpu_child.reports(name, settings | {"lanes": []}, "cpu")
+        *_, row = gpu_child.reports(name, settings | {"lanes": []}, "cpu")
     assert "is off by" in row["wrong"] and "failed on the accelerator: output" in gpu_lines.workload(name, row)
 
 
@@ -119,8 +119,10 @@ def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: py
     monkeypatch.setattr(gpu_plans, "pairs_of_lanes", lambda program, devices, times_us: IN_TURNS)
     monkeypatch.setattr(gpu_child, "simulated_and_measured", compared)
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 600}
-    before, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
-    assert "simulator" not in before  # what was measured before is said before
+    first, before, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    assert (
+        set(first["ways"]) == {"as written", "as written, graph"} and "simulator" not in before
+    )  # what was measured before is said before
     assert row["pairs"]["count"] == 8 and row["pairs"]["held_out"] == {"shares": 0, "free": 0.5, "in_turns": 0}
     assert row["pairs"]["shares"]["least_share"] == 1 == tasks[0][0].contention.least_share
     assert tasks[0][1].contention == STREAMS
