@@ -61,7 +61,7 @@ JOBS = (
     Job("workloads", "inception", 0.13),
     Job("workloads", "gpt", 0.13),
     Job("place", "place", 0.15),
-    Job("capped", "capped", 0.06),
+    Job("capped", "capped", 0.08),
     Job("tests", "more tests", 0.14),
     Job("gst", "recorded", 0.06),
     Job("gst", "table", 0.05),

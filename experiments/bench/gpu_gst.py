@@ -1,6 +1,6 @@
 """Graph Segment Training itself on the accelerator of this machine: one job of it in a process of its own.
 
-    python -m experiments.bench.gpu_gst step|recorded|table|score SETTINGS.json
+    python -m experiments.bench.gpu_gst step|recorded|table|score SETTINGS.json    # out: lines of JSON; the last counts
 
 `step` times the training step, computed copy by copy as the published code does, with equal states computed once, and
 that in bf16; `recorded` a step of padded batches beside replays of its recording; `table` moves rows of an embedding
@@ -49,12 +49,15 @@ TARGET = 20.0  # of the step as the published code computes it over the quickest
 FEW = 8  # configurations that the CPU scores too
 
 
-def step(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def step(
+    settings: Mapping[str, Any], device: torch.device, say: Callable[[dict[str, Any]], object] = lambda row: None
+) -> dict[str, Any]:
     """The training step in each variant.
 
     Args:
         settings: `sizes`, the nodes of each made program, and `setting`, fields of `experiments.bench.step.Setting`.
         device: that trains; the same steps are computed on the CPU as a check.
+        say: is told the row after each variant.
 
     Returns:
         For each of `experiments.bench.step.VARIANTS` step_ms (median, with the draw and the reading of segments; the
@@ -73,9 +76,10 @@ def step(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         losses = rows[variant]["losses"]
         if (error := _difference(losses[:COMPARED], want)) > (SHORT if bf16 else TOLERANCE):
             wrong.append(f"losses of {variant} are {error:.2g} off those on the CPU")
-    quickest = min(row["step_ms"] for row in rows.values())
-    speedup = rows["unshared fp32"]["step_ms"] / quickest
-    return {"variants": rows, "speedup": speedup, "target": TARGET, "wrong": "; ".join(wrong)}
+        speedup = rows["unshared fp32"]["step_ms"] / min(row["step_ms"] for row in rows.values())
+        result = {"variants": rows, "speedup": speedup, "target": TARGET, "wrong": "; ".join(wrong)}
+        say(result)
+    return result
 
 
 def _trained(trainer: Trainer) -> dict[str, Any]:
@@ -250,7 +254,8 @@ def line(name: str, row: Mapping[str, Any]) -> str:
     else:
         rates = {each: row[each]["configs_per_second"] for each in scoring.VARIANTS}
         ways = ", ".join(f"{each} {rate:.1f} configurations a second" for each, rate in rates.items())
-    return f"{name:<16} {'failed: ' + row['wrong'] if row['wrong'] else 'passed'}; {ways}"
+    late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
+    return f"{name:<16} {'failed: ' + row['wrong'] if row['wrong'] else 'passed'}; {ways}{late}"
 
 
 def _beside(fetch: Callable[[], Any], compute: Callable[[], object]) -> None:
@@ -281,7 +286,11 @@ def _peak_mib(device: torch.device) -> float | None:
     return peak
 
 
-RUNS = {"step": step, "recorded": recorded, "table": table, "score": score}
+def _say(row: Mapping[str, Any]) -> None:
+    print(json.dumps(row), flush=True)
+
+
+RUNS = {"step": partial(step, say=_say), "recorded": recorded, "table": table, "score": score}
 
 if __name__ == "__main__":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -289,4 +298,4 @@ if __name__ == "__main__":
         sys.exit("there is no accelerator here")
     device = torch.device(accelerator.type, 0)
     row = RUNS[sys.argv[1]](json.loads(sys.argv[2]), device)
-    print(json.dumps(row | {"clocks": clocks_of(device)}), flush=True)
+    _say(row | {"clocks": clocks_of(device)})

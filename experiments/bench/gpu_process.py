@@ -58,7 +58,8 @@ def run_session(command: Sequence[str], limit_s: float, folder: Path | None = No
                 status = child.wait(max(limit_s, 0.0))
         finally:
             _end_session(child.pid)
-            child.wait()
+            with suppress(subprocess.TimeoutExpired):  # a driver may hold it for ever
+                child.wait(END_S)
         for file in (out, words):
             file.seek(0)
         return Ended(status, *(file.read().decode(errors="replace") for file in (out, words)))

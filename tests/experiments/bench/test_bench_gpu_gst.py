@@ -35,7 +35,9 @@ assert all(sys.modules[name] is None for name in {HIDDEN})
 
 
 def test_the_step_is_timed_in_each_variant_and_compared_with_the_cpu() -> None:
-    row = gpu_gst.step(STEP, CPU)
+    rows: list[str] = []
+    row = gpu_gst.step(STEP, CPU, lambda each: rows.append(gpu_gst.line("step", each | {"unfinished": "killed"})))
+    assert [said.count(" ms") for said in rows] == [1, 2, 3] and rows[0].endswith("; stopped before the rest: killed")
     assert set(row["variants"]) == {"unshared fp32", "shared fp32", "shared bf16"} and row["wrong"] == ""
     assert all(each["step_ms"] >= each["step_ms_min"] > 0 for each in row["variants"].values())
     quickest = min(each["step_ms"] for each in row["variants"].values())

@@ -63,7 +63,7 @@ def test_the_most_important_rows_come_first(
         "repetitions": 25, "lanes": [1, 2, 4], "modes": ["default", "reduce-overhead"], "plans": 100, "seconds": 150.0,
     }  # fmt: skip
     assert asked[3][3]["seconds"] == 90  # of the 150 s of `place`
-    assert asked[4][2] == pytest.approx(0.06 * 1200) and asked[0][2] == 150
+    assert asked[4][2] == pytest.approx(0.08 * 1200) and asked[0][2] == 150
     skipped = json.loads(path.read_text())["skipped"]
     assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
     assert "skipped: " in capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_the_most_important_rows_come_first(
 def test_within_540_seconds_all_that_matters_most_has_time() -> None:
     first = gpu.JOBS[:7]
     assert [job.name for job in first] == ["tests", "step", "inception", "gpt", "place", "capped", "more tests"]
-    assert sum(max(job.share * 540, gpu.FLOOR_S) for job in first) < 490
+    assert sum(max(job.share * 540, gpu.FLOOR_S) for job in first) < 500
     assert min(job.share for job in gpu.JOBS) * 1200 > gpu.FLOOR_S
 
 
