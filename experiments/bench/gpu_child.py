@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from experiments.bench.gpu_plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
-from gst.devices import measure
+from gst.devices import eager, measure
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.on_accelerator import Run, as_written, one_by_one, one_graph, whole
-from gst.devices.execute.precision import differs_from_host
+from gst.devices.execute.on_accelerator import Run, as_written, one_graph, whole
+from gst.devices.execute.reference import differs_from_host
 from gst.devices.plan import ExecutionError
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
 
@@ -105,7 +105,7 @@ class Ways:
         self.runs: dict[str, Run] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         self._clocks: Mapping[str, Any] = {}
-        self._inputs, self._there = program.inputs, one_by_one(program, device)
+        self._inputs, self._there = program.inputs, partial(eager, program, device=device)
         self._want = self._there(self._inputs)
         names = () if device.type == "cpu" else (str(device),)
         self._measure = partial(measure, repetitions=repetitions, seconds=seconds, accelerators=names)

@@ -196,7 +196,7 @@ def _with(template: Any, values: dict[int, fx.Node]) -> Any:
 
 
 def differ_beyond_rounding(
-    got: Sequence[Any], want: Sequence[Any], run: Callable[[Any], Any], inputs: Any
+    got: Sequence[Any], want: Sequence[Any], run: Callable[[Any], Any], inputs: Any, least: Sequence[float] = ()
 ) -> str | None:
     """What differs first between flat outputs, as of `outputs_differ`, and by more than `rounding_margins` allows. What
     returns something else from call to call has no margins.
@@ -206,11 +206,13 @@ def differ_beyond_rounding(
         want: what `run` makes of `inputs`, flat.
         run: called with inputs as one argument, and only if outputs differ.
         inputs: tensors in any structure.
+        least: margins of the outputs that are allowed in any case; none if empty.
     """
-    difference = outputs_differ(got, want)
+    difference = outputs_differ(got, want, least)
     if difference is None or outputs_differ(pytree.tree_leaves(run(inputs)), want) is not None:
         return difference
-    return outputs_differ(got, want, rounding_margins(run, inputs, want))
+    margins = rounding_margins(run, inputs, want)
+    return outputs_differ(got, want, [max(pair) for pair in zip(margins, least, strict=True)] if least else margins)
 
 
 def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]) -> list[float]:
@@ -239,13 +241,23 @@ def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]
         new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return new.copy_(value.detach() * (1 + torch.finfo(value.dtype).eps * signs))
 
-    margins = []
     outputs = pytree.tree_leaves(run(pytree.tree_map_only(Tensor, moved, inputs)))
-    for a, b in zip(outputs, want, strict=True):
+    return [MARGIN * each for each in distances(outputs, want)]
+
+
+def distances(got: Sequence[Any], want: Sequence[Any]) -> list[float]:
+    """The largest difference between the numbers of each two outputs; 0 where they are no floating-point numbers.
+
+    Examples:
+        >>> distances([torch.tensor([1.0, 2.5]), torch.tensor(3)], [torch.tensor([1.0, 2.0]), torch.tensor(4)])
+        [0.5, 0.0]
+    """
+    result = []
+    for a, b in zip(got, want, strict=True):
         has_numbers = isinstance(b, Tensor) and b.is_floating_point() and b.numel() > 0
         off = (_real(a).double() - _real(b).double()).abs() if has_numbers else torch.zeros(1)
-        margins.append(MARGIN * float(torch.nan_to_num(off, nan=0.0, posinf=0.0).max()))
-    return margins
+        result.append(float(torch.nan_to_num(off, nan=0.0, posinf=0.0).max()))
+    return result
 
 
 def outputs_differ(got: Sequence[Any], want: Sequence[Any], margins: Sequence[float] = ()) -> str | None:

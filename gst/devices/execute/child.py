@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,14 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float64
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from gst.devices.describe.accelerators import limit_memory
-from gst.devices.describe.machine import Device, least_memory_limit
-from gst.devices.execute.calls import HOST, eager
+from gst.devices.describe.machine import least_memory_limit
 from gst.devices.execute.costs import Costs, measure_costs, profile, profiled_costs
 from gst.devices.execute.executor import AnyExecutor, executor
 from gst.devices.execute.graph_executor import GraphExecutor
@@ -38,9 +34,10 @@ from gst.devices.execute.groups import group_records
 from gst.devices.execute.measure import timed
 from gst.devices.execute.native import NativeExecutor, runs_in_turns
 from gst.devices.execute.pairs import pairs_of_lanes
+from gst.devices.execute.reference import Reference, reference
 from gst.devices.execute.transfers import measured_links
 from gst.devices.plan import ExecutionError, Plan, Timeline, says_no_memory
-from gst.programs import Program, differ_beyond_rounding, kind_for, traced
+from gst.programs import Program, kind_for, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a run that it stopped itself
@@ -57,7 +54,7 @@ def main() -> None:
         with executor(program, devices) as made:
             if isinstance(made, NativeExecutor):
                 made.memory_limit = None  # what is no run of a plan may take all there is
-            runner = Runner(made, *reference(program, devices), limit)
+            runner = Runner(made, reference(program, devices), limit)
             parent.send((program.key, None, False))
             with suppress(EOFError):
                 while not _answer(parent, runner, *parent.recv()):
@@ -90,14 +87,12 @@ class Runner:
 
     Args:
         executor: of the program, entered.
-        want: outputs of the program when it runs in order, on the host.
-        again: outputs for other inputs, computed alike.
+        reference: what outputs of plans are compared with.
         limit: bytes that the intermediate values of a plan may take.
     """
 
     executor: AnyExecutor
-    want: Sequence[Any]
-    again: Callable[[Sequence[Tensor]], list[Any]]
+    reference: Reference
     limit: int | None
 
     def costs(self, repetitions: int) -> Costs:
@@ -133,7 +128,7 @@ class Runner:
         with self._limited():
             got = self.executor.run(plan)
             reason = self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
-        if difference := differ_beyond_rounding(got, self.want, self.again, self.executor.program.inputs):
+        if difference := self.reference.difference(got):
             raise ExecutionError(f"wrong outputs: {difference}")
         return reason
 
@@ -175,25 +170,6 @@ class Runner:
                 yield
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def reference(program: Program, devices: Sequence[Device]) -> tuple[list[Any], Callable[[Sequence[Tensor]], list[Any]]]:
-    """Outputs with which those of plans are compared, on the host, and what computes them for other inputs.
-
-    All operations run in order on the first accelerator, if there is one that can run them: plans there round as it
-    does, by TF32 in convolutions, for one. Otherwise on the host.
-    """
-
-    def run(inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
-        return pytree.tree_map_only(Tensor, Tensor.cpu, eager(program, inputs, device))
-
-    home = next((device.torch_device for device in devices if device.is_accelerator), HOST)
-    try:
-        return run(None, home), partial(run, device=home)
-    except (RuntimeError, NotImplementedError):  # an operation, or memory, that it lacks
-        if home == HOST:
-            raise
-        return run(None, HOST), partial(run, device=HOST)
 
 
 def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:

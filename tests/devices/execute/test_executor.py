@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +17,7 @@ from gst.devices import Device, ExecutionError, Executor, Plan, discover, eager,
 from gst.devices.execute.hostile import hostile_run
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.on_accelerator import one_by_one
-from gst.devices.execute.precision import exact_convolutions
+from gst.devices.execute.reference import exact_convolutions
 from gst.programs import (
     WORKLOADS,
     Program,
@@ -297,7 +297,7 @@ def test_lowered_plans_are_remembered_by_key(program: Program) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(bundled_program: Program) -> None:
     rng, names, inputs = np.random.default_rng(0), ("cpu:0", "cuda:0"), bundled_program.inputs
-    there = one_by_one(bundled_program, torch.device("cuda:0"))
+    there = partial(eager, bundled_program, device=torch.device("cuda:0"))
     with Executor(bundled_program, discover()) as executor, exact_convolutions():  # as those of the CPU
         want = there(inputs)
         for _ in range(10):

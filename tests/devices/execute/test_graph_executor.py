@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,9 @@ from torch import Tensor
 from gst.devices import Device, ExecutionError, Executor, GraphExecutor, Plan, eager, executor, pointwise_chains
 from gst.devices.execute import executor as choice
 from gst.devices.execute import graph_executor, lane_groups
-from gst.devices.execute.child import Runner, reference
+from gst.devices.execute.child import Runner
 from gst.devices.execute.lane_groups import LaneGroups
-from gst.devices.execute.on_accelerator import one_by_one
-from gst.devices.execute.precision import exact_convolutions
+from gst.devices.execute.reference import exact_convolutions, reference
 from gst.devices.execute.residents import Residents
 from gst.devices.fusion.legality import fusion_groups
 from gst.programs import Program, capture_module, differ_beyond_rounding, outputs_differ
@@ -401,7 +401,7 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
     devices, recorder = lanes_of(1, 2), Recorder()
     plan = unfused(program, devices, 8)
     with GraphExecutor(program, devices, {0}, recorder) as running:
-        runner = Runner(running, *reference(program, devices), None)
+        runner = Runner(running, reference(program, devices), None)
         runner.compile(plan)
         assert recorder.graphs == []  # that is limited as runs are
         assert runner.check(plan) == "" and recorder.graphs
@@ -411,7 +411,7 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
         assert runner.timelines([plan], 1) == [] and runner.groups(plan) == {}
         assert runner.costs(1).times_us.shape == (2, program.num_nodes)
     with GraphExecutor(program, devices, {0}, Recorder(failing=0)) as running:
-        assert "out of memory" in Runner(running, *reference(program, devices), None).check(plan)
+        assert "out of memory" in Runner(running, reference(program, devices), None).check(plan)
 
 
 def test_devices_for_graphs_are_accelerators_beside_one_cpu_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +434,7 @@ def test_fused_plans_of_an_accelerator_run_by_graphs(name: str) -> None:
         assert isinstance(running, GraphExecutor)
         plans, there = (
             [chained(program, devices[:-1], 0), chained(program, devices, 1)],
-            one_by_one(program, devices[0].torch_device),
+            partial(eager, program, device=devices[0].torch_device),
         )
         for plan in plans * 2:
             assert differ_beyond_rounding(running.run(plan), there(program.inputs), there, program.inputs) is None

@@ -113,7 +113,7 @@ def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], mon
 
     monkeypatch.setattr(child, "profile", profile)
     with Executor(programs["rnnlm"], pair(separate_memory=True)) as executor:
-        costs = child.Runner(executor, [], list, None).costs(2)
+        costs = child.Runner(executor, None, None).costs(2)
     assert asked == [("cpu:0", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
 
 

@@ -2,6 +2,7 @@
 recorded there is made again in place. Where that is impossible lanes run eagerly and say why."""
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ from gst.devices import eager
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.on_accelerator import one_by_one
-from gst.devices.execute.precision import exact_convolutions
+from gst.devices.execute.reference import exact_convolutions
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
 from gst.programs.described import run_described
 from tests.programs.small import SMALL, small_program
@@ -181,7 +181,7 @@ def test_a_graph_of_lanes_gives_the_outputs_of_the_program(name: str) -> None:
         with exact_convolutions():  # as the CPU's are, which may compute some of them
             graph, there = (
                 LaneGraph(LaneExecutor(program, streams, devices)),
-                one_by_one(program, devices[0].torch_device),
+                partial(eager, program, device=devices[0].torch_device),
             )
             assert graph.reason == ""
             for inputs in (program.inputs, doubled, program.inputs):

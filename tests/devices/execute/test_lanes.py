@@ -3,7 +3,7 @@ that were captured for CUDA find every operand on the device where they need it.
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gst.devices import Device, ExecutionError, Plan, eager
 from gst.devices.execute.lanes import Lane, LaneExecutor, is_here, issue_order
 from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.on_accelerator import one_by_one
-from gst.devices.execute.precision import differs_from_host, exact_convolutions
 from gst.devices.execute.race_check import check
+from gst.devices.execute.reference import differs_from_host, exact_convolutions
 from gst.devices.execute.storages import storages
 from gst.devices.execute.stream_program import COPY, RECORD, WAIT, StreamProgram, example
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
@@ -147,7 +146,7 @@ def test_outputs_on_lanes_of_an_accelerator_are_those_of_the_program(name: str) 
     devices = gpus(torch.accelerator.device_count(), 3)
     assert is_here(devices[0].torch_device)
     assert differs_from_host(program, devices[0].torch_device) is None
-    there = one_by_one(program, devices[0].torch_device)
+    there = partial(eager, program, device=devices[0].torch_device)
     for chosen in (devices[:1], devices[:3], devices):  # alone, and beside the CPU, which knows no TF32
         with exact_convolutions() if HOST in chosen else nullcontext():
             want = there(program.inputs)

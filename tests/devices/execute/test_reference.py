@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from gst.devices import Device, ExecutionError, Plan, eager
-from gst.devices.execute import child
-from gst.devices.execute.calls import in_program_order
-from gst.devices.execute.child import Runner, reference
+from gst.devices.execute import reference as module
+from gst.devices.execute.calls import HOST, in_program_order
+from gst.devices.execute.child import Runner
+from gst.devices.execute.on_accelerator import whole
+from gst.devices.execute.reference import differs_from_host, exact_convolutions, reference
 from gst.programs import Program, capture, outputs_differ, training_step
+from tests.programs.small import small_program
+
+from .tf32 import RoundedConvolutions, on_the_host
 
 PLAN = Plan(("cpu:0",), torch.zeros(0, dtype=torch.int64).numpy())
 GPU = Device("xpu:0", "xpu", (), 1, "xpu:0", "made up")
@@ -41,32 +46,52 @@ def in_double(program: Program) -> list[Any]:
 
 
 def test_a_plan_that_rounds_otherwise_is_right_and_another_is_not(program: Program) -> None:
-    want, again = reference(program, [])
+    compared = reference(program, [])
     got = in_double(program)
-    assert outputs_differ(got, want) is not None  # beyond what is allowed without margins
+    assert outputs_differ(got, compared.want) is not None  # beyond what is allowed without margins
     executor: Any = SimpleNamespace(program=program, devices=[], run=lambda plan: got)
-    assert Runner(executor, want, again, None).check(PLAN) == ""
+    assert Runner(executor, compared, None).check(PLAN) == ""
     number = next(index for index, each in enumerate(got) if isinstance(each, Tensor) and each.numel() > 100)
     got[number] = -got[number]
     with pytest.raises(ExecutionError, match=f"wrong outputs: output {number}"):
-        Runner(executor, want, again, None).check(PLAN)
+        Runner(executor, compared, None).check(PLAN)
 
 
-def test_the_reference_is_computed_on_the_first_accelerator(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.device] = []
+def by_kind(on_accelerator: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """`eager` with the CPU for an accelerator that computes in a way of its own."""
 
-    def computed(program: Program, inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
-        asked.append(device)
-        return eager(program, inputs)
+    def run(program: Program, inputs: Sequence[Tensor] | None = None, device: torch.device = HOST) -> list[Any]:
+        return on_the_host(eager)(program, inputs) if device == HOST else on_accelerator(program, inputs)
 
-    monkeypatch.setattr(child, "eager", computed)
-    core = Device("cpu:0", "cpu", (0,), 1, "host", "made up")
-    _, again = reference(program, [core, GPU])
-    again(program.inputs)
-    assert asked == [torch.device("xpu:0")] * 2
+    return run
+
+
+@pytest.mark.parametrize("name", ["inception", "wavenet"])
+def test_convolutions_that_round_are_compared_with_those_of_the_accelerator(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = small_program(name)
+    monkeypatch.setattr(module, "eager", by_kind(eager))
+    with RoundedConvolutions():
+        got, compared = whole(program, HOST)(), reference(program, [GPU])
+        assert outputs_differ(got, on_the_host(eager)(program)) is not None
+        assert compared.difference(got) is None
+        assert compared.difference(on_the_host(eager)(program)) is None  # as a plan on both may be
+        assert str(compared.difference([2 * each for each in got])).startswith("output 0 is off by ")
+        assert differs_from_host(program, GPU.torch_device) is None
+    monkeypatch.setattr(module, "eager", by_kind(lambda *arguments: [2 * each for each in eager(*arguments)]))
+    assert str(differs_from_host(program, GPU.torch_device)).startswith("output 0 is off by ")
+
+
+def test_convolutions_are_as_they_were_afterwards() -> None:
+    before = torch.backends.cudnn.allow_tf32
+    with pytest.raises(ZeroDivisionError), exact_convolutions():
+        assert not torch.backends.cudnn.allow_tf32
+        1 / 0  # noqa: B018
+    assert torch.backends.cudnn.allow_tf32 == before
 
 
 def test_an_accelerator_that_cannot_run_the_whole_leaves_the_reference_to_the_host(program: Program) -> None:
-    want, again = reference(program, [Device("meta:0", "meta", (), 1, "meta:0", "tensors without numbers")])
-    assert outputs_differ(want, eager(program)) is None
-    assert outputs_differ(again(program.inputs), want) is None
+    compared = reference(program, [Device("meta:0", "meta", (), 1, "meta:0", "tensors without numbers")])
+    assert outputs_differ(compared.want, eager(program)) is None and not compared.least
+    assert outputs_differ(compared.again(program.inputs), compared.want) is None

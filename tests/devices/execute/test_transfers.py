@@ -78,7 +78,7 @@ def test_the_simulator_reads_what_was_measured(program: Program) -> None:
     devices = discover(separate_memory=True)[:1]
     devices = [*devices, Device("cpu:x", "cpu", (), 1, "another", "test")]
     with Executor(program, devices) as executor:
-        costs = Runner(executor, [], list, None).costs(1)
+        costs = Runner(executor, None, None).costs(1)
     apart = ~np.eye(2, dtype=bool)
     assert (costs.latency_us[apart] > 0).all() and (costs.latency_us[apart] != COPY_US).all()
     assert np.isfinite(costs.bytes_per_us[apart]).all() and np.isinf(costs.bytes_per_us[~apart]).all()

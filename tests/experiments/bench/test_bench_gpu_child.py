@@ -13,7 +13,7 @@ import torch
 
 from experiments.bench import gpu_child, gpu_lines, gpu_plans
 from gst.devices import eager
-from gst.devices.execute import precision
+from gst.devices.execute import reference
 from gst.devices.execute.on_accelerator import Run, whole
 from gst.devices.execute.pair_records import Pair, Pairs
 from gst.placement.machines import STREAMS
@@ -87,7 +87,10 @@ def convolved() -> Step:
 
 def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, whose convolutions round in a mode as those of a GPU do, except where the CPU itself is asked."""
-    monkeypatch.setattr(precision, "eager", on_the_host(eager))
+    exact = on_the_host(eager)
+    monkeypatch.setattr(
+        reference, "eager", lambda program, inputs=None, device=None: (eager if device else exact)(program, inputs)
+    )
     monkeypatch.setattr(gpu_child, "capture", on_the_host(capture))
     settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
     name = f"{__name__}:convolved"
@@ -95,7 +98,7 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
         *_, row = gpu_child.reports(name, settings, "cpu")
     assert row["tf32"] and row["wrong"] == ""
     assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
-    monkeypatch.setattr(precision, "exact_convolutions", nullcontext)
+    monkeypatch.setattr(reference, "exact_convolutions", nullcontext)
     with RoundedConvolutions():
         *_, row = gpu_child.reports(name, settings | {"lanes": []}, "cpu")
     assert "is off by" in row["wrong"] and "failed on the accelerator: output" in gpu_lines.workload(name, row)
