@@ -289,10 +289,12 @@ class GraphSegmentTraining(nn.Module):
         batch = self._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
         if like.device.type in ("cpu", "mps", "meta"):  # which have no streams
             return PrefetchedStep(draw, batch.to(like.device, like.dtype), traffic)
-        self._copies = self._copies or torch.Stream(like.device)
-        with self._copies:
+        here = self._copies = self._copies or torch.Stream(like.device)
+        # The same stream by an object of its own: PyTorch notes on the object what to go back to, for one thread.
+        own = torch.Stream(stream_id=here.stream_id, device_index=here.device_index, device_type=here.device_type)
+        with own as copies:
             copied = batch.pinned().to(like.device, like.dtype)
-            return PrefetchedStep(draw, copied, traffic, self._copies.record_event())
+            return PrefetchedStep(draw, copied, traffic, copies.record_event())
 
     @torch.compiler.disable
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:

@@ -4,6 +4,9 @@ import copy
 import io
 import itertools
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -570,3 +573,43 @@ def test_configurations_that_do_not_exist_are_refused(configs: list[list[int]]) 
     model = GraphSegmentTraining(features_of, as_it_is, table=table_for(5))
     with pytest.raises((ValueError, IndexError)):
         model([segment(random_graph(0), 6)], torch.tensor(configs))
+
+
+recorded: list[int] = []
+
+
+class OneAtATime:
+    """A stream that is here; each of its objects can be entered by one thread at a time, as those of PyTorch."""
+
+    def __init__(self, device: Any = None, stream_id: int = 7, device_index: int = 0, device_type: int = 1) -> None:
+        self.stream_id, self.device_index, self.device_type = stream_id, device_index, device_type
+        self.is_entered = False
+
+    def __enter__(self) -> OneAtATime:
+        assert not self.is_entered, "Stream's context should not be initialized."
+        self.is_entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_entered = False
+
+    def record_event(self) -> torch.Event:
+        recorded.append(self.stream_id)
+        return torch.Event("cpu")
+
+
+def test_two_threads_copy_at_once_on_the_stream_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader loads ahead while the step loads what was not read ahead."""
+    meeting = Barrier(2, timeout=10)
+    monkeypatch.setattr(torch, "Stream", OneAtATime)
+    monkeypatch.setattr(SegmentBatch, "pinned", lambda self: meeting.wait() < 0 or self)
+    monkeypatch.setattr(SegmentBatch, "to", lambda self, *_: self)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", num_fresh=1, omit_rest=True)
+    like = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
+    monkeypatch.setattr(GraphSegmentTraining, "_like", lambda self: like)
+    model._copies = OneAtATime()  # type: ignore[assignment]
+    draw = model.draw([segment(random_graph(0), 5)])
+    assert draw is not None
+    with ThreadPoolExecutor(2) as threads:
+        assert all(each.arrived for each in threads.map(model.load, [draw, draw]))
+    assert recorded == [7, 7], "events of the one stream"

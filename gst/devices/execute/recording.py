@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
-OTHER_THREADS = "thread_local"  # may do what would spoil a recording, such as pin memory, while one is made
+OTHER_THREADS: Final = "thread_local"  # may do what would spoil a recording, such as pin memory, while one is made
 _invalid: list[Any] = []  # graphs whose recording failed: allocators of PyTorch 2.11 may still hold their addresses
 WARM_RUNS = 3  # eager ones before: libraries choose their kernels and take their workspaces
 

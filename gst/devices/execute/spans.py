@@ -77,8 +77,8 @@ class Graphs:
             function: was called before, so that libraries have chosen their kernels.
         """
         for gives_back in (False, True):
-            graph = self._make(self.device, None if self._first is None else self._first.pool())
             try:
+                graph = self._make(self.device, None if self._first is None else self._first.pool())
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", r".*Graph is empty")  # views launch nothing
                     with recorded(graph, gives_back):
