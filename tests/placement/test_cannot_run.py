@@ -95,7 +95,7 @@ def test_the_record_of_costs_is_json_and_says_no_more_than_it_must(tmp_path: Pat
         again = cached_task(task.program, DEVICES, tmp_path, make)  # type: ignore[arg-type]
         assert np.array_equal(again.times_us, task.times_us) and again.contention == task.contention
     record = json.loads((tmp_path / "costs.json").read_text(), parse_constant=refused)
-    assert "pairs" not in record and set(record["contention"]).isdisjoint(Contention._fields[-3:])
+    assert "pairs" not in record and set(record["contention"]).isdisjoint(Contention._fields[-4:])
 
 
 def test_what_a_device_cannot_run_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,8 +247,11 @@ class InThisProcess(RemoteWorker):
         return answer
 
 
-@pytest.mark.parametrize("pairs", [None, Pairs(2048, 900.0, (Pair((4.0, 8.0), (1.0, 2.0), (9.0, 10.0), 11.0),))])
-def test_costs_come_back_from_a_host_as_they_were_measured(program: Program, pairs: Pairs | None) -> None:
+PAIR = Pair(((0.5, 0.2, 0.1), (1.0, 0.0, 0.3)), (9.0, 10.0), 11.0)
+
+
+@pytest.mark.parametrize("pairs", [(), (Pairs("cuda:0", 900.0, 5e4, (0.5, 1.0), (1.0, 2.0), (PAIR,)),)])
+def test_costs_come_back_from_a_host_as_they_were_measured(program: Program, pairs: tuple[Pairs, ...]) -> None:
     devices = [Device(f"cuda:0{lane}", "cuda", (), 1, "cuda:0", "test") for lane in ("", "/stream:1")]
     devices.append(Device("cpu:0", "cpu", (0,), 1, "host", "test"))
     times = np.arange(3.0 * program.num_nodes).reshape(3, -1)

@@ -45,7 +45,8 @@ class Costs:
         bytes_per_us: of a copy from a device to another; infinite within a memory.
         copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
             memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
-        pairs: times of pairs of operations at once on lanes of one accelerator; None where there are no such lanes.
+        pairs: of each accelerator of which several devices are lanes, what operations ask of it, and times of pairs of
+            them at once there.
         load: share of the cores that other processes took while times were measured, 0 .. 1; None where it is unknown,
             as of costs that are simulated.
     """
@@ -61,7 +62,7 @@ class Costs:
     latency_us: Float64[np.ndarray, "devices devices"]
     bytes_per_us: Float64[np.ndarray, "devices devices"]
     copies_queue: bool = False
-    pairs: Pairs | None = None
+    pairs: tuple[Pairs, ...] = ()
     load: float | None = None
 
     @property

@@ -1,4 +1,5 @@
-"""Pairs of operations timed at once on two streams of one accelerator, beside the time of each alone.
+"""Pairs of operations timed at once on two streams of one accelerator, beside the time of each alone, and what each
+takes of the accelerator's threads, of its memory's rate and of its rate of arithmetic.
 
 Two kernels that each leave much of an accelerator idle run at once as fast as alone; two that each fill it take turns.
 What a pair takes is fitted by `gst.devices.simulate.share_fit`.
@@ -6,9 +7,11 @@ What a pair takes is fitted by `gst.devices.simulate.share_fit`.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import combinations_with_replacement, cycle
 from typing import Any
@@ -22,9 +25,11 @@ from gst.devices.describe.rates import saved_rates
 from gst.devices.execute.event_times import can_be_recorded, first_runs
 from gst.devices.execute.lanes import Lane, is_here, synchronise
 from gst.devices.execute.pair_records import Pair, Pairs
-from gst.devices.execute.spans import Graphs, NewGraph, graph_maker, graph_us, repeated, timing_on
-from gst.devices.plan import says_no_memory
+from gst.devices.execute.spans import Graphs, NewGraph, first_line, graph_maker, graph_us, repeated, timing_on
 from gst.programs import Program
+from gst.programs.features import flops
+
+log = logging.getLogger("gst")
 
 NUM_PAIRS = 36
 SPAN_US = 100.0  # that each of a pair takes alone, about, so that they run at once for most of it
@@ -35,9 +40,10 @@ PEAK = 0.95  # quantile of the rates of operations: a gather reads less of a lar
 
 def pairs_of_lanes(
     program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"], repetitions: int = 5
-) -> Pairs | None:
-    """Pairs of operations of a program on the first accelerator of which several devices are lanes; None where there is
-    none in this process, or too little memory for the values that they read.
+) -> tuple[Pairs, ...]:
+    """Pairs of operations of a program on each accelerator of this process of which several devices are lanes. Of
+    accelerators that are alike those of the first are timed. Pairs make a simulation better, and no more: where an
+    operation fails while it is timed, the log says so and its pair is left out.
 
     Args:
         program: whose operations are sampled.
@@ -46,24 +52,28 @@ def pairs_of_lanes(
         repetitions: of each span, of which the median counts.
     """
     lanes = Counter(device.torch_device for device in devices if device.is_accelerator)
-    shared = next((each for each, count in lanes.items() if count > 1 and is_here(each)), None)
-    if shared is None:
-        return None
-    first = next(number for number, device in enumerate(devices) if device.torch_device == shared)
-    peak_gb_per_s = _measured_rate(devices[first])
-    try:
-        return measured_pairs(program, shared, times_us[first], repetitions, peak_gb_per_s=peak_gb_per_s)
-    except RuntimeError as error:
-        if not says_no_memory(str(error)):  # values of many operations are held at once
-            raise
-        return None
+    alike: dict[tuple[str, str], Pairs] = {}
+    pairs = []
+    for where in (each for each, count in lanes.items() if count > 1 and is_here(each)):
+        number = next(number for number, device in enumerate(devices) if device.torch_device == where)
+        kind = devices[number].kind, devices[number].description
+        if kind in alike:
+            pairs.append(replace(alike[kind], device=str(where), pairs=()))
+            continue
+        gb_per_s, gflops = _measured_rates(devices[number])
+        alike[kind] = measured_pairs(
+            program, where, times_us[number], repetitions, peak_gb_per_s=gb_per_s, peak_gflops=gflops
+        )
+        pairs.append(alike[kind])
+    return tuple(pairs)
 
 
 def measured_pairs(
     program: Program, device: torch.device, times_us: Float64[np.ndarray, " nodes"], repetitions: int = 5,
-    count: int = NUM_PAIRS, graph: NewGraph | None = None, peak_gb_per_s: float = 0.0,
+    count: int = NUM_PAIRS, graph: NewGraph | None = None, peak_gb_per_s: float = 0.0, peak_gflops: float = 0.0,
 ) -> Pairs:  # fmt: skip
-    """Time pairs of operations of a program. Pairs that cannot be recorded, or for which memory is short, are left out.
+    """What operations of a program ask of an accelerator, and times of pairs of them. Pairs that fail or cannot be
+    recorded, or for which memory is short, are left out.
 
     Args:
         program: whose operations are sampled (`sampled_pairs`).
@@ -73,6 +83,7 @@ def measured_pairs(
         count: of pairs.
         graph: makes an empty graph; see `gst.devices.execute.spans.graph_maker`.
         peak_gb_per_s: rate of the memory where it was measured; if 0, the quantile `PEAK` of the operations' rates.
+        peak_gflops: rate of matrix products where it was measured; if 0, the greatest rate of an operation.
 
     Raises:
         ValueError: there is no such device here, or nothing can be recorded on it.
@@ -80,18 +91,26 @@ def measured_pairs(
     make = graph_maker(device, graph)
     if make is None:
         raise ValueError(f"pairs of operations are timed in graphs of an accelerator, {device} records none")
-    traffic = traffic_bytes(program.graph.edges, program.output_bytes)
     can_be_paired = np.array(
         [each.kind == "operation" and can_be_recorded(program, node) for node, each in enumerate(program.operations)]
     )
     can_be_paired &= np.isfinite(times_us) & (times_us >= LEAST_US)
-    rates = np.where(can_be_paired, traffic / np.where(can_be_paired, times_us, 1.0) / 1e3, 0.0)
+    traffic, arithmetic = traffic_bytes(program.graph.edges, program.output_bytes), flops(program.operations)
+    pairs = Pairs(
+        str(device), peak_gb_per_s or _quantile_of_rates(traffic, times_us, can_be_paired, PEAK),
+        peak_gflops or _quantile_of_rates(arithmetic, times_us, can_be_paired, 1.0),
+        _parts_of_threads(program, device), tuple(arithmetic.tolist()), (),
+    )  # fmt: skip
+    parts = pairs.parts(times_us, traffic)
     chosen = sampled_pairs(times_us, program.output_bytes.astype(np.float64), can_be_paired, count)
-    peak = peak_gb_per_s or float(np.quantile(rates[can_be_paired], PEAK) if can_be_paired.any() else 0.0)
-    pairs = []
+    timed: list[Pair] = []
     with timing_on(device):
-        calls = _calls_on_values(program, device, {node for pair in chosen for node in pair})
-        synchronise([device])  # lanes read the values on streams of their own
+        try:
+            calls = _calls_on_values(program, device, {node for pair in chosen for node in pair})
+            synchronise([device])  # lanes read the values on streams of their own
+        except RuntimeError as error:  # values of many operations are held at once
+            log.warning("no pairs of operations are timed on %s: %s", device, first_line(error))
+            return pairs
         lanes, graphs = [Lane(device, 0) for _ in range(3)], Graphs(device, make)
         for nodes in chosen:
             both = [(calls[node], _num_calls(times_us[node], times_us[list(nodes)].max())) for node in nodes]
@@ -99,16 +118,14 @@ def measured_pairs(
                 one, other, together = (
                     _span_us(each, lanes, graphs, repetitions) for each in (both[:1], both[1:], both)
                 )
-            except RuntimeError as error:
-                if not says_no_memory(str(error)):
-                    raise
+            except RuntimeError as error:  # also one that the first calls raise, on a stream of their own
+                names = " and ".join(str(program.operations[node].target) for node in nodes)
+                log.warning("a pair of operations is left out, %s: %s", names, first_line(error))
                 continue
             if one is not None and other is not None and together is not None:
-                (first_kb, second_kb), (first_rate, second_rate) = (
-                    each[list(nodes)].tolist() for each in (program.output_bytes / 1e3, rates)
-                )
-                pairs.append(Pair((first_kb, second_kb), (first_rate, second_rate), (one, other), together))
-    return Pairs(_threads(device), peak, tuple(pairs))
+                first, second = (tuple(parts[node].tolist()) for node in nodes)
+                timed.append(Pair((first, second), (one, other), together))
+    return replace(pairs, pairs=tuple(timed))
 
 
 def sampled_pairs(
@@ -192,21 +209,31 @@ def _fork(calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane]) -> N
         origin.wait(lane.record())
 
 
-def _threads(device: torch.device) -> int | None:
-    """How many threads an accelerator can run at once, where PyTorch reports it."""
-    if not is_here(device):
-        return None
-    properties = torch.get_device_module(device).get_device_properties(device)
+def _parts_of_threads(program: Program, device: torch.device) -> tuple[float, ...]:
+    """Part of an accelerator's threads that each operation wants: one for each 4 bytes of its result. 0 where PyTorch
+    does not say how many threads it holds."""
+    properties = torch.get_device_module(device).get_device_properties(device) if is_here(device) else None
     each = getattr(properties, "max_threads_per_multi_processor", None)
     count = getattr(properties, "multi_processor_count", None)
-    return None if each is None or count is None else int(each) * int(count)
+    if each is None or count is None:
+        return (0.0,) * program.num_nodes
+    return tuple((program.output_bytes / 4 / (int(each) * int(count))).tolist())
 
 
-def _measured_rate(device: Device) -> float:
-    """GB/s of element-wise operations where this machine was measured (`gst devices --measure`), otherwise 0."""
+def _quantile_of_rates(
+    amount: Float64[np.ndarray, " nodes"], times_us: Float64[np.ndarray, " nodes"],
+    is_counted: Bool[np.ndarray, " nodes"], quantile: float,
+) -> float:  # fmt: skip
+    """Of thousands of what operations read, write or compute in a microsecond: GB/s of bytes, GFLOP/s of operations."""
+    return float(np.quantile(amount[is_counted] / times_us[is_counted] / 1e3, quantile)) if is_counted.any() else 0.0
+
+
+def _measured_rates(device: Device) -> tuple[float, float]:
+    """GB/s of element-wise operations and GFLOP/s of matrix products where this machine was measured (`gst devices
+    --measure`), otherwise 0."""
     try:
         rates = saved_rates()
     except ValueError:  # a damaged file is no reason to place nothing
-        return 0.0
+        return 0.0, 0.0
     of_device = None if rates is None else rates.of(device)
-    return 0.0 if of_device is None else of_device.elementwise_gb_per_s
+    return (0.0, 0.0) if of_device is None else (of_device.elementwise_gb_per_s, of_device.matrix_gflops)

@@ -12,7 +12,6 @@ import numpy as np
 
 from gst.devices.simulate.copy_lanes import enqueue, is_next, next_reader
 from gst.devices.simulate.heap import pop, push
-from gst.devices.simulate.shares import accelerator_share
 from partitioners.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
@@ -29,6 +28,8 @@ class Work(NamedTuple):
         times: float64 (devices, nodes); microseconds of each operation alone.
         traffic: float64 (nodes); bytes that each operation reads and writes, in units of 10 kB.
         num_bytes: float64 (nodes); of the value of each node.
+        shares: float64 (devices, nodes); of an accelerator of which the device is a lane, that each operation takes
+            (`gst.devices.simulate.shares`). Empty where no device is one.
     """
 
     indptr: np.ndarray
@@ -40,6 +41,7 @@ class Work(NamedTuple):
     times: np.ndarray
     traffic: np.ndarray
     num_bytes: np.ndarray
+    shares: np.ndarray
 
 
 class Cores(NamedTuple):
@@ -88,7 +90,7 @@ def simulate(home, rank, work, machine, contention):
         contention: `gst.devices.simulate.simulator.Contention`.
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
-    indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
+    indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes, shares = work
     (
         cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes,
         accelerator, num_accelerators,
@@ -171,7 +173,7 @@ def simulate(home, rank, work, machine, contention):
                     left[chosen] += contention.helper_us
                 intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
                 if num_accelerators and accelerator[chosen] >= 0:
-                    share[chosen] = accelerator_share(num_bytes[node], intensity[chosen], contention)
+                    share[chosen] = shares[chosen, node]
                 for word in range(words[chosen, 0], words[chosen, 1]):
                     in_use[word] |= cores[chosen, word]
                 covered[thread] = False

@@ -18,6 +18,7 @@ from gst.devices.describe.machine import MOST_CORES, Device, core_numbers
 from gst.devices.execute.costs import Costs
 from gst.devices.plan import Plan, Timeline, ranks
 from gst.devices.simulate.event_kernel import Cores, Work, simulate
+from gst.devices.simulate.shares import Factors, node_shares
 
 
 class Contention(NamedTuple):
@@ -34,9 +35,9 @@ class Contention(NamedTuple):
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
         spin_us: how long threads look for work before they sleep.
         helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.process.tuning`.
-        share_per_kb: share of an accelerator that an operation takes for each kB of its result, where several devices
-            are lanes of it. The largest of the three shares counts, and at most 1 (`gst.devices.simulate.share_fit`).
-        share_per_gb_per_s: share that it takes for each GB/s that it reads and writes.
+        threads_factor, memory_factor, arithmetic_factor: where several devices are lanes of an accelerator, an
+            operation takes a share of it: what it takes of the accelerator's threads, of its memory's rate and of its
+            rate of matrix products times these. The largest counts, and at most 1 (`gst.devices.simulate.shares`).
         least_share: share that every operation takes.
     """
 
@@ -49,9 +50,24 @@ class Contention(NamedTuple):
     wake_us: float = 30.0
     spin_us: float = 500.0
     helper_spin_us: float = 25.0
-    share_per_kb: float = 0.0
-    share_per_gb_per_s: float = 0.0
+    threads_factor: float = 0.0
+    memory_factor: float = 0.0
+    arithmetic_factor: float = 0.0
     least_share: float = 0.0
+
+    @property
+    def factors(self) -> Factors:
+        """Of shares of accelerators."""
+        return Factors(*self[-len(SHARES) :])
+
+    def with_factors(self, factors: Factors) -> Contention:
+        """The same with other factors of shares.
+
+        Examples:
+            >>> Contention().with_factors(Factors(least=0.5)).least_share
+            0.5
+        """
+        return self._replace(**dict(zip(SHARES, factors, strict=True)))
 
     def to_dict(self) -> dict[str, float]:
         """For JSON; `Contention(**record)` reads it. Shares that are 0 are left out, for releases that know none.
@@ -63,7 +79,12 @@ class Contention(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value or key not in SHARES}
 
 
-SHARES = ("share_per_kb", "share_per_gb_per_s", "least_share")  # fields that are 0 but on lanes of accelerators
+SHARES = (
+    "threads_factor",
+    "memory_factor",
+    "arithmetic_factor",
+    "least_share",
+)  # fields that are 0 but on lanes of accelerators
 UNCALIBRATED = Contention()
 
 
@@ -85,8 +106,8 @@ class Simulator:
         self.costs = costs
         self.contention = Contention(*map(float, contention))  # the kernel is compiled for floats
         self._positions = {device.name: position for position, device in enumerate(costs.devices)}
-        self._work = _work(costs)
         self._machine = _machine(costs)
+        self._work = _work(costs, contention.factors if self._machine.num_accelerators else None)
         self.cores = core_numbers(costs.devices)
         self.worker, self.leader, self.threads = self._machine.worker, self._machine.leader, self._machine.threads
 
@@ -113,13 +134,15 @@ class Simulator:
         return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
 
 
-def _work(costs: Costs) -> Work:
+def _work(costs: Costs, factors: Factors | None) -> Work:
+    """Operations of costs, with their shares if there are factors."""
     edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
     indptr, consumers = neighbour_lists(edges, costs.num_nodes)
     producer_indptr, producers = neighbour_lists(edges[::-1], costs.num_nodes)
+    shares = np.zeros((0, 0)) if factors is None else node_shares(costs, factors)
     return Work(
         indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
-        costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
+        costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64), shares,
     )  # fmt: skip
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gst.devices import Device
+from gst.devices.execute import pairs as pairs_module
 from gst.devices.execute.event_times import event_times_us
-from gst.devices.execute.pair_records import Pairs
-from gst.devices.execute.pairs import LEAST_US, measured_pairs, pairs_of_lanes, sampled_pairs
+from gst.devices.execute.pair_records import Pair, Pairs
+from gst.devices.execute.pairs import LEAST_US, measured_pairs, pairs_of_lanes, sampled_pairs, traffic_bytes
 from gst.devices.execute.recording import Graph
 from gst.devices.simulate.share_fit import fit_sharing, pair_shares, pair_us
 from gst.devices.simulate.simulator import Contention
 from gst.placement.pipeline import cached_task
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
+from gst.programs.features import flops
 from tests.programs.small import small_program
 
 from ..conftest import pair
@@ -46,10 +49,11 @@ def test_operations_that_take_turns_take_the_sum_of_their_times() -> None:
     """One thread makes the calls of both lanes, so each pair takes what both take alone; the model finds that."""
     recorder = Recorder()
     pairs = timed(products(), recorder, repetitions=15)  # of which the median counts, on a machine that is busy
-    assert len(pairs.pairs) == 10 and len(recorder.graphs) == 30 and pairs.threads is None
+    assert len(pairs.pairs) == 10 and len(recorder.graphs) == 30
+    assert not any(pairs.threads), "a CPU tells no threads"
     ratios = [each.both_us / sum(each.alone_us) for each in pairs.pairs]
     assert 0.8 < np.median(ratios) < 1.25
-    predicted = pair_us(np.array([each.alone_us for each in pairs.pairs]), pair_shares(pairs, fit_sharing(pairs)))
+    predicted = pair_us(np.array([each.alone_us for each in pairs.pairs]), pair_shares(pairs, fit_sharing([pairs])))
     measured = np.array([each.both_us for each in pairs.pairs])
     assert np.median(np.abs(predicted / measured - 1)) < 0.25
 
@@ -62,15 +66,19 @@ def test_each_of_a_pair_is_called_about_as_long_as_the_other() -> None:
         assert [function for function, *_ in both.calls] == called and len(called) >= 2
 
 
-def test_sizes_and_rates_of_a_pair_are_those_of_its_operations(program: Program) -> None:
+def test_parts_of_a_pair_are_those_of_its_operations(program: Program) -> None:
     times = event_times_us(program, CPU, 1, 1)
-    pairs = measured_pairs(program, CPU, times, 1, 6, Recorder(), peak_gb_per_s=900.0)
-    sizes = set((program.output_bytes / 1e3).tolist())
-    assert pairs.pairs and all(kilobytes in sizes for each in pairs.pairs for kilobytes in each.kilobytes)
-    assert pairs.peak_gb_per_s == 900
-    rates = [rate for each in pairs.pairs for rate in each.gb_per_s]
-    own = measured_pairs(program, CPU, times, 1, 6, Recorder()).peak_gb_per_s
-    assert min(rates) >= 0 and own > 0
+    pairs = measured_pairs(program, CPU, times, 1, 6, Recorder(), peak_gb_per_s=900.0, peak_gflops=5e4)
+    assert (pairs.device, pairs.gb_per_s, pairs.gflops) == ("cpu", 900, 5e4)
+    assert pairs.flops == tuple(flops(program.operations).tolist())
+    traffic = traffic_bytes(program.graph.edges, program.output_bytes)
+    parts = pairs.parts(times, traffic)
+    every = {tuple(each) for each in parts.tolist()}
+    assert pairs.pairs and all(part in every for each in pairs.pairs for part in each.parts)
+    node = int(parts[:, 2].argmax())
+    assert parts[node] == pytest.approx([0, traffic[node] / times[node] / 9e5, pairs.flops[node] / times[node] / 5e7])
+    own = measured_pairs(program, CPU, times, 1, 6, Recorder())
+    assert own.gb_per_s > 0 and own.parts(times, traffic)[times >= LEAST_US, 2].max() == pytest.approx(1)
 
 
 def test_one_operation_that_seems_to_read_a_lot_is_no_peak() -> None:
@@ -80,7 +88,7 @@ def test_one_operation_that_seems_to_read_a_lot_is_no_peak() -> None:
     program = capture(Step("gather", function, (torch.ones(100_000, 8), torch.zeros(2_000, dtype=torch.long))))
     computed = [each.kind == "operation" for each in program.operations]
     pairs = measured_pairs(program, CPU, 10.0 * np.array(computed), 1, 1, Recorder())
-    assert pairs.peak_gb_per_s == pytest.approx(32e3 / 10e3), "of the sums: 16 kB read, 16 kB written, 10 us"
+    assert pairs.gb_per_s == pytest.approx(32e3 / 10e3), "of the sums: 16 kB read, 16 kB written, 10 us"
 
 
 def test_samples_are_short_and_long_small_and_large_each_with_each() -> None:
@@ -100,7 +108,8 @@ def test_what_cannot_run_or_be_recorded_or_is_no_kernel_is_in_no_pair() -> None:
     computed = np.flatnonzero(times > 0)
     times[computed[1:]] = [np.inf, LEAST_US / 2, *[np.inf] * (len(computed) - 3)]
     pairs = measured_pairs(program, CPU, times, 1, 3, Recorder())
-    assert {each.kilobytes for each in pairs.pairs} == {(program.output_bytes[computed[0]] / 1e3,) * 2}
+    only = tuple(pairs.parts(times, traffic_bytes(program.graph.edges, program.output_bytes))[computed[0]].tolist())
+    assert {each.parts for each in pairs.pairs} == {(only, only)}
     assert len(measured_pairs(program, CPU, times, 1, 3, Recorder(failing=0)).pairs) == 0
 
 
@@ -119,9 +128,64 @@ def test_pairs_are_left_out_for_what_a_recording_forbids_alone(error: Exception,
         assert measured_pairs(program, CPU, times, 1, 3, make).pairs == ()
 
 
+def test_a_pair_that_fails_on_its_lane_is_left_out_and_the_log_names_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pairs are a refinement: what fails in them does not end the measurement of costs."""
+    program, spans = products(), list[object]()
+
+    def span_us(*arguments: Any) -> float | None:
+        spans.append(arguments)
+        if len(spans) == 2:
+            raise RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED\nand more")
+        return span(*arguments)
+
+    span = pairs_module._span_us
+    monkeypatch.setattr(pairs_module, "_span_us", span_us)
+    times = 10.0 * np.array([each.kind == "operation" for each in program.operations])
+    assert len(measured_pairs(program, CPU, times, 1, 3, Recorder()).pairs) == 2
+    assert [each.getMessage().partition(",")[0] for each in caplog.records if each.name == "gst"] == [
+        "a pair of operations is left out"
+    ]
+    assert "RuntimeError: CUBLAS_STATUS_NOT_INITIALIZED" in caplog.text and "and more" not in caplog.text
+
+
+def test_values_for_which_there_is_no_memory_leave_all_pairs_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What operations ask of the accelerator stays, for factors that are fitted to others."""
+
+    def short(*_: object) -> object:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+
+    program = products()
+    monkeypatch.setattr(pairs_module, "first_runs", short)
+    times = 10.0 * np.array([each.kind == "operation" for each in program.operations])
+    pairs = measured_pairs(program, CPU, times, 1, 3, Recorder())
+    assert pairs.pairs == () and pairs.gflops > 0 and "no pairs of operations are timed on cpu" in caplog.text
+
+
+def test_accelerators_that_are_alike_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, measured = products(), list[str]()
+
+    def pairs_of(program: Program, device: torch.device, *_: object, **rates: float) -> Pairs:
+        measured.append(str(device))
+        return Pairs(str(device), 1.0, 1.0, (), (), (Pair(((0.0,) * 3, (0.0,) * 3), (1.0, 1.0), 1.0),))
+
+    monkeypatch.setattr(pairs_module, "is_here", lambda device: device.type == "xpu")
+    monkeypatch.setattr(pairs_module, "measured_pairs", pairs_of)
+    lanes = [
+        Device(f"xpu:{card}/stream:{lane}", "xpu", (), 1, f"xpu:{card}", ("A", "B", "A", "C")[card])
+        for card in range(4) for lane in range(2 if card < 3 else 1)
+    ]  # fmt: skip
+    pairs = pairs_of_lanes(program, lanes, np.ones((len(lanes), program.num_nodes)))
+    assert measured == ["xpu:0", "xpu:1"]
+    assert [(each.device, len(each.pairs)) for each in pairs] == [("xpu:0", 1), ("xpu:1", 1), ("xpu:2", 0)]
+
+
 def test_without_lanes_of_an_accelerator_there_are_no_pairs() -> None:
     program = products()
-    assert pairs_of_lanes(program, pair(separate_memory=True), np.ones((2, program.num_nodes))) is None
+    assert pairs_of_lanes(program, pair(separate_memory=True), np.ones((2, program.num_nodes))) == ()
     with pytest.raises(
         ValueError, match=r"^pairs of operations are timed in graphs of an accelerator, cpu records none$"
     ):
@@ -133,11 +197,12 @@ def test_the_record_of_costs_keeps_pairs_and_what_was_fitted_to_them(tmp_path: P
     devices = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "test") for lane in range(2)]
     pairs = timed(program, Recorder())
     task = Task.of_profile(program, devices, np.ones((2, program.num_nodes)))
-    task = Task.of_program(program, replace(task.costs, pairs=pairs), fit_sharing(pairs, Contention(switch_us=7.0)))
-    assert task.contention.least_share > 0 or task.contention.share_per_gb_per_s > 0
+    costs = replace(task.costs, pairs=(pairs,))
+    task = Task.of_program(program, costs, fit_sharing(costs.pairs, Contention(switch_us=7.0)))
+    assert any(task.contention.factors)
     for make in (lambda: task, pytest.fail):  # measured, then read
         cached = cached_task(program, devices, tmp_path, make)  # type: ignore[arg-type]
-        assert cached.contention == task.contention and cached.costs.pairs == pairs
+        assert cached.contention == task.contention and cached.costs.pairs == (pairs,)
 
 
 @pytest.mark.gpu

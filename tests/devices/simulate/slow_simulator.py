@@ -72,12 +72,16 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
         return max(1 - total, LEAST_RATE) / max(1.0, taken_where(device))
 
     def share(device: int) -> float:
-        """Of an accelerator that it shares: the larger of what its result and its traffic take."""
-        node = int(running[device][0])
-        gb_per_s = 10 * traffic[node] / max(costs.times_us[device, node], 1e-3)
-        kilobytes = float(costs.output_bytes[node]) / 1e3
-        fill = max(contention.share_per_kb * kilobytes, contention.share_per_gb_per_s * gb_per_s)
-        return min(1.0, max(contention.least_share, fill))
+        """Of an accelerator that it shares: the largest of what its threads, its traffic and its arithmetic take."""
+        node, took = int(running[device][0]), contention.least_share
+        for each in costs.pairs:
+            if each.device == str(costs.devices[device].torch_device):
+                kilo_us = 1e3 * costs.times_us[device, node]
+                memory = costs.traffic_bytes[node] / kilo_us / each.gb_per_s
+                arithmetic = each.flops[node] / kilo_us / each.gflops
+                took = max(took, contention.threads_factor * each.threads[node])
+                took = max(took, contention.memory_factor * memory, contention.arithmetic_factor * arithmetic)
+        return min(1.0, took)
 
     def taken_where(device: int) -> float:
         """Shares of all that runs on the accelerator of a device; 0 for cores."""
