@@ -28,7 +28,7 @@ from gst.devices.execute.stretches import Stretches, inner_steps, stretches
 from gst.programs import Program
 
 DRAWS_ON_HOST = "its random numbers are drawn on the host, which a graph cannot wait for"
-PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to; beyond that they are pageable
+PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to or from; beyond that they are pageable
 
 
 class LaneGraph:
@@ -210,7 +210,7 @@ class LaneGraph:
 
     def _sent(self, steps: Sequence[int], lane: Lane, memories: list[Values]) -> Callable[..., None]:
         """Copy values into buffers that stay, for the first time; what copies them again."""
-        executor, streams, letters = self.executor, self.executor.streams, list[tuple[int, int, Any, Any]]()
+        executor, streams, letters = self.executor, self.executor.streams, list[tuple[int, int, Any, Any, Any]]()
         for step in steps:
             if streams.kind[step] != COPY:
                 continue
@@ -219,14 +219,28 @@ class LaneGraph:
             with lane.stream or nullcontext():
                 buffer = lane.copy(value, executor.devices[target])
             buffer = memories[target][node] = self._pinned(buffer, lane)
-            letters.append((node, target, value if lane.memory in self._recorded else None, buffer))
+            is_staged = lane.memory not in self._recorded and is_here(executor.devices[target])
+            staging = self._staging(buffer) if is_staged else None
+            letters.append((node, target, value if lane.memory in self._recorded else None, staging, buffer))
 
         def send(memories: list[Values]) -> None:
-            for node, target, value, buffer in letters:
-                lane.refill(buffer, memories[lane.memory][node] if value is None else value)
+            for node, target, value, staging, buffer in letters:
+                _refill(lane, buffer, staging, memories[lane.memory][node] if value is None else value)
                 memories[target][node] = buffer
 
         return send
+
+    def _staging(self, buffer: Any) -> Any:
+        """Pinned memory on the host of the layout of a buffer, within the budget, otherwise None. From there an
+        accelerator copies while the host goes on; the next run begins when all copies have ended."""
+        if isinstance(buffer, list):
+            return [self._staging(each) for each in buffer]
+        if not isinstance(buffer, Tensor) or 0 in buffer.stride():
+            return None
+        if self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
+            return None
+        self._pinned_bytes += buffer.nbytes
+        return torch.empty_like(buffer, device="cpu", pin_memory=True)
 
     def _pinned(self, buffer: Any, lane: Lane) -> Any:
         """A copy on the host that an accelerator can write to while the host goes on, within the budget."""
@@ -241,6 +255,18 @@ class LaneGraph:
             return torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype).copy_(buffer)
         self._pinned_bytes += buffer.nbytes
         return buffer.pin_memory()
+
+
+def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
+    """Copy a value into a buffer by the memory between, where there is some."""
+    if isinstance(staging, list):
+        for each in zip(buffer, staging, value, strict=True):
+            _refill(lane, *each)
+    elif staging is None:
+        lane.refill(buffer, value)
+    else:
+        lane.refill(staging, value)
+        lane.refill(buffer, staging)
 
 
 def draws_on_host(program: Program) -> bool:

@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gst.devices import eager
+from gst.devices.execute import lane_graphs
 from gst.devices.execute.lane_graphs import LaneGraph
-from gst.devices.execute.lanes import LaneExecutor
+from gst.devices.execute.lanes import Lane, LaneExecutor
 from gst.devices.execute.lowering import stream_program
 from gst.devices.execute.reference import exact_convolutions
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
@@ -65,6 +66,39 @@ def test_replays_of_stretches_give_the_outputs_of_the_program(program: Program, 
         for each in recorder.graphs:
             each.spoil()
         assert outputs_differ(graph.run(inputs), want) is None
+
+
+@pytest.mark.parametrize("budget", [2**30, 0])
+def test_what_the_host_computes_is_sent_from_pinned_memory(
+    program: Program, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    """A memory of the CPU stands for an accelerator beside the host. Beyond the budget values are sent as they are,
+    and so are those that are expanded."""
+    pinned, sent, empty_like, refill = list[torch.Tensor](), list[bool](), torch.empty_like, Lane.refill
+
+    def pinned_like(like: torch.Tensor, **options: Any) -> torch.Tensor:
+        assert options.pop("pin_memory")
+        pinned.append(empty_like(like, **options))
+        return pinned[-1]
+
+    def noted(lane: Lane, buffer: Any, value: Any) -> None:
+        is_pinned = any(value is each for each in pinned)
+        is_dense = isinstance(buffer, torch.Tensor) and 0 not in buffer.stride()
+        if is_pinned or (lane.memory == 1 and is_dense and not any(buffer is each for each in pinned)):
+            sent.append(is_pinned)
+        refill(lane, buffer, value)
+
+    monkeypatch.setattr(lane_graphs, "PINNED_BYTES", budget)
+    monkeypatch.setattr(lane_graphs, "is_here", lambda device: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", pinned_like)
+        graph, _ = recorded(program, 2, 2, 2, {0})
+    monkeypatch.setattr(Lane, "refill", noted)
+    doubled = [value * 2 if value.is_floating_point() else value for value in program.inputs]
+    for inputs in (None, doubled, None):
+        assert outputs_differ(graph.run(inputs), eager(program, inputs)) is None
+    assert sent and (all(sent) if budget else not any(sent)) and bool(pinned) == bool(budget)
+    assert graph._pinned_bytes == sum(each.nbytes for each in pinned)
 
 
 @NOTHING_HERE
