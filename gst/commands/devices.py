@@ -116,12 +116,20 @@ def _link_table(rates: Rates) -> Table:
         kinds.setdefault(f"{ends[0]} {same}", []).append(link)
     table = Table(title="links, medians")
     table.add_column("from, to")
-    for name in ("pairs", "hand-over\nus", "copy\nus", "copy\nGB/s", "both ways\nGB/s", "pinned\nGB/s"):
+    for name in (
+        "pairs",
+        "hand-over\nus",
+        "copy\nus",
+        "copy\nGB/s",
+        "both ways\nGB/s",
+        "pinned\nGB/s",
+        "pinned both\nGB/s",
+    ):
         table.add_column(name, justify="right")
     for kind, links in kinds.items():
         copies = [link.copies for link in links if link.copies is not None]
         columns: list[list[float | None]] = [[link.hand_over_us for link in links]]
-        for key in ("latency_us", "gb_per_s", "both_gb_per_s", "pinned_gb_per_s"):
+        for key in ("latency_us", "gb_per_s", "both_gb_per_s", "pinned_gb_per_s", "pinned_both_gb_per_s"):
             columns.append([getattr(each, key) for each in copies])
         measured = [[value for value in column if value is not None] for column in columns]
         table.add_row(kind, str(len(links)), *(f"{np.median(each):.3g}" if each else "-" for each in measured))

@@ -12,7 +12,7 @@ from gst.devices.describe.machine import Device, machine_file, this_machine
 from gst.files.untrusted import plain, read_object
 from gst.files.writing import atomic_write
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,13 @@ class CopyRates:
     """Copies from one memory to another take `latency_us` and their bytes over `gb_per_s`, fitted to several sizes.
 
     Args:
-        latency_us: of a copy from pageable memory of a host, or between accelerators.
+        latency_us: of a copy from or to pageable memory of a host, or between accelerators.
         gb_per_s: of it, alone.
-        both_gb_per_s: of it, while as much is copied the other way.
+        both_gb_per_s: of it, while one thread copies as much the other way. From and to pageable memory that is hardly
+            at the same time: the thread waits until an accelerator has written there.
         pinned_latency_us: from or to pinned memory of a host; None between devices of one kind.
-        pinned_gb_per_s: likewise.
+        pinned_gb_per_s: likewise, alone.
+        pinned_both_gb_per_s: likewise, while as much is copied the other way.
     """
 
     latency_us: float
@@ -32,6 +34,7 @@ class CopyRates:
     both_gb_per_s: float
     pinned_latency_us: float | None
     pinned_gb_per_s: float | None
+    pinned_both_gb_per_s: float | None
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """How long copies between memories take: latency + bytes / bandwidth, fitted to copies of several sizes.
 
-Each direction is measured alone, and while the other one copies too; between a host and an accelerator also from and
-to pinned memory. Copies are those of lanes (`gst.devices.execute.lanes.Lane`), as plans make them.
+Each direction is measured alone, and while the other one copies too; between a host and an accelerator from and to
+pageable memory, and from and to pinned memory. Copies are those of lanes (`gst.devices.execute.lanes.Lane`), on their
+streams, as plans make them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 
@@ -70,17 +72,23 @@ def copy_rates(
     way = source, destination
     latency, speed = fitted(sizes, [_copy_us(each, (way,), repetitions) for each in sizes])
     _, both = fitted(sizes, [_copy_us(each, (way, way[::-1]), repetitions) for each in sizes])
-    rates = CopyRates(latency, speed, both, None, None)
+    rates = CopyRates(latency, speed, both, None, None, None)
     if source.type == destination.type or not (is_here(source) or is_here(destination)):
         return rates
-    pinned = fitted(sizes, [_copy_us(each, (way,), repetitions, is_pinned=True) for each in sizes])
-    return replace(rates, pinned_latency_us=pinned[0], pinned_gb_per_s=pinned[1])
+    latency, speed = fitted(sizes, [_copy_us(each, (way,), repetitions, is_pinned=True) for each in sizes])
+    _, both = fitted(sizes, [_copy_us(each, (way, way[::-1]), repetitions, is_pinned=True) for each in sizes])
+    return replace(rates, pinned_latency_us=latency, pinned_gb_per_s=speed, pinned_both_gb_per_s=both)
 
 
 def _copy_us(
     size: int, ways: Sequence[tuple[torch.device, torch.device]], repetitions: int, is_pinned: bool = False
 ) -> float:
-    """Median microseconds until copies of `size` bytes, one on each way, issued at once, are all there."""
+    """Median microseconds until copies of `size` bytes, one on each way, issued at once, are all there.
+
+    What leaves an accelerator is issued first: a copy from pageable memory keeps the thread until it is read. What
+    arrives in pageable memory is written to a tensor that is there: PyTorch makes those that it returns pinned.
+    """
+    ways = sorted(ways, key=lambda way: way[0].type == "cpu")
     lanes = [Lane(source, 0) for source, _ in ways]
     ends = [torch.zeros(size, dtype=torch.uint8, device=source) for source, _ in ways]
     buffers = [torch.zeros(size, dtype=torch.uint8, device=destination) for _, destination in ways]
@@ -91,11 +99,12 @@ def _copy_us(
     for _ in range(repetitions + 1):
         synchronise(devices)
         start = perf_counter()
-        for lane, end, buffer, (_, destination) in zip(lanes, ends, buffers, ways, strict=True):
-            if is_pinned:
-                lane.refill(buffer, end)
-            else:
-                lane.copy(end, destination)
+        for lane, end, buffer, (source, destination) in zip(lanes, ends, buffers, ways, strict=True):
+            with lane.stream or nullcontext():
+                if is_pinned or source.type != destination.type == "cpu":
+                    lane.refill(buffer, end)
+                else:
+                    lane.copy(end, destination)
         synchronise(devices)
         times.append((perf_counter() - start) * 1e6)
     return float(np.median(times[1:]))
@@ -105,7 +114,8 @@ def measured_links(
     devices: Sequence[Device], sizes: Sequence[int] = SIZES, repetitions: int = 5
 ) -> tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]:
     """Latency in microseconds and bytes per microsecond from each device (row) to each (column); 0 and infinite within
-    a memory. Devices of one place in PyTorch, such as all cores, share what is measured of it."""
+    a memory. From an accelerator to a host they are those to pinned memory, to which plans copy. Devices of one place
+    in PyTorch, such as all cores, share what is measured of it."""
     count = len(devices)
     latency_us, bytes_per_us = np.zeros((count, count)), np.full((count, count), np.inf)
     known: dict[tuple[torch.device, torch.device], CopyRates | None] = {}
@@ -116,6 +126,9 @@ def measured_links(
             way = source.torch_device, destination.torch_device
             if way not in known:
                 known[way] = copy_rates(*way, sizes, repetitions)
-            if (rates := known[way]) is not None:
-                latency_us[a, b], bytes_per_us[a, b] = rates.latency_us, rates.gb_per_s * 1e3
+            if (rates := known[way]) is None:
+                continue
+            latency_us[a, b], bytes_per_us[a, b] = rates.latency_us, rates.gb_per_s * 1e3
+            if way[1].type == "cpu" and rates.pinned_latency_us is not None and rates.pinned_gb_per_s is not None:
+                latency_us[a, b], bytes_per_us[a, b] = rates.pinned_latency_us, rates.pinned_gb_per_s * 1e3
     return latency_us, bytes_per_us

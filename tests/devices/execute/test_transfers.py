@@ -3,6 +3,7 @@ was measured on this machine."""
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -58,18 +59,71 @@ def test_copies_of_this_machine_have_a_cost_in_both_directions() -> None:
     assert copy_rates(GPU.torch_device, GPU.torch_device) is None  # asks nothing of a device
 
 
+class Journal:
+    """A lane that writes down its copies: from where to where, whether of pinned memory, whether on its stream."""
+
+    entries: ClassVar[list[tuple[str, str, str, bool, bool]]] = []
+    pinned: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, device: torch.device, memory: int) -> None:
+        self.stream = self if device.type == "meta" else None
+        self.is_entered = False
+
+    def __enter__(self) -> None:
+        self.is_entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_entered = False
+
+    def _note(self, name: str, value: torch.Tensor, destination: torch.device, host: torch.Tensor | None) -> None:
+        is_pinned = any(host is each for each in self.pinned)
+        self.entries.append((name, value.device.type, destination.type, is_pinned, self.is_entered))
+
+    def copy(self, value: torch.Tensor, device: torch.device) -> None:
+        self._note("copy", value, device, value)
+
+    def refill(self, buffer: torch.Tensor, value: torch.Tensor) -> None:
+        self._note("refill", value, buffer.device, buffer if buffer.device.type == "cpu" else value)
+
+    @classmethod
+    def pin(cls, tensor: torch.Tensor) -> torch.Tensor:
+        cls.pinned.append(tensor.clone())
+        return cls.pinned[-1]
+
+
+def test_copies_leave_an_accelerator_first_on_a_stream_of_their_own_into_memory_of_the_kind_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Described tensors stand for those of the accelerator. Each is timed alone and with one the other way, from and to
+    pageable memory first, then pinned."""
+    monkeypatch.setattr(transfers, "Lane", Journal)
+    monkeypatch.setattr(transfers, "is_here", lambda device: device.type == "meta")
+    monkeypatch.setattr(transfers, "synchronise", lambda devices: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: Journal.pin(tensor))
+    monkeypatch.setattr(Journal, "entries", [])
+    rates = copy_rates(torch.device("cpu"), torch.device("meta"), (4, 4096), 1)
+    assert rates is not None and rates.pinned_both_gb_per_s is not None
+    there, back = ("copy", "cpu", "meta", False, False), ("refill", "meta", "cpu", False, True)
+    pinned_there, pinned_back = ("refill", "cpu", "meta", True, False), ("refill", "meta", "cpu", True, True)
+    assert list(dict.fromkeys(Journal.entries)) == [there, back, pinned_there, pinned_back]
+    size = len(Journal.entries) // 6  # two sizes, twice each, of 1, 2, 1 and 2 copies
+    assert Journal.entries == [there] * size + [back, there] * size + [pinned_there] * size + [
+        pinned_back, pinned_there
+    ] * size  # fmt: skip
+
+
 def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def rates(source: torch.device, destination: torch.device, sizes: object, repetitions: int) -> CopyRates | None:
         asked.append((source.type, destination.type))
-        return CopyRates(7.0 if source.type == "cpu" else 9.0, 2.0, 1.0, None, None)
+        return CopyRates(7.0 if source.type == "cpu" else 9.0, 2.0, 1.0, 4.0, 3.0, 2.5)
 
     monkeypatch.setattr(transfers, "copy_rates", rates)
     cores = [Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2)]
     latency_us, bytes_per_us = measured_links([*cores, GPU])
-    assert latency_us.tolist() == [[0, 0, 7], [0, 0, 7], [9, 9, 0]]
-    assert bytes_per_us[2].tolist() == [2_000, 2_000, np.inf]
+    assert latency_us.tolist() == [[0, 0, 7], [0, 0, 7], [4, 4, 0]], "what comes back arrives in pinned memory"
+    assert bytes_per_us[2].tolist() == [3_000, 3_000, np.inf] and bytes_per_us[0].tolist() == [np.inf, np.inf, 2_000]
     assert asked == [("cpu", "cuda"), ("cuda", "cpu")]  # once for each direction
 
 
@@ -108,5 +162,6 @@ def test_pinned_memory_is_no_slower_than_pageable() -> None:
     assert device is not None
     for way in ((CPU, device), (device, CPU)):
         rates = copy_rates(*way, sizes=(4, 1 << 20, 1 << 26), repetitions=10)
-        assert rates is not None and rates.pinned_gb_per_s is not None
-        assert rates.pinned_gb_per_s > 0.7 * rates.gb_per_s  # to the host both are pinned
+        assert rates is not None and rates.pinned_gb_per_s is not None and rates.pinned_both_gb_per_s is not None
+        assert rates.pinned_gb_per_s > 0.7 * rates.gb_per_s
+        assert rates.pinned_both_gb_per_s > 0.7 * rates.both_gb_per_s
