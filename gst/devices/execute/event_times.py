@@ -65,7 +65,7 @@ def event_times_us(
             if reason:
                 times[node] = np.inf
                 continue
-            signature = _signature(program.operations[node], values)
+            signature = signature_of(program.operations[node], values)
             if signature not in of_signature:
                 recording = graphs if can_be_recorded(program, node) else None
                 of_signature[signature] = call_us(partial(call, values), device, repetitions, batch, recording)
@@ -125,7 +125,7 @@ def can_be_recorded(program: Program, node: int) -> bool:
     return is_gather or WAITING.isdisjoint(getattr(operation.target, "tags", ()))
 
 
-def _signature(operation: Operation, values: Values) -> Hashable:
+def signature_of(operation: Operation, values: Values) -> Hashable:
     """The same for operations that take equally long: operator, shapes, strides and types of tensors, and all other
     arguments."""
     leaves, form = pytree.tree_flatten((operation.args, operation.kwargs))

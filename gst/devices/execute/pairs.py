@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.devices.describe.machine import Device
 from gst.devices.describe.rates import saved_rates
-from gst.devices.execute.event_times import can_be_recorded, first_runs
+from gst.devices.execute.event_times import can_be_recorded, first_runs, signature_of
+from gst.devices.execute.kernels import Kernels, kernels_of
 from gst.devices.execute.lanes import Lane, is_here, synchronise
 from gst.devices.execute.pair_records import Pair, Pairs
 from gst.devices.execute.spans import Graphs, NewGraph, first_line, graph_maker, graph_us, repeated, timing_on
@@ -101,16 +102,19 @@ def measured_pairs(
         peak_gflops or _quantile_of_rates(arithmetic, times_us, can_be_paired, 1.0),
         _parts_of_threads(program, device), tuple(arithmetic.tolist()), (),
     )  # fmt: skip
-    parts = pairs.parts(times_us, traffic)
     chosen = sampled_pairs(times_us, program.output_bytes.astype(np.float64), can_be_paired, count)
     timed: list[Pair] = []
     with timing_on(device):
         try:
-            calls = _calls_on_values(program, device, {node for pair in chosen for node in pair})
+            calls, threads = _calls_on_values(
+                program, device, {node for pair in chosen for node in pair}, kernels_of(device)
+            )
             synchronise([device])  # lanes read the values on streams of their own
         except RuntimeError as error:  # values of many operations are held at once
             log.warning("no pairs of operations are timed on %s: %s", device, first_line(error))
             return pairs
+        pairs = replace(pairs, threads=tuple(threads.get(node, part) for node, part in enumerate(pairs.threads)))
+        parts = pairs.parts(times_us, traffic)
         lanes, graphs = [Lane(device, 0) for _ in range(3)], Graphs(device, make)
         for nodes in chosen:
             both = [(calls[node], _num_calls(times_us[node], times_us[list(nodes)].max())) for node in nodes]
@@ -171,14 +175,24 @@ def traffic_bytes(
     return np.bincount(edges[1], size[edges[0]], len(size)) + size
 
 
-def _calls_on_values(program: Program, device: torch.device, nodes: set[int]) -> dict[int, partial[Any]]:
-    """Calls of some operations by node, each with the values that it reads."""
-    calls = {}
-    for node, call, values, _ in first_runs(program, device):
+def _calls_on_values(
+    program: Program, device: torch.device, nodes: set[int], kernels: Kernels | None
+) -> tuple[dict[int, partial[Any]], dict[int, float]]:
+    """Calls of some operations by node, each with the values that it reads; and of all operations whose kernels are
+    told, the part of the accelerator's threads that they want."""
+    calls, threads, of_signature = {}, dict[int, float](), dict[Hashable, float | None]()
+    for node, call, values, reason in first_runs(program, device):
         if node in nodes:
             arguments: Any = {each: values[each] for each in program.operations[node].producers}  # as calls index them
             calls[node] = partial(call, arguments)
-    return calls
+        if kernels is None or reason or not can_be_recorded(program, node):
+            continue
+        signature = signature_of(program.operations[node], values)
+        if signature not in of_signature:
+            of_signature[signature] = kernels.part_of_threads(partial(call, values))
+        if (part := of_signature[signature]) is not None:
+            threads[node] = part
+    return calls, threads
 
 
 def _num_calls(time_us: float, longer_us: float) -> int:
@@ -210,8 +224,8 @@ def _fork(calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane]) -> N
 
 
 def _parts_of_threads(program: Program, device: torch.device) -> tuple[float, ...]:
-    """Part of an accelerator's threads that each operation wants: one for each 4 bytes of its result. 0 where PyTorch
-    does not say how many threads it holds."""
+    """Part of an accelerator's threads that each operation wants, where nobody tells its kernels: a thread for each 4
+    bytes of its result. 0 where PyTorch does not say how many threads it holds."""
     properties = torch.get_device_module(device).get_device_properties(device) if is_here(device) else None
     each = getattr(properties, "max_threads_per_multi_processor", None)
     count = getattr(properties, "multi_processor_count", None)

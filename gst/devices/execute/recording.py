@@ -30,18 +30,19 @@ class Graph(Protocol):
         """The memory of its values, for the graphs behind it."""
 
 
-def new_graph(device: torch.device, pool: Any = None) -> Graph:
+def new_graph(device: torch.device, pool: Any = None, is_kept: bool = False) -> Graph:
     """An empty graph of an accelerator: of its kind (`CUDAGraph`), or of any (`torch.accelerator.Graph`, from PyTorch
     2.13 on) where the kind has none. CUDA does not implement the latter there.
 
     Args:
         device: that records it.
         pool: memory of the graphs before it, which it may use again where they have freed it.
+        is_kept: whether CUDA keeps what is recorded, for those who ask what it holds (`raw_cuda_graph`).
     """
     module = torch.get_device_module(device)
     memory = module.graph_pool_handle() if pool is None else pool  # known also where the recording fails
     if (own := getattr(module, f"{device.type.upper()}Graph", None)) is not None:
-        graph = own()
+        graph = own(keep_graph=True) if is_kept else own()
         accepted = signature(graph.capture_begin).parameters
         mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
         graph.capture_begin = partial(graph.capture_begin, pool=memory, **mode)
