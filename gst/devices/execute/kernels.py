@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def kernels_of(device: torch.device) -> Kernels | None:
     if device.type != "cuda" or not is_here(device):
         return None
     try:
-        from cuda.bindings import driver
+        driver = import_module("cuda.bindings.driver")
     except ImportError:
         return None
     count = torch.cuda.get_device_properties(device).multi_processor_count

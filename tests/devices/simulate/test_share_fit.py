@@ -84,6 +84,14 @@ def test_by_hand_what_fits_beside_each_other_is_not_slowed_and_what_does_not_sha
     assert ends(LANES, [9, 3], NOTHING.with_factors(Factors(arithmetic=1.0)), rates) == pytest.approx([13, 9])
 
 
+def test_a_group_takes_the_threads_of_its_largest_member_and_computes_what_all_do() -> None:
+    """Of two operations at once one is a group of two: 0.6 of the threads, and 0.3 + 0.3 of the arithmetic."""
+    pairs = Pairs("xpu:0", 0.0, 1.0, (0.4, 0.6, 0.9), (3e3, 3e3, 5.4e3), ())
+    grouped = (pairs.contracted(np.array([0, 0, 1]), np.array([0, 2])),)
+    for factors in (Factors(threads=1.0), Factors(arithmetic=1.0)):
+        assert ends(LANES, [9, 9], NOTHING.with_factors(factors), grouped) == pytest.approx([13, 9])
+
+
 def test_accelerators_of_their_own_and_cores_know_no_shares() -> None:
     full = NOTHING.with_factors(Factors(least=1.0))
     cores = [Device(f"cpu:{n}", "cpu", (n,), 1, "host", "test") for n in range(2)]
