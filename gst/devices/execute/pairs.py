@@ -62,9 +62,13 @@ def pairs_of_lanes(
             pairs.append(replace(alike[kind], device=str(where), pairs=()))
             continue
         gb_per_s, gflops = _measured_rates(devices[number])
-        alike[kind] = measured_pairs(
-            program, where, times_us[number], repetitions, peak_gb_per_s=gb_per_s, peak_gflops=gflops
-        )
+        try:
+            alike[kind] = measured_pairs(
+                program, where, times_us[number], repetitions, peak_gb_per_s=gb_per_s, peak_gflops=gflops
+            )
+        except ValueError as error:  # it records no graphs
+            log.warning("no pairs of operations are timed on %s: %s", where, first_line(error))
+            continue
         pairs.append(alike[kind])
     return tuple(pairs)
 
