@@ -11,7 +11,7 @@ Examples:
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"gst.{name}")
     if name == "__version__":
-        try:
-            return metadata.version("graph-segment-training")
-        except metadata.PackageNotFoundError:  # a copy of the files that pip has not installed
-            return "0+not.installed"
+        return import_module("gst.process.version").version()
     if name not in _HOMES:
         raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOMES[name]), name)

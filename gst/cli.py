@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import gst
 from gst.files.writing import directory_lock, write_json
 from gst.process.interrupts import Stopped, stoppable
 from gst.process.progress import Verbosity, saying, verbosity
+from gst.process.version import version
 
 EVERYWHERE = ("--debug", "--quiet", "--verbose")
 TRAINING = {
@@ -111,7 +111,7 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         epilog=f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). To any command add "
         "--quiet (results and errors alone), --verbose (bars of what is done stay) or --debug (tracebacks of errors).",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {gst.__version__}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version()}")
     parser.add_argument(
         "--print-completion", choices=("bash", "zsh", "tcsh"), action=_Completion,
         help='for your shell, such as: eval "$(gst --print-completion bash)"',

@@ -21,6 +21,7 @@ from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
 from gst.devices.execute.on_accelerator import Run, as_written, one_graph, whole
+from gst.devices.execute.pair_records import Pairs
 from gst.devices.execute.reference import differs_from_host
 from gst.devices.plan import ExecutionError
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
@@ -60,7 +61,7 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
     row["wrong"] = differs_from_host(program, device) or ""
     ways.time([WRITTEN, GRAPH])
     yield row | ways.record()
-    pairs = None
+    pairs: tuple[Pairs, ...] = ()
     if settings["lanes"]:
         times = event_times_us(program, device)
         row |= {"operations_ms": float(times.sum()) / 1e3, "dearest": dearest(program, times)}
@@ -75,7 +76,7 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         yield row | ways.record()
     if settings["plans"]:
         most, seconds = max(settings["lanes"]), settings["seconds"] * PLANS_SHARE
-        slowed, free = (task_of(program, device, most, times, each) for each in (pairs, None))
+        slowed, free = (task_of(program, device, most, times, each) for each in (pairs, ()))
         seconds = min(seconds, ends - time.monotonic())
         row["simulator"] = simulated_and_measured(program, slowed, free, settings["plans"], seconds)
         yield row | ways.record()

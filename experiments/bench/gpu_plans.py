@@ -7,7 +7,7 @@ each other as pairs of operations were measured to do, as in `gst place`, and on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,29 +41,29 @@ def lanes(device: torch.device, count: int) -> list[Device]:
     return [Device(f"{device}/stream:{lane}", device.type, (), 1, str(device), "measured") for lane in range(count)]
 
 
-def timed_pairs(program: Program, device: torch.device, times_us: Times) -> Pairs | None:
-    """Pairs of operations at once on two lanes of a device; None where no graphs can be recorded."""
+def timed_pairs(program: Program, device: torch.device, times_us: Times) -> tuple[Pairs, ...]:
+    """What operations ask of a device, and pairs of them at once on two lanes of it, if graphs can be recorded."""
     return pairs_of_lanes(program, lanes(device, 2), np.tile(times_us, (2, 1)))
 
 
-def pairs_row(pairs: Pairs | None) -> dict[str, Any] | None:
-    """Number of pairs, the shares that fit them, and mean relative errors of the times of pairs that were not fitted:
-    of those shares, of a model in which no kernel slows another (free), and of one in which only one runs at a time."""
-    if pairs is None:
+def pairs_row(pairs: Sequence[Pairs]) -> dict[str, Any] | None:
+    """Number of pairs of one device, the factors that fit them, and mean relative errors on pairs that were not fitted:
+    of shares by these factors, of a model in which no kernel slows another (free), and of one in which only one runs at
+    a time."""
+    if not pairs:
         return None
-    fitted = fit_sharing(pairs, STREAMS).to_dict()
+    (one,), factors = pairs, fit_sharing(pairs, STREAMS).factors
     return {
-        "count": len(pairs.pairs), "threads": pairs.threads, "peak_gb_per_s": pairs.peak_gb_per_s,
-        "shares": {name: value for name, value in fitted.items() if "share" in name},
-        "held_out": held_out_errors(pairs)._asdict() if len(pairs.pairs) >= LEAST_PAIRS else None,
+        "count": len(one.pairs), "gb_per_s": one.gb_per_s, "gflops": one.gflops, "factors": factors._asdict(),
+        "held_out": held_out_errors(pairs)._asdict() if len(one.pairs) >= LEAST_PAIRS else None,
     }  # fmt: skip
 
 
-def task_of(program: Program, device: torch.device, count: int, times_us: Times, pairs: Pairs | None = None) -> Task:
+def task_of(program: Program, device: torch.device, count: int, times_us: Times, pairs: tuple[Pairs, ...] = ()) -> Task:
     """Placing a program on so many lanes of one accelerator, which slow each other as pairs of operations did; without
     pairs not at all."""
     devices = lanes(device, count)
-    costs = profiled_costs(program, devices, np.tile(times_us, (count, 1)))
+    costs = replace(profiled_costs(program, devices, np.tile(times_us, (count, 1))), pairs=pairs)
     return Task.of_program(program, costs, fit_sharing(pairs, STREAMS))
 
 

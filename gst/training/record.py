@@ -19,12 +19,12 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-import gst
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
 from gst.devices.describe.machine import machine_record
 from gst.files.writing import atomic_write
 from gst.process.progress import Bars, notice
+from gst.process.version import version
 from gst.reporting.training import render_training
 from gst.training.checkpoints import checkpoint_callbacks
 from gst.training.datamodule import SegmentDataModule
@@ -349,5 +349,4 @@ def code_version(package: Path = PACKAGE) -> str:
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
-        version: str = gst.__version__
-        return version
+        return version()

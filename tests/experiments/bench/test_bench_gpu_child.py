@@ -21,9 +21,16 @@ from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 from tests.devices.execute.tf32 import RoundedConvolutions, on_the_host
 
+CPU = torch.device("cpu")
 SMALL_RNNLM = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"
 SHAPES = ((1, 2, 6, 6), (3, 2, 3, 3))  # of an image and of weights
-IN_TURNS = Pairs(None, 900.0, (Pair((4.0, 4.0), (1.0, 1.0), (10.0, 10.0), 20.0),) * 8)
+ONE_AFTER_THE_OTHER = Pair(((1.0, 0.0, 0.0), (1.0, 0.0, 0.0)), (10.0, 10.0), 20.0)
+
+
+def in_turns(program: Program, device: torch.device) -> tuple[Pairs, ...]:
+    """Operations each of which takes all threads of a device."""
+    threads, flops = (1.0,) * program.num_nodes, (0.0,) * program.num_nodes
+    return (Pairs(str(device), 900.0, 1e4, threads, flops, (ONE_AFTER_THE_OTHER,) * 8),)
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
@@ -107,7 +114,8 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
 def test_lanes_of_an_accelerator_slow_each_other_as_pairs_did() -> None:
     program = capture(convolved())
     times = np.where([each.kind == "operation" for each in program.operations], 10.0, 0.0)
-    slowed, free = (gpu_plans.task_of(program, torch.device("xpu", 0), 2, times, each) for each in (IN_TURNS, None))
+    device = torch.device("xpu", 0)
+    slowed, free = (gpu_plans.task_of(program, device, 2, times, each) for each in (in_turns(program, device), ()))
     plan = replace(gpu_plans.first_plan(free), placement=np.arange(program.num_nodes) % 2)
     assert slowed.simulator.run(plan).makespan_us > free.simulator.run(plan).makespan_us
 
@@ -119,7 +127,7 @@ def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: py
         tasks.append((task, free))
         return gpu_plans.simulated_and_measured(program, task, free, *rest)
 
-    monkeypatch.setattr(gpu_plans, "pairs_of_lanes", lambda program, devices, times_us: IN_TURNS)
+    monkeypatch.setattr(gpu_plans, "pairs_of_lanes", lambda program, devices, times_us: in_turns(program, CPU))
     monkeypatch.setattr(gpu_child, "simulated_and_measured", compared)
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 600}
     first, before, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
@@ -127,7 +135,7 @@ def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: py
         set(first["ways"]) == {"as written", "as written, graph"} and "simulator" not in before
     )  # what was measured before is said before
     assert row["pairs"]["count"] == 8 and row["pairs"]["held_out"] == {"shares": 0, "free": 0.5, "in_turns": 0}
-    assert row["pairs"]["shares"]["least_share"] == 1 == tasks[0][0].contention.least_share
+    assert row["pairs"]["factors"]["least"] == 1 == tasks[0][0].contention.least_share
     assert tasks[0][1].contention == STREAMS
     rank = row["simulator"]
     assert rank["plans"] == rank["asked"] == len(rank["simulated_ms"]) == len(rank["measured_ms"]) == 4
