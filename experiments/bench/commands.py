@@ -363,7 +363,7 @@ def _add_strangers(bench: Any, command: Command) -> None:
 
 def _add_gpu(bench: Any, command: Command) -> None:
     parser = command(
-        bench, "gpu", _run_of("gpu"),
+        bench, "gpu", _run_of("gpu.run"),
         "an accelerator: its tests, GST, workloads by lanes; without one, checks on fake tensors",
         f"{BENCH} gpu --json experiments/results/gpu/h100.json\n"
         f"{BENCH} gpu --total-limit 540 --json gpu.json\n{BENCH} gpu --total-limit 540 --json gpu.json --resume\n"

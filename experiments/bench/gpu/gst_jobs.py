@@ -1,6 +1,6 @@
 """Graph Segment Training itself on the accelerator of this machine: one job of it in a process of its own.
 
-    python -m experiments.bench.gpu_gst step|recorded|table|score SETTINGS.json    # out: lines of JSON; the last counts
+    python -m experiments.bench.gpu.gst_jobs step|recorded|table|score SETTINGS.json    # out: lines of JSON
 
 `step` times the training step, computed copy by copy as the published code does, with equal states computed once, and
 that in bf16; `recorded` a step of padded batches beside replays of its recording; `table` moves rows of an embedding
@@ -22,7 +22,7 @@ import torch
 
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
-from experiments.bench.gpu_record import clocks_of
+from experiments.bench.gpu.record import clocks_of
 from experiments.bench.published import layout_program, standardised
 from experiments.bench.step import VARIANTS, WARM_UP, Setting, Trainer
 from gst.cost.losses import pairwise_hinge

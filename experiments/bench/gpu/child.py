@@ -1,6 +1,6 @@
 """One workload on the accelerator of this machine, as written, by lanes and compiled, in a process of its own.
 
-python -m experiments.bench.gpu_child NAME SETTINGS.json    # out: lines of JSON, each with all that is known by then
+python -m experiments.bench.gpu.child NAME SETTINGS.json    # out: lines of JSON, each with all that is known by then
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.bench.gpu_plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
+from experiments.bench.gpu.plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
 from gst.devices import eager, measure
 from gst.devices.execute.event_times import event_times_us
 from gst.devices.execute.lane_graphs import LaneGraph
@@ -46,8 +46,8 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         otherwise than the CPU, convolutions exact; ways, by name: the measurement of the step as written, in one graph
         of the accelerator, by lanes, of their graph, and compiled; one that is no graph or has other outputs than the
         operations one by one there says so in `reason`; operations_ms, the sum of all times by events, and the dearest
-        of them; pairs (`gpu_plans.pairs_row`); clocks of the accelerator; simulator
-        (`gpu_plans.simulated_and_measured`), once plans were measured.
+        of them; pairs (`plans.pairs_row`); clocks of the accelerator; simulator
+        (`plans.simulated_and_measured`), once plans were measured.
     """
     ends = time.monotonic() + settings["seconds"]
     step = resolve(name)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import gpu, gpu_tests
 from experiments.bench.__main__ import main
-from experiments.bench.gpu_process import Ended
+from experiments.bench.gpu import pytest_runs
+from experiments.bench.gpu import run as gpu
+from experiments.bench.gpu.process import Ended
 from gst.programs import WORKLOADS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 WAYS = {"as written": {"median_ms": 1.0, "reason": ""}}
 Row = Callable[..., dict[str, Any]]
 
@@ -53,9 +54,9 @@ def test_the_most_important_rows_come_first(
     with_rows(row)
     path = tmp_path / "gpu.json"
     assert main(["gpu", "--without-tests", "--json", str(path), "--total-limit", "1200", "--time-limit", "150"]) == 0
-    names = [name for module, name, *_ in asked if module not in ("gpu_place", "gpu_capped")]
+    names = [name for module, name, *_ in asked if module not in ("place", "capped")]
     assert names[:7] == ["step", "inception", "gpt", "recorded", "table", "score", "rnnlm"]
-    assert [module for module, *_ in asked[3:5]] == ["gpu_place", "gpu_capped"]
+    assert [module for module, *_ in asked[3:5]] == ["place", "capped"]
     late = asked[15:]  # after 9 workloads, 4 jobs and 2 others
     assert [name for _, name, *_ in late] == ["inception", "gpt", "rnnlm", "moe"]
     assert all(settings["modes"] == ["max-autotune"] and settings["lanes"] == [] for *_, settings in late)
@@ -110,7 +111,7 @@ def test_tests_that_passed_do_not_run_again(
             new = {"c": {"outcome": "unfinished"}}
         return {"status": 1 if new else 5, "last_line": "some", "outcomes": new}
 
-    monkeypatch.setattr(gpu_tests, "gpu_tests", tests)
+    monkeypatch.setattr(pytest_runs, "gpu_tests", tests)
     with_rows(lambda *arguments: {"failed": "no GPU"})
     command = ["gpu", "--programs", "capped", "--modes", "", "--json", str(tmp_path / "gpu.json")]
     assert main(command) == 0 and asked == [[], ["a", "b"]]
@@ -122,11 +123,11 @@ def test_tests_that_passed_do_not_run_again(
 def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = '{"nodes": 2}\n{"nodes": 3, "error": Infinity}\n{"nodes":'
     monkeypatch.setattr(gpu, "run_session", lambda command, limit_s: Ended(None, said, "words\n"))
-    row = gpu._row("gpu_child", ["rnnlm"], 2.0, tmp_path / "logs" / "rnnlm.txt")
+    row = gpu._row("child", ["rnnlm"], 2.0, tmp_path / "logs" / "rnnlm.txt")
     assert row == {"nodes": 3, "error": None, "unfinished": "no end within 2 s"}
     assert (tmp_path / "logs" / "rnnlm.txt").read_text() == "words\n"
     monkeypatch.setattr(gpu, "run_session", lambda command, limit_s: Ended(1, "", "first\nValueError: last\n"))
-    assert gpu._row("gpu_child", ["rnnlm"], 2.0) == {"failed": "ValueError: last"}
+    assert gpu._row("child", ["rnnlm"], 2.0) == {"failed": "ValueError: last"}
 
 
 @pytest.mark.parametrize(

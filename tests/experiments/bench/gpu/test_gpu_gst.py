@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
-from experiments.bench import gpu_gst
+from experiments.bench.gpu import gst_jobs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CPU = torch.device("cpu")
 STEP = {"sizes": [60, 90], "setting": {"batch_graphs": 2, "configs": 4, "channels": 8, "max_nodes": 30, "steps": 2}}
 RECORDED = {"sizes": [1500, 2100], "configs": 3, "channels": 8, "steps": 6}
@@ -25,9 +25,9 @@ import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))
 import importlib
 import torch
-for name in ("gpu", "gpu_gst", "gpu_child", "gpu_capped", "gpu_pipeline", "gpu_place", "gpu_proofs"):
-    importlib.import_module("experiments.bench." + name)
-from experiments.bench.gpu_gst import score, step, table
+for name in ("run", "gst_jobs", "child", "capped", "pipeline", "place", "proofs"):
+    importlib.import_module("experiments.bench.gpu." + name)
+from experiments.bench.gpu.gst_jobs import score, step, table
 cpu = torch.device("cpu")
 assert not step({STEP}, cpu)["wrong"] + table({TABLE}, cpu)["wrong"] + score({SCORE}, cpu)["wrong"]
 assert all(sys.modules[name] is None for name in {HIDDEN})
@@ -36,7 +36,7 @@ assert all(sys.modules[name] is None for name in {HIDDEN})
 
 def test_the_step_is_timed_in_each_variant_and_compared_with_the_cpu() -> None:
     rows: list[str] = []
-    row = gpu_gst.step(STEP, CPU, lambda each: rows.append(gpu_gst.line("step", each | {"unfinished": "killed"})))
+    row = gst_jobs.step(STEP, CPU, lambda each: rows.append(gst_jobs.line("step", each | {"unfinished": "killed"})))
     assert [said.count(" ms") for said in rows] == [1, 2, 3] and rows[0].endswith("; stopped before the rest: killed")
     assert set(row["variants"]) == {"unshared fp32", "shared fp32", "shared bf16"} and row["wrong"] == ""
     assert all(each["step_ms"] >= each["step_ms_min"] > 0 for each in row["variants"].values())
@@ -46,51 +46,51 @@ def test_the_step_is_timed_in_each_variant_and_compared_with_the_cpu() -> None:
     low, high = row["variants"]["shared bf16"]["intervals"]["step_ms"]
     assert low <= row["variants"]["shared bf16"]["step_ms"] <= high
     assert json.loads(json.dumps(row)) == row
-    said = gpu_gst.line("step", row)
+    said = gst_jobs.line("step", row)
     assert said.split()[:2] == ["step", "passed;"] and "times as fast as copy by copy (target 20)" in said
 
 
 def test_a_step_with_other_losses_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = gpu_gst.Trainer.step
+    train = gst_jobs.Trainer.step
 
     def off(self: Any, model: Any) -> float:
         return train(self, model) * (1.1 if self.autocast().__class__.__name__ == "autocast" else 1.0)
 
-    monkeypatch.setattr(gpu_gst.Trainer, "step", off)
-    said = gpu_gst.line("step", gpu_gst.step(STEP, CPU))
+    monkeypatch.setattr(gst_jobs.Trainer, "step", off)
+    said = gst_jobs.line("step", gst_jobs.step(STEP, CPU))
     assert "failed: losses of shared bf16 are 0." in said and "unshared fp32 are" not in said
 
 
 def test_recorded_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gpu_gst.recorded(RECORDED, CPU)
+    row = gst_jobs.recorded(RECORDED, CPU)
     assert row["wrong"] == "" and row["eager_ms"] > 0 < row["recorded_ms"] and "recorded on an accel" in row["reason"]
-    assert gpu_gst.line("recorded", row).startswith("recorded         passed; eager ")
-    monkeypatch.setattr(gpu_gst, "_difference", lambda got, want: 0.5)
-    assert "failed: losses of replays are 0.5 off" in gpu_gst.line("recorded", gpu_gst.recorded(RECORDED, CPU))
+    assert gst_jobs.line("recorded", row).startswith("recorded         passed; eager ")
+    monkeypatch.setattr(gst_jobs, "_difference", lambda got, want: 0.5)
+    assert "failed: losses of replays are 0.5 off" in gst_jobs.line("recorded", gst_jobs.recorded(RECORDED, CPU))
 
 
 def test_rows_are_moved_before_and_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gpu_gst.table(TABLE, CPU)
+    row = gst_jobs.table(TABLE, CPU)
     assert row["wrong"] == "" and all(row[name] > 0 for name in row if name.endswith("_ms"))
-    assert gpu_gst.line("table", row).startswith("table            passed; pull ")
+    assert gst_jobs.line("table", row).startswith("table            passed; pull ")
     push = EmbeddingTable.push
 
     def lossy(self: EmbeddingTable, keys: Tensor, rows: Tensor, step: int) -> None:
         push(self, keys, rows + 1, step)
 
     monkeypatch.setattr(EmbeddingTable, "push", lossy)
-    assert "failed: rows differ from those pushed" in gpu_gst.line("table", gpu_gst.table(TABLE, CPU))
+    assert "failed: rows differ from those pushed" in gst_jobs.line("table", gst_jobs.table(TABLE, CPU))
 
 
 def test_scores_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gpu_gst.score(SCORE, CPU)
+    row = gst_jobs.score(SCORE, CPU)
     assert row["wrong"] == "" and row["fp32"]["difference"] == 0 < row["bf16"]["difference"]
-    monkeypatch.setattr(gpu_gst, "SHORT", 0.0)
-    assert "failed: runtimes in bf16 are " in gpu_gst.line("score", gpu_gst.score(SCORE, CPU))
+    monkeypatch.setattr(gst_jobs, "SHORT", 0.0)
+    assert "failed: runtimes in bf16 are " in gst_jobs.line("score", gst_jobs.score(SCORE, CPU))
 
 
 def test_a_job_that_did_not_end_is_a_failure() -> None:
-    assert gpu_gst.line("score", {"failed": "no end within 2 s"}) == "score            failed: no end within 2 s"
+    assert gst_jobs.line("score", {"failed": "no end within 2 s"}) == "score            failed: no end within 2 s"
 
 
 def test_the_jobs_run_where_pymetis_and_wandb_are_absent() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import gpu_lines, gpu_place, gpu_process, gpu_proofs, gpu_tests
 from experiments.bench.__main__ import main
+from experiments.bench.gpu import lines, place, process, proofs, pytest_runs
 from gst.devices.execute.lanes import Lane
 from gst.programs import WORKLOADS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
 BLOCK = f"""
 import sys
@@ -62,9 +62,9 @@ def test_the_command_where_packages_are_absent(bare: dict[str, str], tmp_path: P
 def test_tests_of_a_gpu_are_collected_where_packages_are_absent(
     bare: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_process, "child_environment", lambda: bare)
-    first, others = gpu_tests.files_of_tests()
-    row = gpu_tests.gpu_tests([*first, *others], 300.0)
+    monkeypatch.setattr(process, "child_environment", lambda: bare)
+    first, others = pytest_runs.files_of_tests()
+    row = pytest_runs.gpu_tests([*first, *others], 300.0)
     assert row["status"] == 0 and {each["outcome"] for each in row["outcomes"].values()} <= {"skipped", "passed"}, row
     files = [test.partition("::")[0].rpartition("/")[2] for test in row["outcomes"]]
     assert files[0] == "test_recording.py" and files[-1] == "test_graph_executor.py"  # the most important first
@@ -82,10 +82,10 @@ def test_the_command_says_that_nothing_was_measured(tmp_path: Path, capsys: pyte
 
 @NO_GPU
 def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, skipped = gpu_proofs.steps_to_prove(None, None)
+    steps, skipped = proofs.steps_to_prove(None, None)
     assert len(steps) == len(WORKLOADS) + 13 and skipped == ["GraphNet samples (--samples FILE)"]
-    monkeypatch.setattr(gpu_proofs, "find_spec", lambda name: None)
-    steps, skipped = gpu_proofs.steps_to_prove(None, ROOT / "tests/fixtures/graphnet")
+    monkeypatch.setattr(proofs, "find_spec", lambda name: None)
+    steps, skipped = proofs.steps_to_prove(None, ROOT / "tests/fixtures/graphnet")
     assert set(steps) > set(WORKLOADS) and not any(name.startswith("transformers:") for name in steps)
     assert skipped == ["training steps of transformers, which is not installed (extra 'models')"]
 
@@ -128,8 +128,8 @@ def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
 @pytest.mark.e2e
 def test_a_program_is_placed_as_users_place_it() -> None:
     settings = {"program": "rnnlm:layers=1,hidden=32,steps=2,batch=4", "seconds": 10}
-    row = gpu_place.reports(settings, ["cpu:0"])
+    row = place.reports(settings, ["cpu:0"])
     assert row["winner"] in row["plans"] and row["plans"]["pytorch"]["median_ms"] > 0 and row["eager"] == []
-    assert row["winner"] in gpu_lines.place(row)
+    assert row["winner"] in lines.place(row)
     with pytest.raises(ValueError, match="there is no device 'xpu:9' here"):
-        gpu_place.reports(settings, ["xpu:9"])
+        place.reports(settings, ["xpu:9"])

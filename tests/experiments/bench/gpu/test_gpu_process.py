@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench import gpu_tests
-from experiments.bench.gpu_process import Ended, run_session
+from experiments.bench.gpu import pytest_runs
+from experiments.bench.gpu.process import Ended, run_session
 from tests.processes import is_running
 
 TESTS = """
@@ -60,18 +60,18 @@ def test_nothing_goes_on_working_after_its_parent() -> None:
 def test_tests_that_are_ended_say_what_they_know(tmp_path: Path) -> None:
     path = tmp_path / "test_some.py"
     path.write_text(TESTS)
-    row = gpu_tests.gpu_tests([path], 60.0, log=tmp_path / "log.txt")
+    row = pytest_runs.gpu_tests([path], 60.0, log=tmp_path / "log.txt")
     outcomes = {name.rpartition("::")[2]: each for name, each in row["outcomes"].items()}
     assert {name: each["outcome"] for name, each in outcomes.items()} == {
         "test_sums": "passed", "test_products": "failed", "test_differences": "skipped", "test_quotients": "unfinished",
     }  # fmt: skip
     assert row["status"] == -9 and outcomes["test_products"]["reason"].startswith("assert (2 * 2) == 5")
     assert outcomes["test_differences"]["reason"] == "Skipped: there is no GPU"
-    said = gpu_tests.line("tests", row["outcomes"], row["last_line"])
+    said = pytest_runs.line("tests", row["outcomes"], row["last_line"])
     assert re.search(
         r"1 failed, 1 passed, 1 skipped, 1 unfinished; failed: \S*products; unfinished: \S*quotients$", said
     )
-    again = gpu_tests.gpu_tests([path], 60.0, row["outcomes"], tmp_path / "log.txt")
+    again = pytest_runs.gpu_tests([path], 60.0, row["outcomes"], tmp_path / "log.txt")
     assert again["status"] == 0 and [name.rpartition("::")[2] for name in again["outcomes"]] == ["test_roots"]
     assert "1 passed" in (tmp_path / "log.txt").read_text()
 
@@ -80,7 +80,7 @@ def test_files_run_by_importance(tmp_path: Path) -> None:
     for name in ("zebra", "graph_executor", "lanes", "recording", "antelope"):
         (tmp_path / f"test_{name}.py").write_text("@pytest.mark.gpu")
     (tmp_path / "test_other.py").write_text("")
-    first, others = gpu_tests.files_of_tests(tmp_path)
+    first, others = pytest_runs.files_of_tests(tmp_path)
     assert [path.stem for path in first] == ["test_recording", "test_lanes"]
     assert [path.stem for path in others] == ["test_antelope", "test_zebra", "test_graph_executor"]
-    assert [path.stem for path in gpu_tests.files_of_tests()[0]] == [f"test_{name}" for name in gpu_tests.FIRST]
+    assert [path.stem for path in pytest_runs.files_of_tests()[0]] == [f"test_{name}" for name in pytest_runs.FIRST]

@@ -8,7 +8,7 @@ tests, jobs of GST and workloads, and last `max-autotune`; without one, what can
 Each row runs in a process of its own and has a share of the time; the others go on when one fails, and what there is no
 time for is named. The figures are written after each row, and what a process said of errors to a folder beside them.
 Without an accelerator the workloads, training steps of the transformers library and GraphNet samples go through
-`experiments.bench.gpu_proofs`.
+`experiments.bench.gpu.proofs`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.bench import gpu_gst, gpu_lines, gpu_tests
-from experiments.bench.gpu_process import run_session
-from experiments.bench.gpu_proofs import proven, steps_to_prove
-from experiments.bench.gpu_record import accelerator_record
+from experiments.bench.gpu import gst_jobs, lines, pytest_runs
+from experiments.bench.gpu.process import run_session
+from experiments.bench.gpu.proofs import proven, steps_to_prove
+from experiments.bench.gpu.record import accelerator_record
 from gst.devices import machine_record
 from gst.files.untrusted import read_object
 from gst.files.writing import write_json
@@ -143,32 +143,32 @@ def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> 
     if job.part == "tests":
         return _test(job.name, result["tests"], limit_s, log)
     if job.part == "gst":
-        row = result["gst"][job.name] = _row("gpu_gst", [job.name, json.dumps(gpu_gst.JOBS[job.name])], limit_s, log)
-        return gpu_gst.line(job.name, row)
+        row = result["gst"][job.name] = _row("gst_jobs", [job.name, json.dumps(gst_jobs.JOBS[job.name])], limit_s, log)
+        return gst_jobs.line(job.name, row)
     if job.part == "place":
         settings = PLACED | {"seconds": round(limit_s * PLACED_SHARE)}
-        row = result["place"] = _row("gpu_place", [json.dumps(settings)], limit_s, log)
-        return gpu_lines.place(row)
+        row = result["place"] = _row("place", [json.dumps(settings)], limit_s, log)
+        return lines.place(row)
     if job.part == "capped":
-        row = result["capped"] = _row("gpu_capped", [json.dumps(CAPPED)], limit_s, log)
-        return gpu_lines.capped(row)
+        row = result["capped"] = _row("capped", [json.dumps(CAPPED)], limit_s, log)
+        return lines.capped(row)
     settings = result["settings"] | {"seconds": limit_s}
     if job.part == "compiled":
         settings |= {"lanes": [], "plans": 0, "modes": [LATE_MODE]}
-    row = result[job.part][job.name] = _row("gpu_child", [job.name, json.dumps(settings)], limit_s, log)
-    return gpu_lines.workload(job.name, row)
+    row = result[job.part][job.name] = _row("child", [job.name, json.dumps(settings)], limit_s, log)
+    return lines.workload(job.name, row)
 
 
 def _test(name: str, tests: dict[str, Any], limit_s: float, log: Path | None) -> str:
     """Run the tests of the first files, or all those that have not run yet; `tests` holds what became of them."""
-    first, others = gpu_tests.files_of_tests()
+    first, others = pytest_runs.files_of_tests()
     files = first if name == "tests" else [*first, *others]
-    outcomes: dict[str, gpu_tests.Outcome] = tests["outcomes"]
-    row = gpu_tests.gpu_tests(files, limit_s, outcomes, log)
+    outcomes: dict[str, pytest_runs.Outcome] = tests["outcomes"]
+    row = pytest_runs.gpu_tests(files, limit_s, outcomes, log)
     new = row.pop("outcomes")
     outcomes |= new
     tests[name] = row
-    return gpu_tests.line(name, new, row["last_line"])
+    return pytest_runs.line(name, new, row["last_line"])
 
 
 def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _proofs(names: Sequence[str] | None, options: argparse.Namespace) -> dict[st
 def _row(module: str, arguments: Sequence[str], limit_s: float, log: Path | None = None) -> dict[str, Any]:
     """The last that a child says, a module of this folder, with `unfinished`, the reason, if it did not end well; or
     `{"failed": reason}`. What it says of errors goes to `log`."""
-    ended = run_session([sys.executable, "-m", f"experiments.bench.{module}", *arguments], limit_s)
+    ended = run_session([sys.executable, "-m", f"experiments.bench.gpu.{module}", *arguments], limit_s)
     if log is not None and ended.stderr:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(ended.stderr)

@@ -1,6 +1,6 @@
 """Plugin of pytest that writes what becomes of each test to a file at once, so that all is kept if pytest is killed.
 
-    python -m pytest -p experiments.bench.gpu_outcomes --outcomes FILE --leave-out FILE TEST_FILES...
+    python -m pytest -p experiments.bench.gpu.outcomes --outcomes FILE --leave-out FILE TEST_FILES...
 
 In: a JSON list of tests that are left out. Out: a line of JSON when a test begins, and one with its outcome.
 """

@@ -28,7 +28,7 @@ from gst.programs import WORKLOADS, Program, Reference, Step, capture, inference
 from gst.programs.described import run_described
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MACHINES = ((1, 1), (1, 4), (2, 2), (4, 2))  # GPUs, and lanes of each
 NEVER_ON_CPUS = "aten.histc"  # of whole numbers, as mixtures of experts count their tokens on GPUs
 Say = Callable[[str], object]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments.bench import gpu_record
+from experiments.bench.gpu import record
 from gst.devices.describe.clocks import Clocks
 
 XPU = torch.device("xpu", 0)
@@ -17,14 +17,12 @@ def test_the_record_names_memory_and_libraries(monkeypatch: pytest.MonkeyPatch) 
     properties = SimpleNamespace(name="H100", total_memory=80 << 30)
     module = SimpleNamespace(get_device_properties=lambda device: properties)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    monkeypatch.setattr(gpu_record, "driver", lambda: "570.1")
-    record = gpu_record.accelerator_record(XPU)
-    assert (record["name"], record["memory_bytes"], record["driver"]) == ("H100", 80 << 30, "570.1")
-    assert record["cuda"] == torch.version.cuda and record["tf32"] == torch.backends.cudnn.allow_tf32
+    monkeypatch.setattr(record, "driver", lambda: "570.1")
+    got = record.accelerator_record(XPU)
+    assert (got["name"], got["memory_bytes"], got["driver"]) == ("H100", 80 << 30, "570.1")
+    assert got["cuda"] == torch.version.cuda and got["tf32"] == torch.backends.cudnn.allow_tf32
 
 
 def test_clocks_are_those_of_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gpu_record, "read_clocks", lambda names: {name: Clocks(1980.0, 1980.0, 41.0, ()) for name in names}
-    )
-    assert gpu_record.clocks_of(XPU)["xpu:0"]["sm_mhz"] == 1980.0 and gpu_record.clocks_of(torch.device("cpu")) == {}
+    monkeypatch.setattr(record, "read_clocks", lambda names: {name: Clocks(1980.0, 1980.0, 41.0, ()) for name in names})
+    assert record.clocks_of(XPU)["xpu:0"]["sm_mhz"] == 1980.0 and record.clocks_of(torch.device("cpu")) == {}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench import gpu_child, gpu_lines, gpu_plans
+from experiments.bench.gpu import child, lines, plans
 from gst.devices import eager
 from gst.devices.execute import reference
 from gst.devices.execute.on_accelerator import Run, whole
@@ -35,7 +35,7 @@ def in_turns(program: Program, device: torch.device) -> tuple[Pairs, ...]:
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
     settings = {"repetitions": 2, "lanes": [1, 2], "modes": [], "plans": 0, "seconds": 60}
-    *_, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = child.reports(SMALL_RNNLM, settings, "cpu")
     reasons = {way: each["reason"] for way, each in row["ways"].items()}
     assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
     assert reasons["as written, graph"].startswith("graphs are recorded on an accelerator; this runs on cpu")
@@ -45,9 +45,9 @@ def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
 
 
 def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_child, "as_written", lambda step, device: lambda: [torch.ones(3)])
+    monkeypatch.setattr(child, "as_written", lambda step, device: lambda: [torch.ones(3)])
     settings = {"repetitions": 1, "lanes": [1], "modes": [], "plans": 0, "seconds": 60}
-    *_, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = child.reports(SMALL_RNNLM, settings, "cpu")
     assert "outputs instead of" in row["ways"]["as written"]["reason"]
     assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
 
@@ -60,7 +60,7 @@ def halved() -> Step:
 @pytest.mark.slow
 def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
     settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"], "plans": 0, "seconds": 60}
-    before, _, default, row = gpu_child.reports(f"{__name__}:halved", settings, "cpu")
+    before, _, default, row = child.reports(f"{__name__}:halved", settings, "cpu")
     assert "compiled, default" not in before["ways"]
     compiled = default["ways"]["compiled, default"]
     assert compiled["median_ms"] > 0 < compiled["beside_ms"]["as written"]  # which took turns with it
@@ -74,11 +74,11 @@ def test_a_compiler_that_does_not_end_leaves_what_the_modes_before_it_gave(monke
             raise SystemExit  # as if it were killed
         return whole(program, device)
 
-    monkeypatch.setattr(gpu_child, "whole", made)
+    monkeypatch.setattr(child, "whole", made)
     settings = {"repetitions": 1, "lanes": [], "modes": ["quick", "endless"], "plans": 0, "seconds": 60}
     rows: list[dict[str, Any]] = []
     with pytest.raises(SystemExit):
-        rows.extend(gpu_child.reports(f"{__name__}:halved", settings, "cpu"))
+        rows.extend(child.reports(f"{__name__}:halved", settings, "cpu"))
     assert rows[-1]["ways"]["compiled, quick"]["median_ms"] > 0 and "pairs" not in rows[-1]
 
 
@@ -98,25 +98,25 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         reference, "eager", lambda program, inputs=None, device=None: (eager if device else exact)(program, inputs)
     )
-    monkeypatch.setattr(gpu_child, "capture", on_the_host(capture))
+    monkeypatch.setattr(child, "capture", on_the_host(capture))
     settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
     name = f"{__name__}:convolved"
     with RoundedConvolutions():
-        *_, row = gpu_child.reports(name, settings, "cpu")
+        *_, row = child.reports(name, settings, "cpu")
     assert row["tf32"] and row["wrong"] == ""
     assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
     monkeypatch.setattr(reference, "exact_convolutions", nullcontext)
     with RoundedConvolutions():
-        *_, row = gpu_child.reports(name, settings | {"lanes": []}, "cpu")
-    assert "is off by" in row["wrong"] and "failed on the accelerator: output" in gpu_lines.workload(name, row)
+        *_, row = child.reports(name, settings | {"lanes": []}, "cpu")
+    assert "is off by" in row["wrong"] and "failed on the accelerator: output" in lines.workload(name, row)
 
 
 def test_lanes_of_an_accelerator_slow_each_other_as_pairs_did() -> None:
     program = capture(convolved())
     times = np.where([each.kind == "operation" for each in program.operations], 10.0, 0.0)
     device = torch.device("xpu", 0)
-    slowed, free = (gpu_plans.task_of(program, device, 2, times, each) for each in (in_turns(program, device), ()))
-    plan = replace(gpu_plans.first_plan(free), placement=np.arange(program.num_nodes) % 2)
+    slowed, free = (plans.task_of(program, device, 2, times, each) for each in (in_turns(program, device), ()))
+    plan = replace(plans.first_plan(free), placement=np.arange(program.num_nodes) % 2)
     assert slowed.simulator.run(plan).makespan_us > free.simulator.run(plan).makespan_us
 
 
@@ -125,12 +125,12 @@ def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: py
 
     def compared(program: Program, task: Task, free: Task, *rest: Any) -> dict[str, Any]:
         tasks.append((task, free))
-        return gpu_plans.simulated_and_measured(program, task, free, *rest)
+        return plans.simulated_and_measured(program, task, free, *rest)
 
-    monkeypatch.setattr(gpu_plans, "pairs_of_lanes", lambda program, devices, times_us: in_turns(program, CPU))
-    monkeypatch.setattr(gpu_child, "simulated_and_measured", compared)
+    monkeypatch.setattr(plans, "pairs_of_lanes", lambda program, devices, times_us: in_turns(program, CPU))
+    monkeypatch.setattr(child, "simulated_and_measured", compared)
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 600}
-    first, before, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    first, before, row = child.reports(SMALL_RNNLM, settings, "cpu")
     assert (
         set(first["ways"]) == {"as written", "as written, graph"} and "simulator" not in before
     )  # what was measured before is said before
@@ -141,14 +141,14 @@ def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: py
     assert rank["plans"] == rank["asked"] == len(rank["simulated_ms"]) == len(rank["measured_ms"]) == 4
     assert rank["lanes"] == 2 and rank["graphs"] == 0 and min(rank["measured_ms"]) > 0
     assert -1 <= rank["spearman"] <= 1 and -1 <= rank["spearman_free"] <= 1
-    said = gpu_lines.workload("rnnlm", row)
+    said = lines.workload("rnnlm", row)
     assert "8 pairs, error 0% held out" in said and "4 of 4 plans, Spearman " in said
     assert json.loads(json.dumps(row)) == row
 
 
 def test_plans_that_there_is_no_time_for_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_child, "PLANS_SHARE", -1.0)
+    monkeypatch.setattr(child, "PLANS_SHARE", -1.0)
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 60}
-    *_, row = gpu_child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = child.reports(SMALL_RNNLM, settings, "cpu")
     assert row["simulator"]["plans"] == 0 and row["simulator"]["asked"] == 4 and row["simulator"]["spearman"] is None
-    assert "0 of 4 plans, Spearman 0.00" in gpu_lines.workload("rnnlm", row)
+    assert "0 of 4 plans, Spearman 0.00" in lines.workload("rnnlm", row)

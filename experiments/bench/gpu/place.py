@@ -1,6 +1,6 @@
 """`gst place` on an accelerator, as users call it: a program on two streams, with chains of operations compiled.
 
-python -m experiments.bench.gpu_place SETTINGS.json    # out: a line of JSON
+python -m experiments.bench.gpu.place SETTINGS.json    # out: a line of JSON
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.gpu_outcomes import BEGUN
-from experiments.bench.gpu_process import run_session
+from experiments.bench.gpu.outcomes import BEGUN
+from experiments.bench.gpu.process import run_session
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIRST = ("recording", "event_times", "lanes", "lane_graphs", "host_waits", "recorded_step", "table_laws")
 """Files on which all else rests."""
 LAST = ("graph_executor",)
@@ -56,7 +56,7 @@ def gpu_tests(
         ended = run_session(
             [
                 sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
-                "--continue-on-collection-errors", "-p", "experiments.bench.gpu_outcomes",
+                "--continue-on-collection-errors", "-p", "experiments.bench.gpu.outcomes",
                 "--outcomes", str(outcomes), "--leave-out", str(out), *map(str, files),
             ],
             limit_s, ROOT,

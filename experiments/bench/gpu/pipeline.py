@@ -1,6 +1,6 @@
 """A model in pipeline stages, one for each accelerator, by `torch.distributed.pipelining`: a process for each stage.
 
-python -m experiments.bench.gpu_pipeline RANK STAGES STORE KIND SETTINGS.json    # out, of the last stage: JSON
+python -m experiments.bench.gpu.pipeline RANK STAGES STORE KIND SETTINGS.json    # out, of the last stage: JSON
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ WAIT_S = 120.0
 
 
 def pipelined(settings: Mapping[str, Any], kind: str, stages: int) -> dict[str, Any]:
-    """Time a model (`experiments.bench.gpu_capped.model_of`) in so many stages.
+    """Time a model (`experiments.bench.gpu.capped.model_of`) in so many stages.
 
     Args:
-        settings: see `experiments.bench.gpu_capped.reports`; the batch is cut into as many parts as there are stages.
+        settings: see `experiments.bench.gpu.capped.reports`; the batch is cut into as many parts as there are stages.
         kind: of the accelerators, stage i on that of number i; with `cpu` all stages share it.
         stages: at least 2.
 
@@ -39,7 +39,7 @@ def pipelined(settings: Mapping[str, Any], kind: str, stages: int) -> dict[str, 
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(stages), str(Path(folder) / "store"), kind, json.dumps(settings)]
-        command = [sys.executable, "-m", "experiments.bench.gpu_pipeline"]
+        command = [sys.executable, "-m", "experiments.bench.gpu.pipeline"]
         children = [
             subprocess.Popen(
                 [*command, str(rank), *arguments], env=child_environment(), stdout=subprocess.PIPE,
@@ -62,7 +62,7 @@ def pipelined(settings: Mapping[str, Any], kind: str, stages: int) -> dict[str, 
 
 def run_stage(rank: int, stages: int, store: Path, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """One stage, and what the last one says of all of them."""
-    from experiments.bench.gpu_capped import input_of, model_of
+    from experiments.bench.gpu.capped import input_of, model_of
 
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
     if kind != "cpu":

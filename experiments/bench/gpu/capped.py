@@ -3,7 +3,7 @@
 Accelerate's device_map fills the accelerator with the first layers, and brings the weights of the others there for each
 call. The plan leaves the others on the CPU, which computes them; the checker proves that it keeps the limit.
 
-python -m experiments.bench.gpu_capped SETTINGS.json    # out: lines of JSON, each with all that is known by then
+python -m experiments.bench.gpu.capped SETTINGS.json    # out: lines of JSON, each with all that is known by then
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from experiments.bench.gpu_pipeline import pipelined
-from experiments.bench.gpu_record import clocks_of
+from experiments.bench.gpu.pipeline import pipelined
+from experiments.bench.gpu.record import clocks_of
 from gst.devices import Device, Plan, eager, measure
 from gst.devices.execute.lane_graphs import LaneGraph
 from gst.devices.execute.lanes import LaneExecutor
