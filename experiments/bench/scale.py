@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import StatisticsError, linear_regression
 from typing import Any
@@ -191,8 +192,10 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for name, curve in result["curves"].items():
-        (line,) = axes.plot([p["processes"] for p in curve], [p["speedup"] for p in curve], marker="o", label=name)
+    for (name, curve), style in zip(result["curves"].items(), cycle(("-", "-", "--")), strict=False):
+        (line,) = axes.plot(
+            [p["processes"] for p in curve], [p["speedup"] for p in curve], marker="o", linestyle=style, label=name
+        )
         over = [point for point in curve if _over(point)][:1]
         axes.scatter([p["processes"] for p in over], [p["speedup"] for p in over], s=140, facecolors="none",
                      edgecolors=line.get_color(), linewidths=2)  # fmt: skip
@@ -200,7 +203,9 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     axes.plot(counts, counts, color="0.7", label="no communication")
     axes.set(xscale="log", yscale="log", xlabel="processes", ylabel="graphs a second, over one process")
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_title("circled: communication takes longer than computing", fontsize=9)
+    axes.set_yticks([1, 10, 100], ["1", "10", "100"])
+    axes.minorticks_off()
+    axes.set_title("GST training; circled: communication takes longer than computing", fontsize=9)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, bbox_inches="tight")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito
 
@@ -37,8 +39,25 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         axes.plot(ran[name]["over_eager"][0], place, "D", color=GREY, markersize=4)
         axes.text(0.02, place, ran[name]["winner"], color="white", va="center", fontsize=8)
     axes.axvline(1.0, color=GREY, linewidth=0.8)
+    marks = {
+        "not slower beyond noise": Patch(color=BLUE),
+        "slower beyond noise": Patch(color=RED),
+        "over eager": Line2D([], [], color=GREY, marker="D", markersize=4, linestyle=""),
+        "equal": Line2D([], [], color=GREY, linewidth=0.8),
+    }
+    axes.legend(
+        marks.values(),
+        marks.keys(),
+        fontsize=7,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1 + 0.8 / len(names)),
+        ncols=3,
+    )
     axes.set_yticks(range(len(names)), names)
-    axes.set(xlabel="times as fast as the best of eager and compiled (bar), as eager (diamond)", xlim=(0, None))
+    axes.set(
+        xlabel="times as fast as the best of eager and compiled (bar), as eager (diamond)",
+        xlim=(0, None),
+    )
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=120)
@@ -51,4 +70,4 @@ def _draw_scores(axes: Any, scores: Mapping[str, Mapping[str, float]]) -> None:
         axes.plot([int(t) for t in values], list(values.values()), "o-", markersize=3, linewidth=wide, label=label)
     axes.axhline(1.0, color=GREY, linewidth=0.8)
     axes.set(xlabel="tolerance t (outputs agree within 10^t)", ylabel="speedup score S(t)")
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, ncols=2, title="way:threads", title_fontsize=7)

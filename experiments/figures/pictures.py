@@ -30,6 +30,7 @@ COLOURS, SHAPES = (GREY, ORANGE, GREEN, PURPLE, SKY, RED), "sv^P*X"
 SCORES = {
     "runtime": "Kendall's tau", "time": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy",
 }  # fmt: skip
+MEAN = "mean and its 95 % interval"
 SHOWN = 0.008  # of a difference of tau; what is worse is written out
 
 
@@ -44,6 +45,9 @@ def against_full(found: Mapping[str, Any]) -> Figure:
             axes.step([seconds for seconds, _ in curve], best, color=colour, linestyle=line, where="post", alpha=0.8,
                       label=f"{label}, five seeds" if not seed else None)  # fmt: skip
     axes.set(xscale="log", xlabel="seconds of training", ylabel="best tau so far, 32 held out", ylim=(0.2, 0.87))
+    starts = [curve[0][1] for curves in found["curves"].values() for curve in curves]
+    if min(starts) < 0.2:
+        axes.text(0.265, 0.21, f"from {min(starts):.2f}, below the axis", color=BLUE, fontsize=8)
     axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
     axes.legend(frameon=False)
     return _plain(figure)
@@ -161,8 +165,9 @@ def ablation(found: Mapping[str, Any]) -> Figure:
     left.axvline(0, color=GREY, linewidth=0.8)
     left.set_yticks(range(len(names)), names)
     left.set_ylim(-0.6, len(names) - 0.4)
-    left.set_title(f"Kendall's tau beside the base ({base['tau_mean']:.3f})", loc="left", fontsize=10)
+    left.set_title(f"Kendall's tau beside the base ({base['tau_mean']:.3f}); right is better", loc="left", fontsize=10)
     _bars(right, [rows[name]["step_ms"] for name in names], f"ms of a step (base {base['step_ms']:.3g})")
+    _below(figure, left, "a seed", MEAN)
     return _plain(figure)
 
 
@@ -176,14 +181,26 @@ def features(found: Mapping[str, Any]) -> Figure:
             _difference(axes, place, row[name], gains)
         axes.axvline(0, color=GREY, linewidth=0.8)
         axes.set_yticks(range(len(names)), names)
+        better = "left" if "error" in TASKS[task] else "right"
         axes.set_title(f"{TASKS[task]} (all: {row['all']['mean']:.3f})", loc="left", fontsize=10)
+        axes.set_xlabel(f"{better} is better", fontsize=9)
+        axes.locator_params(axis="x", nbins=5)
+    _below(figure, figure.axes[0], "a seed", f"difference from all features: {MEAN}")
     return _plain(figure)
 
 
 def _difference(axes: Axes, place: int, each: Mapping[str, Any], gains: Sequence[float]) -> None:
-    """Seeds as dots, their mean with its 95 % interval."""
+    """Seeds as dots, their mean with its 95 % interval, see `_below`."""
     axes.plot(gains, [place] * len(gains), "o", color=SKY, markersize=5, alpha=0.6)
     axes.errorbar(each["difference"], place, xerr=each["interval"], fmt="D", color=BLUE, capsize=3)
+
+
+def _below(figure: Figure, axes: Axes, dot: str, diamond: str) -> None:
+    """A legend of the two marks below the picture."""
+    dots, *_ = axes.lines
+    figure.legend(
+        [dots, axes.containers[0]], [dot, diamond], loc="outside lower center", ncols=2, frameon=False, fontsize=9
+    )
 
 
 def variants(*results: Mapping[str, Any]) -> Figure:
@@ -199,6 +216,7 @@ def variants(*results: Mapping[str, Any]) -> Figure:
         row[0].set_title(f"{VARIANT_TASKS[found['task']]}: {SCORES[found['kind']]}", loc="left", fontsize=10)
         _bars(row[1], [variant["step_ms"] for variant in each], "milliseconds of a step")
         _bars(row[2], [variant["peak_mib"] for variant in each], "peak memory, MiB")
+    _below(figure, figure.axes[0], "a seed", "mean and standard deviation; right is better")
     return _plain(figure)
 
 
