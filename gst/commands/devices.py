@@ -84,7 +84,8 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
 def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
     from rich.table import Table
 
-    table = Table(title=", ".join(dict.fromkeys(device.description for device in devices)))
+    title = ", ".join(dict.fromkeys(device.description for device in devices))
+    table = Table(title=title, min_width=min(len(title), 80))
     table.add_column("device")
     names = ("threads", "memory")
     measured = ("matrix\nGFLOP/s", "convolution\nGFLOP/s", "pointwise\nGB/s", "sum\nGB/s", "small\nus") if rates else ()

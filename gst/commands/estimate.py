@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gst.programs import Program
 
 PRECISIONS = {"fp32": "fp32", "amp": "amp", "half": "half", "fp16": "half", "bf16": "half"}
+FILES = (".hlo", ".mlir", ".txt", ".pb")  # endings of names of XLA programs
 SHOWN = 5  # classes of kernels of each machine
 
 
@@ -123,6 +124,8 @@ def _list() -> dict[str, Any]:
 def _program(name: str) -> Program | FxSource | XlaProgram:
     """A captured step, the one GraphNet sample of a folder, or the XLA program of a file."""
     if not Path(name).exists():
+        if ":" not in name and (Path(name).suffix in FILES or "/" in name):
+            raise ValueError(f"{name}: there is no such file or folder (what may be given: gst estimate --help)")
         from gst.programs import traced
 
         return traced(name)

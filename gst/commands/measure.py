@@ -25,7 +25,11 @@ def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         "gst measure rnnlm --workers ray://127.0.0.1:10001 --out runs/fleet/rnnlm    # see docs/fleet.md",
     )
     measure.add_argument("program", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
-    measure.add_argument("--devices", help="names separated by commas, see gst devices (default: all of them)")
+    measure.add_argument(
+        "--devices",
+        help="names separated by commas, see gst devices (default: all of them, without the sets of cores, such as "
+        "cpu:0-1, that gst place takes too)",
+    )
     measure.add_argument(
         "--plan", type=Path, action="append", default=[], metavar="FILE", help="a plan to measure; may be repeated"
     )

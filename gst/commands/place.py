@@ -44,7 +44,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         help="a published cost graph instead of a program; with --machine also a problem of DOPPLER, Moirai (.xls), "
         "PipeDream, Piper, MSR or WfFormat, and without it a job shop; recognised by content",
     )
-    _add_common(place, None, "annealing,guided_search")
+    _add_common(place, None, "annealing,guided_search", "as gst.place")
     place.add_argument(
         "--runtime",
         choices=("measured", "simulated"),
@@ -122,16 +122,24 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "demo",
         _demo,
         "the whole loop on the devices of this machine: capture, measure, learn, place, report",
-        "gst demo\ngst demo --program inception --json runs/demo.json",
+        "gst demo\n"
+        "gst demo --budget 8 --patience 0                  # shorter: eight plans, and no wait for quiet cores\n"
+        "gst demo --program inception --json runs/demo.json",
+    )
+    demo.description = (
+        f"{demo.description}. It takes minutes, 20 on two cores that other programs kept busy: it compiles the step, "
+        "and waits up to 20 s for quiet cores before each four plans"
     )
     demo.add_argument(
         "--program",
         default="rnnlm",
         help="a bundled program or MODULE:FUNCTION, see gst trace --help (default: %(default)s)",
     )
-    _add_common(demo, 40, "annealing,go,guided_search")
+    _add_common(demo, 40, "annealing,go,guided_search", "those of gst place and a learned policy")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
-    demo.add_argument("--resume", action="store_true", help="go on with what is in --out, which is deleted otherwise")
+    demo.add_argument(
+        "--resume", action="store_true", help="go on with the measurements in --out, which are deleted otherwise"
+    )
     demo.set_defaults(anew=True, again=False, seconds=None, show_streams=False, verify=False, explain=False, without="")
     for each in (place, demo):
         each.add_argument(
@@ -142,7 +150,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.set_defaults(usual={name: place.get_default(name) for name in (*OF_PROGRAMS, "proof")})
 
 
-def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: str) -> None:
+def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: str, why: str) -> None:
     command.add_argument(
         "--devices", help="names separated by commas, see gst devices (default: all of them and sets of cores)"
     )
@@ -150,7 +158,7 @@ def _add_common(command: argparse.ArgumentParser, budget: int | None, methods: s
         "--methods",
         default=methods,
         help="methods beside the baselines, separated by commas, of annealing, cross_entropy, evolution, colocrl, hdp, "
-        "go, policy, guided_search (default: %(default)s)",
+        f"go, policy, guided_search (default: %(default)s, {why})",
     )
     command.add_argument(
         "--budget",
@@ -249,6 +257,8 @@ def _leave_out(options: argparse.Namespace) -> None:
 
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     _leave_out(options)
+    if options.graph is not None and not options.graph.is_file():
+        raise ValueError(f"{options.graph}: there is no such file")
     if options.graph is not None and (options.show_streams or options.verify):
         raise ValueError("a cost graph has nothing to run; leave --program and --verify away")
     if options.graph is None and getattr(options, "policy", "shipped") != "shipped":
@@ -267,6 +277,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.certificate import words
     from gst.placement.command import place_by_options
     from gst.placement.planning import RENAMED, Settings
+    from gst.reporting.certificate import undercut
     from gst.reporting.headline import headline
 
     settings = Settings(
@@ -291,6 +302,8 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         print(result["explanation"])
     print(headline(result))
     print(words(result["certificate"]))
+    if measured_less := undercut(result):
+        print(measured_less)
     print(f"Look at {options.out / 'report.html'}")
     return result
 
@@ -367,8 +380,9 @@ def _print_plans(result: dict[str, Any]) -> None:
     measured = result["runtime"] == "measured"
     key = "median_ms" if measured else "latency"
     ran = {name: plan for name, plan in plans.items() if plan["feasible"]}
+    times = {name: plan.get("again_median_ms") or plan[key] for name, plan in ran.items()}
     print(f"{'plan':<{width}}  {'median ms  95 % interval  once more' if measured else result['runtime'] + ' ms'}")
-    for name, plan in sorted(ran.items(), key=lambda item: item[1][key]):
+    for name, plan in sorted(ran.items(), key=lambda item: times[item[0]]):
         words = f"{name:<{width}}  {plan[key]:9.2f}"
         if measured:
             words += f"  {plan['low_ms']:.2f} .. {plan['high_ms']:.2f}"

@@ -224,6 +224,7 @@ class GraphSegmentTraining(nn.Module):
             return self._predict(self._embed_frozen(prefetched))
         pending = self._request(prefetched)
         embedded = self._encode_batch(prefetched.batch)  # while rows of other processes travel
+        self._check_width(embedded.shape[-1])
         pooled = self._estimate(prefetched.draw, embedded, pending)
         prediction, deviations = self._predict(pooled), self._deviations
         if not deviations:
@@ -681,7 +682,27 @@ class GraphSegmentTraining(nn.Module):
             if embedded.dtype == torch.promote_types(dtype, torch.float32):
                 embedded = embedded.to(dtype)
         with torch.autocast(embedded.device.type, enabled=False):
-            return self.head(embedded)
+            try:
+                return self.head(embedded)
+            except RuntimeError as error:
+                if "shapes cannot be multiplied" not in str(error):
+                    raise
+                raise ValueError(
+                    f"the head takes no embeddings of {embedded.shape[-1]} numbers, as the encoder returns: {error}"
+                ) from error
+
+    def _check_width(self, width: int) -> None:
+        """Raises:
+        ValueError: rows of the table are not of the width of the embeddings.
+        """
+        if self.table is None:
+            return
+        rows = self.table.shard.channels if isinstance(self.table, ShardedTable) else self.table.channels
+        if rows != width:
+            raise ValueError(
+                f"the table holds rows of {rows} numbers, and the encoder returns {width}: make it "
+                f"{type(self.table).__name__}({self.table.num_keys}, {width})"
+            )
 
     def _like(self) -> Tensor:
         """Something on the device and in the dtype of the model."""

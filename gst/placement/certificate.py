@@ -18,6 +18,7 @@ from gst.placement.exact.published import published_optimum
 from gst.placement.exact.tasks import optimum
 from gst.placement.published import PublishedObjective, published_bound
 from gst.placement.task import Task
+from gst.reporting.charts import brief
 
 SECONDS = 5.0  # of proof, unless the user says otherwise
 MOST_EXACT, MOST_CHOICES = 200, 4_000  # operations that CP-SAT is asked about, and choices of a device for one
@@ -182,20 +183,20 @@ def words(record: Mapping[str, Any]) -> str:
     """A certificate, as `to_dict` gives it, in two lines.
 
     Examples:
-        >>> print(words(Certificate(4.0, "CP-SAT", 5.0, "ms", 1.0, {"gpu": 2**20}, {"gpu": None}, "checker").to_dict()))
-        Certificate: no plan takes less than 4 ms by these costs (CP-SAT, 1.0 s); this one 5 ms, at most 25.00 % above
+        >>> print(words(Certificate(100, "CP-SAT", 200, "ms", 1.0, {"gpu": 2**20}, {"gpu": None}, "checker").to_dict()))
+        Certificate: no plan takes less than 100 ms by these costs (CP-SAT, 1.0 s); this one 200 ms, at most 100 % above
         Memory at most, by the checker: gpu 1.0 MiB
     """
     unit, gap = record["unit"], record["gap"]
-    above = "and no bound is known" if gap is None else f"at most {100 * gap:.2f} % above"
+    above = "and no bound is known" if gap is None else f"at most {brief(100 * gap)} % above"
     above = "which is proved to be the least" if record["proved"] else above
-    limits, bound = record["limit_bytes"], f"{record['lower_bound']:,.6g} {unit}"
+    limits, bound = record["limit_bytes"], f"{brief(record['lower_bound'])} {unit}"
     by_size = sorted(((name, size) for name, size in record["peak_bytes"].items() if size), key=lambda each: -each[1])
     memories = [f"{name} {_mib(size)}{_of(limits.get(name))}" for name, size in by_size[:NUM_SHOWN]]
     more = f" and {len(by_size) - NUM_SHOWN} more" if len(by_size) > NUM_SHOWN else ""
     return (
         f"Certificate: no plan takes less than {bound} by these costs ({record['bound_by']}, "
-        f"{record['seconds']:.1f} s); this one {record['plan']:,.6g} {unit}, {above}\n"
+        f"{record['seconds']:.1f} s); this one {brief(record['plan'])} {unit}, {above}\n"
         f"Memory at most, by the {record['memory_by']}: {', '.join(memories) or 'none'}{more}"
     )
 

@@ -21,6 +21,7 @@ from gst.programs.kinds import ACCELERATOR
 NAME = re.compile(r"(cores|gpus):(\d+)")
 VIEW_US = 0.3  # of a CPU
 MOST = 1024  # machines of a kind
+THERE_ARE = "there are cores:K and gpus:K, such as gpus:4, and machines of gst estimate --on list, such as rtx4090:4"
 STREAMS = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 """Of GPUs: no thread sleeps or wakes on them; `launch_us` and `link_us` are all that an operation and a copy wait."""
 
@@ -144,7 +145,7 @@ def machine(name: str) -> Machine:
         return _estimated(name, known, int(number))
     found = NAME.fullmatch(name)
     if not found or int(found[2]) < 1:
-        raise ValueError(f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4")
+        raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}")
     count = int(found[2])
     return Machine((CORE,) * count, 20.0, 5.0) if found[1] == "cores" else Machine((GPU,) * count, 15.0, 12.0)
 
@@ -153,10 +154,7 @@ def _estimated(name: str, known: str, count: int) -> Machine:
     try:
         rates = machine_of(known)
     except ValueError as error:
-        raise ValueError(
-            f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4, and machines of "
-            "gst estimate --on list, such as rtx4090:4"
-        ) from error
+        raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}") from error
     kind, launch_us = (CORE.kind, CORE.launch_us) if rates.is_cpu else (GPU.kind, GPU.launch_us)
     chip = Chip(kind, 1e3 * rates.single, rates.bandwidth, launch_us, model=known)
     return Machine((chip,) * count, 20.0, 5.0) if rates.is_cpu else Machine((chip,) * count, 15.0, 12.0)

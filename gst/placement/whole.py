@@ -381,11 +381,17 @@ def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
     Examples:
         >>> repeats(nn.Dropout(), (torch.ones(99),)), repeats(nn.Dropout().eval(), (torch.ones(99),))
         (False, True)
+
+    Raises:
+        ValueError: it does not run on these inputs.
     """
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [each for each in pytree.tree_leaves(list(inputs)) if isinstance(each, Tensor)]
     versions = [each for each in tensors if not each.is_inference()]  # others have none
     before = [each._version for each in versions]
     with torch.no_grad():
-        first, second = (pytree.tree_leaves(model(*inputs)) for _ in range(2))
+        try:
+            first, second = (pytree.tree_leaves(model(*inputs)) for _ in range(2))
+        except Exception as error:
+            raise ValueError(f"the model refuses these inputs: {error}") from error
     return outputs_differ(first, second) is None and [each._version for each in versions] == before

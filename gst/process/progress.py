@@ -74,21 +74,25 @@ class LogLines:
 
 
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """A tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY` seconds."""
+    """A tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY` seconds. It
+    shows no items per second: those counted before the bar began would make them absurd."""
     from tqdm import tqdm
 
     level = verbosity()
     shown: dict[str, Any] = {"leave": level == "verbose", "disable": level == "quiet", "dynamic_ncols": True}
+    shown["bar_format"] = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
     if not sys.stderr.isatty():
         shown |= {"file": LogLines(), "dynamic_ncols": False, "delay": 1e-9}  # no line for a bar that just began
     return tqdm(*arguments, **(shown | options))
 
 
 class Bars:
-    """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes."""
+    """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes, or the
+    work where it is a single item. A log gets the name of such work when it begins, since it cannot be counted."""
 
     def __init__(self) -> None:
         self._bar: Any = None
+        self._what = ""
 
     def __enter__(self) -> Bars:
         return self
@@ -98,9 +102,13 @@ class Bars:
             self._bar.close()
 
     def show(self, what: str, done: int, total: int) -> None:
-        if self._bar is None or self._bar.total != total or done < self._bar.n:
+        is_other = total == 1 and what != self._what
+        if self._bar is None or self._bar.total != total or done < self._bar.n or is_other:
             self.__exit__()
-            self._bar = bar(total=total)
+            self._bar = bar(total=total, initial=done)
+            if total == 1 and done == 0 and not sys.stderr.isatty():
+                notice(what)
+        self._what = what
         self._bar.set_description(what, refresh=False)
         self._bar.update(done - self._bar.n)
         self._bar.refresh()

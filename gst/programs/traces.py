@@ -44,7 +44,7 @@ def resolve(name: str) -> Step:
     - `module:function`, what that function returns when called without arguments.
 
     Raises:
-        ValueError: no such workload, argument, model, module or function, or it does not return a `Step`.
+        ValueError: no such program, argument, model, module or function, or it does not return a `Step`.
 
     Examples:
         >>> resolve("rnnlm:layers=1,steps=2").name
@@ -57,8 +57,10 @@ def resolve(name: str) -> Step:
         model, _, rest = rest.partition(":")
         return hugging_face(model, _arguments(name, rest))
     if not head or not rest:
+        if name.endswith(".py"):
+            raise ValueError(f"{name!r} names a file; write {name[:-3].replace('/', '.')}:FUNCTION")
         known = ", ".join(sorted(WORKLOADS))
-        raise ValueError(f"no workload {name!r}; want {KINDS} or one of {known}")
+        raise ValueError(f"there is no program {name!r}; want {KINDS} or one of {known}")
     return _from_function(name, head, rest)
 
 

@@ -13,9 +13,11 @@ from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
 from gst.reporting.graph import graph
 from gst.reporting.headline import (
     PYTORCH,
+    again,
     device_names,
     facts,
     headline,
+    is_left_out,
     kind_of,
     lead,
     plans_of,
@@ -56,10 +58,11 @@ TITLE = {
 
 TOLD = {
     "measured": "Runs of all plans took turns, so that a busy moment of the machine hits them alike. Intervals are "
-    "95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the plan's: above 1 the plan is "
-    "faster, below 1 it is slower. The fastest were measured again, which gives the times of the headline: luck did "
-    "not choose them. Simulated is what the simulator expects from profiled costs, measured how many plans the search "
-    "ran. Plans that lose are listed too.",
+    "95 % bootstrap intervals of the median. The fastest were measured again, in a second set of runs, which gives "
+    "the times of the headline, of the picture and of the order here: luck did not choose them. The ratio is plain "
+    "PyTorch's time over the plan's, of that set where the plan has it: above 1 the plan is faster, below 1 it is "
+    "slower. Simulated is what the simulator expects from profiled costs, measured how many plans the search ran. "
+    "Plans that lose are listed too.",
     "simulated": "All times are simulated: each operation takes what the costs say, and so does each value that "
     "changes device. Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that "
     "lose are listed too.",
@@ -126,19 +129,20 @@ def plans(record: Record) -> str:
     if not known:
         judged = "measured again" if runtime == "measured" else "judged"
         return section("plans", title, empty(f"No plan was {judged} at the end."), curve)
-    names = sorted(known, key=lambda name: math.inf if math.isnan(time := time_of(known[name])) else time)
+    times = {name: time_of(again(plan)) for name, plan in known.items()}
+    names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
     best = names.index(winner_of(record)) if winner_of(record) in names else None
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
     lines = [[name, *(value(known[name]) for value in columns.values()), _kind(name)] for name in names]
     table = rows("All plans", ["plan", *columns, "kind"], lines, best)
-    chart = _times(record, [name for name in names if not math.isnan(time_of(known[name]))])
+    chart = _times(record, [name for name in names if not math.isnan(times[name])])
     return section("plans", title, f"<p>{TOLD[runtime]}</p>", table, _failures(known), pair(chart, curve))
 
 
 def _measured_columns(record: Record) -> dict[str, Callable[[Record], str]]:
     """Heads of the table, and what stands below them for a plan."""
     return {
-        "median ms": lambda plan: brief(time_of(plan), "failed"),
+        "median ms": lambda plan: brief(time_of(plan), DASH if is_left_out(plan) else "failed"),
         "95 % interval": lambda plan: span(plan.get("low_ms"), plan.get("high_ms")),
         "again, ms": lambda plan: brief(plan.get("again_median_ms")),
         "PyTorch / plan": lambda plan: ratio_of(record, plan),
@@ -180,16 +184,20 @@ def _failures(known: dict[str, Record]) -> str:
 def _times(record: Record, names: list[str]) -> str:
     if not names:
         return ""
-    known, measured = plans_of(record), runtime_of(record) == "measured"
+    known, measured = {name: again(plan) for name, plan in plans_of(record).items()}, runtime_of(record) == "measured"
     bars = []
     for name in names:
         low, middle, high = number(known[name].get("low_ms")), time_of(known[name]), number(known[name].get("high_ms"))
         kind = "best" if name == winner_of(record) else "pytorch" if name == PYTORCH else ""
         bars.append((name, low, middle, high, kind))
-    reference = time_of(pytorch_of(record)) if measured else number(record.get("lower_bound"))
+    reference = time_of(again(pytorch_of(record))) if measured else number(record.get("lower_bound"))
     what = "Median time and interval" if measured else "Time, not measured,"
     svg = charts.intervals(bars, reference, f"{what} of {len(bars)} plans")
-    caption = "Median and 95 % interval; dashed: plain PyTorch." if measured else "Dashed: the lower bound."
+    caption = (
+        "Median and 95 % interval, of the second set of runs where a plan has one; dashed: plain PyTorch."
+        if measured
+        else "Dashed: the lower bound."
+    )
     return figure(svg, f"{caption} The axis need not start at zero.", heading="Times")
 
 

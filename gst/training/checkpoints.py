@@ -19,8 +19,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from gst.files.untrusted import DAMAGE
 from gst.files.writing import atomic_path, directory_lock
 from gst.process.interrupts import SIGNALS, Stopped
+from gst.process.progress import notice
 
 AT_ONCE = 2  # checkpoints held in memory until they are written: a best one and a last one
 FLUSHED_AT = 16 << 20  # bytes
@@ -53,7 +55,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint. Rows of an embedding table are memory-mapped: each process reads its own rows.
 
         Raises:
-            FileNotFoundError, ValueError, pickle.UnpicklingError: see `read`.
+            FileNotFoundError, ValueError: see `read`.
         """
         self._settle(0)
         if _is_remote(path):
@@ -136,18 +138,34 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or no checkpoint.
-        pickle.UnpicklingError: it holds other things than tensors, numbers and text.
+        ValueError: it is damaged, or no checkpoint, or holds other things than tensors, numbers and text.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such checkpoint")
-    try:
+    try:  # what torch says of such files advises to load them unsafely, or nothing that helps
         checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True, mmap=True)
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{path} is not a checkpoint of `gst fit`, or damaged ({str(error).splitlines()[0]}); take an earlier one"
-        ) from error
+    except PermissionError:
+        raise
+    except DAMAGE as error:
+        raise ValueError(f"{path} is not a checkpoint of `gst fit`, or damaged; take an earlier one") from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds a {type(checkpoint).__name__}")
     return checkpoint
+
+
+def check_readable(path: str) -> None:
+    """Refuse a checkpoint before anything is started with it. Remote paths are not looked at, nor `last`, which stands
+    for a file that is looked for later.
+
+    Raises:
+        FileNotFoundError, ValueError: see `read`; also `best`, which only the process that trained knows.
+    """
+    if path == "best":
+        raise ValueError("--ckpt_path best is known while training alone; give the file, such as DIR/best.ckpt")
+    if _is_remote(path) or path.partition(":")[0] in ("last", "hpc", "registry"):
+        return
+    if "state_dict" not in read(Path(path)):
+        raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds no weights of a model")
 
 
 def copied(value: Any, name: str = "") -> Any:
@@ -214,6 +232,8 @@ class Stoppable(L.Callback):
                 self._held.enter_context(directory_lock(directory))
                 for left in directory.glob("*.partial"):  # of a training that was killed
                     left.unlink()
+                if trainer.ckpt_path is None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                    _tell_what_is_replaced(directory)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._asked = 0
@@ -261,6 +281,15 @@ class Stoppable(L.Callback):
 def checkpoint_callbacks(trainer: L.Trainer) -> list[ModelCheckpoint]:
     """The callbacks of a trainer that write checkpoints to a directory."""
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint) and each.dirpath]
+
+
+def _tell_what_is_replaced(directory: Path) -> None:
+    if names := sorted(each.name for each in directory.glob(f"*{ModelCheckpoint.FILE_EXTENSION}")):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        notice(
+            f"{directory} holds {', '.join(names[:3])}{more} of an earlier training, which this one may replace; "
+            "--ckpt_path last goes on with it instead, and a copy of the folder keeps it"
+        )
 
 
 def _saved(trainer: L.Trainer) -> str:

@@ -6,7 +6,6 @@ import argparse
 import csv
 import logging
 import os
-import pickle
 import shlex
 import sys
 import warnings
@@ -28,7 +27,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gst.files.untrusted import check_yaml
 from gst.files.writing import atomic_write
-from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable
+from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
@@ -97,6 +96,12 @@ class GstCLI(LightningCLI):
             help="seconds that a process waits for the others, where several train, before it ends with an error",
         )  # fmt: skip
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        path = self.config[self.config.subcommand].get("ckpt_path")
+        if path:
+            check_readable(str(path))
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         strategy = self._get(self.config_init, "trainer", default={}).get("strategy")
         by_layers = isinstance(strategy, FSDPStrategy | ModelParallelStrategy)
@@ -149,13 +154,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
     """Run one subcommand; returns the last logged metrics, and the best value of the monitored metric.
 
     Raises:
-        ValueError: an argument or a key of a configuration file is unknown, or its value has the wrong type.
+        ValueError: an argument or a key of a configuration file is unknown, its value has the wrong type, or the file
+            of `--ckpt_path` is not readable.
     """
     for path in _config_files(arguments):
         check_yaml(path)
     if arguments[0] != "fit" and not _names_checkpoint(arguments):
         raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
-    _silence_what_nobody_can_act_on(arguments)
+    _silence_what_nobody_can_act_on()
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
         with _own_run(), waits_explained(), ended_by_signals():
@@ -168,12 +174,13 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 | {name: {"exit_on_error": False, **_help(name)} for name in EXAMPLES},
             )
     except argparse.ArgumentError as error:
-        missing = f"; --config FILE.yaml gives them, such as {AN_EXAMPLE}" if "required" in error.message else ""
-        raise ValueError(f"{error.message}{missing} (see gst {arguments[0]} --help)") from error
+        more = f"; --config FILE.yaml gives them, such as {AN_EXAMPLE}" if "required" in error.message else ""
+        if "dot import path" in error.message:
+            more = "; a class is named by its module, such as gst.data.SyntheticPrograms or gst.nn.SAGE"
+        raise ValueError(f"{error.message}{more} (see gst {arguments[0]} --help)") from error
     except MisconfigurationException as error:
-        raise ValueError(str(error)) from error
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"the file of --ckpt_path is not a checkpoint of `gst fit` ({error})") from error
+        more = " Without --trainer.accelerator the trainer takes what there is" if "backend found" in str(error) else ""
+        raise ValueError(f"{error}{more}") from error
     callback = cli.trainer.checkpoint_callback
     best = getattr(callback, "best_model_score", None)
     return {
@@ -206,7 +213,7 @@ def _help(name: str) -> dict[str, Any]:
     """Usage and examples of a command; the generated usage would list a hundred flags."""
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
     return {
-        "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",
+        "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]   (examples are at the end)",
         "epilog": f"examples:\n{examples}\n\nAny key of the file is a flag too, as above: --trainer.max_epochs, "
         "--data.max_nodes.\nBeside those listed: --json FILE, --quiet, --verbose and --debug.",
     }
@@ -216,13 +223,13 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter)
     """Help formatter of jsonargparse that does not wrap the lines of the examples."""
 
 
-def _silence_what_nobody_can_act_on(arguments: list[str]) -> None:
+def _silence_what_nobody_can_act_on() -> None:
     # Lightning 2.6 calls what torch 2.9 and later deprecate, whenever a loader moves its batches.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", module=r"lightning\.pytorch")
     # What is logged is equal in all processes; see `gst.training.processes.reduced`.
     warnings.filterwarnings("ignore", r"It is recommended to use `self\.log", module=r"lightning\.pytorch")
-    if any(argument.startswith("--ckpt_path") for argument in arguments):  # of course: it holds what is gone on from
-        warnings.filterwarnings("ignore", "Checkpoint directory .* is not empty", module=r"lightning\.pytorch")
+    # `Stoppable` says what a new training replaces; one that goes on finds what it goes on from.
+    warnings.filterwarnings("ignore", "Checkpoint directory .* is not empty", module=r"lightning\.pytorch")
     for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
         logging.getLogger(f"lightning.pytorch.{name}").addFilter(_is_for_users)  # the same function is added once
 

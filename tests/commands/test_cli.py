@@ -172,7 +172,7 @@ def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(
     with pytest.raises(SystemExit, match="0"):
         main([subcommand, "--help"])
     first, *_, last = capsys.readouterr().out.strip().split("\n\n")
-    assert first == f"usage: gst {subcommand} --config FILE.yaml [--SECTION.NAME VALUE ...]"
+    assert first == f"usage: gst {subcommand} --config FILE.yaml [--SECTION.NAME VALUE ...]   (examples are at the end)"
     assert "--json" in last
 
 

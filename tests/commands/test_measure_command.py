@@ -118,7 +118,9 @@ def test_a_plan_that_crashes_and_one_that_hangs_are_outcomes() -> None:
 
 def test_bad_input_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str], small: Program) -> None:
     refused(capsys, ["measure", PROGRAM, "--devices", "cpu:77", "--out", "out"], "no device 'cpu:77'")
-    refused(capsys, ["measure", "nothing", "--out", "out"], "no workload 'nothing'")
+    refused(capsys, ["measure", "nothing", "--out", "out"], "there is no program 'nothing'")
+    refused(capsys, ["trace", "my_step.py"], "names a file; write my_step:FUNCTION")
+    refused(capsys, ["estimate", "nofile.hlo"], "nofile.hlo: there is no such file")
     refused(capsys, measure("--random", "0"), "--random is 0")
     refused(capsys, measure("--memory-limit", "much"), "'much' is no size of memory")
     refused(capsys, measure("--time-limit", "0"), "--time-limit > 0")

@@ -270,6 +270,8 @@ def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixt
     refused(capsys, ["place", PROGRAM, "--graph", str(graph_file), *out], "--graph")
     refused(capsys, ["place", "--graph", str(graph_file), "--devices", "cpu:0", *out], "--devices", "--machine")
     refused(capsys, ["place", PROGRAM, "--machine", "tpus:2", *out], "tpus:2", "gpus:4")
+    refused(capsys, ["place", PROGRAM, "--machine", "rtx4090", *out], "'rtx4090'", "such as rtx4090:4")
+    refused(capsys, ["place", "--graph", "nofile.json"], "nofile.json: there is no such file")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--policy", "mine.npz", *out], "--policy")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--methods", "magic", *out], "magic", "annealing")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--tasks", "schedule", *out], "placement")

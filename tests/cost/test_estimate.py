@@ -136,7 +136,7 @@ def test_the_command_prints_a_line_for_each_machine(tmp_path: Path, capsys: pyte
     said, result = capsys.readouterr().out, json.loads(path.read_text())
     assert result["program"] == sample.name
     assert [each["machine"] for each in result["estimates"]] == ["rtx3090", "h100"]
-    assert "rtx3090: efficiencies measured on this machine" in said and "h100: efficiencies of its kind" in said
+    assert "rtx3090: efficiencies measured on such a machine" in said and "h100: efficiencies of its kind" in said
     assert result["estimates"][0]["milliseconds"] > result["estimates"][1]["milliseconds"] > 0
     assert main(["estimate", "rnnlm:layers=1,steps=2", "--on", "a100"]) == 0
     assert "a program of another kind may be further off" in capsys.readouterr().out

@@ -514,6 +514,20 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], problem: st
         GraphSegmentTraining(features_of, as_it_is, **arguments)
 
 
+@pytest.mark.parametrize("estimate", ["difference", "dropout"])
+def test_a_table_and_a_head_of_another_width_than_the_encoder_are_named(estimate: str, unchecked: None) -> None:
+    graph = segment(random_graph(0), 8)
+    width = GraphSegmentTraining(features_of, as_it_is).exact([graph]).shape[-1]
+    table, head = EmbeddingTable(1, width + 3), nn.Linear(width + 1, 1)
+    with pytest.raises(
+        ValueError, match=rf"rows of {width + 3} .* returns {width}: make it EmbeddingTable\(1, {width}\)"
+    ):
+        GraphSegmentTraining(features_of, as_it_is, table=table, estimate=estimate)([graph])
+    for model in (GraphSegmentTraining(features_of, head), GraphSegmentTraining(features_of, head).eval()):
+        with pytest.raises(ValueError, match=f"the head takes no embeddings of {width} numbers"):
+            model([graph])
+
+
 def test_a_graph_that_is_not_cut_is_named(unchecked: None) -> None:
     model = GraphSegmentTraining(features_of, as_it_is)
     whole = random_graph(0)

@@ -267,6 +267,8 @@ def test_tensors_of_inference_mode_have_no_versions_to_compare() -> None:
     with torch.inference_mode():
         model, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
     assert repeats(model, (x,))
+    with pytest.raises(ValueError, match="the model refuses these inputs: mat1 and mat2"):
+        repeats(nn.Linear(4, 4), (torch.randn(2, 5),))
 
 
 def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,16 +129,6 @@ class Tab:
             loads += method == "Network.requestWillBeSent"
         return found + [f"{loads} loads instead of the page alone"] * (loads != 1)
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        shot = self.tell("Page.captureScreenshot", captureBeyondViewport=whole, **self._area(whole))
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def paper(self, path: Path) -> None:
         told = self.tell("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
         path.write_bytes(base64.b64decode(told["data"]))
-
-    def _area(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = self.tell("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}

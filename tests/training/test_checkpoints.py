@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from embedding_cache import EmbeddingTable
 from gst.training import checkpoints
-from gst.training.checkpoints import BackgroundCheckpointIO, copied, read, write
+from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, copied, read, write
 
 
 def checkpoint() -> dict[str, Any]:
@@ -98,14 +101,39 @@ def test_a_checkpoint_that_is_not_there_or_holds_code_is_refused(tmp_path: Path)
     with pytest.raises(FileNotFoundError, match="no such checkpoint"):
         plain.load_checkpoint(tmp_path / "a.ckpt")
     torch.save({"code": Path("x")}, tmp_path / "b.ckpt")
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         plain.load_checkpoint(tmp_path / "b.ckpt", weights_only=False)
     write(checkpoint(), tmp_path / "c.ckpt")
     whole = (tmp_path / "c.ckpt").read_bytes()
-    for damaged in (b"", b"text", whole[: len(whole) // 2]):
+    for damaged in (b"", b"text", bytes(3000), bytes(range(256)), whole[: len(whole) // 2]):
         (tmp_path / "c.ckpt").write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):
             plain.load_checkpoint(tmp_path / "c.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "goes_on", "is_fast", "is_said"),
+    [
+        ("last.ckpt", None, False, True),
+        ("last.ckpt", "last", False, False),
+        ("last.ckpt", None, True, False),
+        ("mine.txt", None, False, False),
+    ],
+)
+def test_a_training_says_that_it_may_replace_checkpoints_of_an_earlier_one(
+    name: str, goes_on: str | None, is_fast: bool, is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).touch()
+    saver = ModelCheckpoint(dirpath=tmp_path)
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True, checkpoint_callbacks=[saver], ckpt_path=goes_on, fast_dev_run=is_fast,
+        strategy=SimpleNamespace(checkpoint_io=None),
+    )  # fmt: skip
+    stoppable, module = Stoppable(), L.LightningModule()
+    stoppable.on_fit_start(trainer, module)
+    stoppable.teardown(trainer, module, "fit")
+    words = f"{tmp_path} holds last.ckpt of an earlier training, which this one may replace; --ckpt_path last goes on"
+    assert (words in capsys.readouterr().err) == is_said
 
 
 def test_a_copy_has_tensors_of_its_own_but_for_extra_state() -> None:

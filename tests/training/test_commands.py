@@ -111,6 +111,16 @@ def test_precisions_that_the_table_does_not_have_are_refused(capsys: pytest.Capt
         assert f"--trainer.precision {precision} converts" in capsys.readouterr().err
 
 
+def test_a_class_and_an_accelerator_that_are_not_there_bring_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("fit", "giant_synthetic", "--data.source=synthetic")) == 2
+    assert "such as gst.data.SyntheticPrograms" in capsys.readouterr().err.splitlines()[-1]
+    if not torch.accelerator.is_available():
+        assert main(command("fit", "giant_synthetic", "--trainer.accelerator=gpu")) == 2
+        assert "Without --trainer.accelerator" in capsys.readouterr().err.splitlines()[-1]
+        assert main(["place", "rnnlm", "--devices", "cuda:0", "--out", "out"]) == 2
+        assert "there is no device 'cuda:0' here" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None:
     whole = checkpoint_of("whole", 4)
@@ -152,6 +162,26 @@ def test_a_configuration_that_names_no_checkpoint_is_refused(words: str, capsys:
     Path("mine.yaml").write_text(f"{words}\ndata: {{max_nodes: 500}}\n")
     assert main(["test", "--config", "mine.yaml"]) == 2
     assert "gst test needs --ckpt_path: without it the model is untrained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["fit", "test"])
+def test_an_unreadable_checkpoint_is_one_line_before_anything_is_started(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"state_dict": {"weight": torch.ones(9999)}}, "whole.ckpt")
+    torch.save([1], "list.ckpt")
+    torch.save({"epoch": 1}, "weightless.ckpt")
+    damaged = {"empty": b"", "text": b"some text", "zeros": bytes(3000), "cut": Path("whole.ckpt").read_bytes()[:20000],
+               "random": np.random.default_rng(0).bytes(300), "more": np.random.default_rng(1).bytes(300)}  # fmt: skip
+    for name, content in damaged.items():
+        Path(f"{name}.ckpt").write_bytes(content)
+    for name in (*damaged, "list", "weightless", "missing"):
+        assert main(command(verb, "giant_synthetic", f"--ckpt_path={name}.ckpt")) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"gst: error: {name}.ckpt") and len(err.splitlines()) == 1 and "weights_only" not in err
+    assert main(command(verb, "giant_synthetic", "--ckpt_path=best")) == 2
+    assert "give the file, such as DIR/best.ckpt" in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 @pytest.mark.slow

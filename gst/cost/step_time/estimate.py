@@ -225,7 +225,7 @@ def _predicted(
     """
     terms, columns, numbers = row_of(kernels, batch, side or 224, setting, machine)
     measured = any(each.machine == setting.machine for each in model.settings)
-    basis = f"efficiencies {'measured on this machine' if measured else 'of its kind, at its peak rates'}"
+    basis = f"efficiencies {'measured on such a machine' if measured else 'of its kind, at its peak rates'}"
     programs = [(kernels, batch)]
     logs, widths = model.predict([setting], terms[None], columns[None], numbers[None], programs, machine)
     if side:

@@ -102,7 +102,11 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
             found[name] = replace(found[stream[1]], name=name)
         if name not in found:
             here = ", ".join(found) or "none"
-            raise ValueError(f"there is no device {name!r} here; there are {here}, and sets of cores such as cpu:0-1")
+            lacks_cuda = name.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None
+            why = f": this PyTorch, {torch.__version__}, is a build without CUDA" if lacks_cuda else ""
+            raise ValueError(
+                f"there is no device {name!r} here{why}; there are {here}, and sets of cores such as cpu:0-1"
+            )
     if len(set(names)) < len(names):
         raise ValueError(f"devices are named twice in {', '.join(names)}; name each once")
     return [found[name] for name in names]
