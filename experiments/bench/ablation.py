@@ -38,8 +38,9 @@ from gst.placement.constructive.fine_tuning import FineTuning, TaskRollouts
 from gst.placement.constructive.network import load_weights
 from gst.placement.local_search.annealing import anneal
 from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS, measured_task
+from gst.placement.pipeline import SEARCH_RUNS
 from gst.placement.planning import BUDGET, InProgramOrder, restrict
+from gst.placement.profiling import measured_task
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import AT_ONCE, POLICY_COSTS, Search
 from gst.placement.task import Task

@@ -16,8 +16,9 @@ from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
 from gst.devices.execute.measure import median_interval
 from gst.placement.fusion.measured import chains, fused_task, whole_step
 from gst.placement.objective import MeasuredObjective, SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS, measured_task
+from gst.placement.pipeline import SEARCH_RUNS
 from gst.placement.planning import Planned, plan_all, plans_by_name
+from gst.placement.profiling import measured_task
 from gst.placement.search import Search, as_is
 from gst.placement.task import Task
 from gst.process.progress import Progress, no_progress

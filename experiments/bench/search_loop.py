@@ -35,8 +35,9 @@ from gst.devices.simulate.simulator import Contention
 from gst.placement.local_search.annealing import anneal
 from gst.placement.machines import machine
 from gst.placement.objective import Batches, Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS, measured_task
+from gst.placement.pipeline import SEARCH_RUNS
 from gst.placement.planning import plan_all, plans_by_name
+from gst.placement.profiling import measured_task
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search
 from gst.placement.task import Task

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gst.devices.describe.machine import Device
     from gst.devices.describe.rates import Rates
 
-BUSY = 0.15
 AGAIN_S = 120.0  # that rates may be measured again for, where other processes are busy
 
 
@@ -34,7 +33,7 @@ def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) 
         action="store_true",
         help="time operations on every kind of device and the links between devices; remembered for this machine "
         "and this version of torch in $XDG_CACHE_HOME/gst/rates. Waits up to 20 seconds for quiet cores, and measures "
-        "again where other processes come back meanwhile",
+        "again for up to two minutes more where other processes come back meanwhile",
     )
     devices.add_argument(
         "--sets",
@@ -61,7 +60,7 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     if options.measure:
         with Bars() as bars:
             bars.show("waiting for quiet cores", 0, 1)
-            gate = LoadGate(threshold=BUSY, progress=bars.show)
+            gate = LoadGate(progress=bars.show)
             gate.wait()
             measure = partial(measure_rates, [*found, *sets], found, progress=bars.show)
             attempts = repeated_while_busy(measure, replace(gate, patience_s=AGAIN_S))
@@ -138,6 +137,8 @@ def _link_table(rates: Rates) -> Table:
 
 
 def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None) -> list[str]:
+    from gst.devices.describe.load import BUSY
+
     lines = []
     if sets:
         lines.append(

@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gst.process.version import DISTRIBUTION
+
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-DISTRIBUTION = "graph-segment-training"
 ENOUGH_GIB = 5  # of a disk, for traces, stores and checkpoints
-BUSY = 0.15
 SYMBOLS = {"well": ("ok", "green"), "note": ("note", "yellow"), "problem": ("PROBLEM", "red")}
 
 
@@ -167,6 +167,7 @@ def _compiler() -> Finding:
 def _devices() -> Iterator[Finding]:
     import torch
 
+    from gst.devices.describe.load import BUSY
     from gst.devices.describe.machine import discover
     from gst.devices.describe.rates import saved_rates
 
@@ -200,7 +201,7 @@ def _cores_of_group() -> float | None:
 
 
 def _load() -> Finding:
-    from gst.devices.describe.load import LoadGate, LoadMeter
+    from gst.devices.describe.load import BUSY, LoadGate, LoadMeter
 
     meter = LoadMeter()
     LoadGate(interval_s=0.5, patience_s=0.0).wait()

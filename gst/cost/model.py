@@ -31,6 +31,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.process.random_numbers import seeded
 
 SCHEMA = 2
 HELD_OUT = 0.2  # share of the configurations that an ensemble is calibrated on
@@ -256,8 +257,7 @@ class Member:
 
     def __init__(self, settings: dict[str, Any], seed: int) -> None:
         self.settings, self.seed = settings, seed
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.encoder = SAGE(**{name: settings[name] for name in ENCODER_SETTINGS})
             self.head = Head(settings["channels"])
         self._generator = torch.Generator().manual_seed(seed)
@@ -282,8 +282,7 @@ class Member:
         table = EmbeddingTable(1, self.settings["channels"])
         model = self._estimator(table)
         if self.is_new():  # lazy layers get their widths
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
+            with seeded(self.seed):
                 model.embed([lessons[0].graph], torch.zeros(1, 1, dtype=torch.long))
         optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
         steps = epochs * sum(-(-len(lesson.labels) // configs_per_step) for lesson in lessons)

@@ -25,19 +25,10 @@ from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
-from gst.placement.pipeline import (
-    COSTS,
-    GROUPINGS,
-    SEARCH_RUNS,
-    SEARCHES,
-    cached_task,
-    groups_of,
-    place_measured,
-    profiled_task,
-    searches_of,
-)
+from gst.placement.pipeline import GROUPINGS, SEARCH_RUNS, SEARCHES, groups_of, place_measured, searches_of
 from gst.placement.plan_trace import trace_of_task
 from gst.placement.planning import PlacementResult, Settings, place_graph, place_simulated
+from gst.placement.profiling import COSTS, cached_task, profiled_task
 from gst.placement.streams import checked_streams
 from gst.placement.task import Task, save_plan
 from gst.process.interrupts import Stopped

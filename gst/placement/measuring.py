@@ -111,10 +111,12 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
         gate = LoadGate(patience_s=settings.patience_s, progress=progress)
 
         def profile() -> Costs:
+            def costs() -> Costs:
+                progress("profiling", 0, 1)
+                return isolated.costs()
+
             spent = gate.wait()[0] if settings.patience_s > 0 else 0.0
-            progress("profiling", 0, 1)
-            left = replace(gate, patience_s=settings.patience_s - spent)
-            attempts = repeated_while_busy(isolated.costs, left, 3 if settings.patience_s > 0 else 1)
+            attempts = repeated_while_busy(costs, replace(gate, patience_s=settings.patience_s - spent))
             return min(attempts, key=lambda costs: costs.load or 0.0)
 
         left = _plans_left(settings, settings.out, program, devices, this_machine(), from_files, profile)

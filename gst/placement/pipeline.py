@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from gst.devices import Device, ExecutionError, LoadGate, Log, Measurement, Plan
-from gst.devices.describe.load import repeated_while_busy
+from gst.devices import Device, LoadGate, Log, Measurement, Plan
 from gst.devices.describe.machine import core_numbers, supports
-from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs, shortest_us
 from gst.devices.execute.executor import finds_order
 from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.pair_records import pairs_of, pairs_record
 from gst.devices.execute.plain import COMPILED, PYTORCH, failing, steps_beside
-from gst.devices.plan import RunsInTurns, in_order_of
-from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.share_fit import fit_sharing
-from gst.devices.simulate.simulator import UNCALIBRATED, Contention
-from gst.files.untrusted import read_object
-from gst.files.writing import atomic_write
+from gst.devices.plan import in_order_of
 from gst.graphs.store import prepare
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.baselines.portfolio import single
 from gst.placement.choosing import winner
 from gst.placement.constructive.fine_tuning import FineTuning
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
-from gst.placement.local_search.population import random_plans
-from gst.placement.machines import STREAMS
 from gst.placement.objective import MeasuredObjective, Measurer, PlanRunner, SimulatedObjective
 from gst.placement.planning import (
     DEFAULT_SETTINGS,
@@ -52,22 +39,20 @@ from gst.placement.planning import (
     plan_by,
     plans_by_name,
 )
+from gst.placement.profiling import cached_task, profiled_task
 from gst.placement.room import within
 from gst.placement.screening import NetworkSurrogate
 from gst.placement.search import Search
-from gst.placement.task import Task, check_same
+from gst.placement.task import Task
 from gst.placement.ways_beside import ways_beside
 from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import Workers
-from gst.process.progress import Progress, no_progress, notice
+from gst.process.progress import Progress, no_progress
 from gst.programs import Program
 from partitioners import usual_method
 
-MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads
-NUM_CALIBRATION = 12  # plans that contention is learned from
-CALIBRATION_RUNS = 5  # of each, in turns
 SEARCH_RUNS = 5  # of each plan that a search measures, in turns
-COSTS, SEARCHES = "costs.json", "searches.jsonl"  # what was measured of operations, and found in simulation
+SEARCHES = "searches.jsonl"  # what was found in simulation
 GROUPINGS = {"fused": chains, "segments": segments}  # which operations may be compiled into one
 ROOM = 0.8  # of the time of all operations on the fastest device: what segments in parallel may take
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
@@ -193,117 +178,6 @@ def _groupings(task: Task, runner: PlanRunner, out: Path, progress: Progress) ->
 
 def _best(planned: Mapping[str, Planned]) -> str:
     return min(planned, key=lambda name: np.nan_to_num(planned[name].expected_ms, nan=np.inf))
-
-
-def profiled_task(program: Program, runner: PlanRunner, settings: Settings, progress: Progress = no_progress) -> Task:
-    """The task of placing a program with costs measured as soon as the cores are quiet, or patience ends; where other
-    processes come back meanwhile, what is left of the patience is for them. Hosts of a fleet wait by themselves."""
-    gate = None
-    if settings.patience_s > 0 and not isinstance(runner, FleetWorkers):
-        gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-        spent, _ = gate.wait()
-        gate = replace(gate, patience_s=settings.patience_s - spent)
-    progress("profiling", 0, 1)
-    return measured_task(program, runner, settings.seed, gate)
-
-
-def measured_task(program: Program, runner: PlanRunner, seed: int, gate: LoadGate | None = None) -> Task:
-    """Costs as profiled, and contention as learned from a few plans that keep several devices busy, and on lanes of an
-    accelerator from pairs of operations that ran at once.
-
-    A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
-    each device alone (`representatives`) takes turns with the plans, and costs are what operations take there at least.
-
-    Args:
-        program: which the runner runs.
-        runner: entered.
-        seed: of the plans that contention is learned from.
-        gate: asked for quiet cores before more runs are made, where other processes were busy during all before; none
-            are made if None. `load` of the costs is the share that they took while they took least.
-    """
-    profiled = runner.costs()
-    for words in dict.fromkeys(_cannot_run(program, profiled)):
-        notice(words)
-    delays = STREAMS if any(device.is_accelerator for device in profiled.devices) else UNCALIBRATED
-    task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays))
-    count = len(task.devices)
-    if count < 2:
-        return task
-    chosen, like = representatives(task.devices)
-    alone = [single(task, device) for device in chosen]
-    alone_keys = {plan.key for plan in alone}
-    plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in alone_keys), NUM_CALIBRATION))
-    try:
-        measure = partial(runner.timelines, [*alone, *plans], CALIBRATION_RUNS)
-        attempts = [measure()] if gate is None else repeated_while_busy(measure, gate)
-    except ExecutionError:
-        return task
-    made = reduce(RunsInTurns.with_more, attempts)
-    if not made.runs:
-        return task
-    alone_us = np.stack([shortest_us(of_device) for of_device in made.runs[: len(alone)]])
-    costs = replace(task.costs, times_us=alone_us[like], load=made.load)
-    contention = fit(costs, made.runs[len(alone) :], delays) if plans else delays
-    return Task.of_program(program, costs, fit_sharing(costs.pairs, contention))
-
-
-def _cannot_run(program: Program, costs: Costs) -> Iterator[str]:
-    """A sentence for each device that cannot run some operations; the same for lanes of one accelerator."""
-    for device, times_us in zip(costs.devices, costs.times_us, strict=True):
-        nodes = np.flatnonzero(np.isinf(times_us))
-        if len(nodes):
-            yield (
-                f"{device.torch_device} cannot run {len(nodes)} of {costs.computed.sum()} operations, "
-                f"{program.operations[nodes[0]].target} first; they are placed elsewhere"
-            )
-
-
-def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
-    """Positions of the devices that are measured alone, and for each device which of these it is like: each device
-    itself, or, of more than `MOST_ALONE` devices, the first of its kind and number of threads.
-
-    Examples:
-        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1 + core % 2, "host", "example") for core in range(20)]
-        >>> representatives(cores[:2]), representatives(cores)[0]
-        (([0, 1], [0, 1]), [0, 1])
-    """
-    if len(devices) <= MOST_ALONE:
-        return list(range(len(devices))), list(range(len(devices)))
-    kinds = [(device.kind, device.threads) for device in devices]
-    distinct = list(dict.fromkeys(kinds))
-    return [kinds.index(kind) for kind in distinct], [distinct.index(kind) for kind in kinds]
-
-
-def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
-    """The task with costs that `make` measures, or that `out` holds from before: a search that goes on needs the costs
-    it began with, as baselines would make other plans of others.
-
-    Raises:
-        ValueError: `out` has costs of another program or other devices, or they are damaged.
-    """
-    path = out / COSTS
-    if not path.exists():
-        task = make()
-        record = {
-            "program": program.key,
-            "devices": list(task.names),
-            "times_us": [[None if math.isinf(each) else each for each in row] for row in task.times_us.tolist()],
-            "own_bytes": task.costs.own_bytes.tolist(),
-            "contention": task.contention.to_dict(),
-            "load": task.costs.load,
-            **pairs_record(task.costs.pairs),
-            **links_record(task.costs),
-        }
-        with atomic_write(path) as file:
-            file.write(json.dumps(record, allow_nan=False))
-    record = read_object(path)
-    check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
-    times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
-    times_us[np.isnan(times_us)] = np.inf
-    costs = profiled_costs(program, devices, times_us, links_of(record))
-    own_bytes = np.array(record["own_bytes"], np.int64)
-    costs = replace(costs, own_bytes=own_bytes, pairs=pairs_of(record), load=record.get("load"))
-    return Task.of_program(program, costs, Contention(**record["contention"]))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Random numbers of a block of code from a seed; the generators of the process go on as though it had not run."""
+"""Random numbers of a block of code from a seed; afterwards all generators go on from where they stood."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import torch
 
 @contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Within it the host draws from `seed`, and so do accelerators among `devices`; after it all go on as before.
+    """Within it the host draws from `seed`, and so do some accelerators; after it all go on from where they stood.
 
     `torch.manual_seed` seeds every accelerator too, those that `torch.random.fork_rng` does not put back among them.
+
+    Args:
+        seed: of all of them.
+        devices: accelerators with their numbers (`cuda:0`) that draw within it; the CPU may be among them.
 
     Examples:
         >>> before = torch.get_rng_state()

@@ -8,7 +8,7 @@ DISTRIBUTION = "graph-segment-training"
 
 
 def version() -> str:
-    """That of the last tag when it was installed."""
+    """The version that was installed, `0+not.installed` where none was."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import torch
 
+from gst.process.version import DISTRIBUTION
 from gst.programs.program import Program
 from gst.programs.step import Step
 from gst.programs.tracing import capture
@@ -146,7 +147,7 @@ def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
         'rnnlm-layers-1'
     """
     head = name.partition(":")[0]
-    versions = [_version("graph-segment-training"), torch.__version__, *sys.version_info[:2]]
+    versions = [_version(DISTRIBUTION), torch.__version__, *sys.version_info[:2]]
     if head == PREFIX:
         versions.append(_version(PREFIX))
     elif head not in WORKLOADS:

@@ -75,12 +75,12 @@ def test_keys_of_wandb_are_never_shown(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_files_that_are_not_installed_still_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", absent)
     assert gst.__version__ == "0+not.installed"
-    assert main(["devices", "--json", "devices.json"]) == 0
+    assert main(["devices", "--json", str(tmp_path / "devices.json")]) == 0
     assert "is not installed" in named("packages").found and named("extras").state == "well"

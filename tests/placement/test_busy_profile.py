@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.devices import LoadGate, Plan
+from gst.devices import ExecutionError, LoadGate, Plan
 from gst.devices.execute.costs import Costs
 from gst.devices.plan import RunsInTurns
 from gst.devices.simulate.simulator import Contention
-from gst.placement.pipeline import cached_task, measured_task
+from gst.placement.profiling import AT_ONCE, cached_task, measured_task
 from gst.placement.task import Task
 
 CONTENTION = Contention(slowdown=0.05)
 QUIET, BUSY = 0.02, 0.6
-IDLE = LoadGate(patience_s=1.0, interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
+IDLE = LoadGate(patience_s=1.0, interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None, clock=lambda: 0.0)
 
 
 class Runner:
@@ -59,21 +59,43 @@ class Runner:
         ([BUSY, BUSY, QUIET, QUIET], IDLE, 1, True),
         ([QUIET, QUIET, QUIET], IDLE, 1, True),
         ([BUSY, BUSY, BUSY, BUSY, QUIET], IDLE, 1, False),  # not for ever
-        ([BUSY, BUSY, QUIET], None, 1, False),
+        ([BUSY, BUSY, QUIET], AT_ONCE, 1, False),
         ([BUSY, BUSY, QUIET], replace(IDLE, threshold=-1.0, patience_s=0.0), 1, False),  # never quiet
     ],
 )
 def test_a_busy_profile_is_made_again_on_quiet_cores(
-    task: Task, loads: list[float], gate: LoadGate | None, left: int, is_quiet: bool, tmp_path: Path
+    task: Task, loads: list[float], gate: LoadGate, left: int, is_quiet: bool, tmp_path: Path
 ) -> None:
     runner = Runner(task, loads)
     assert task.program is not None
     measured = measured_task(task.program, runner, 0, gate)
     assert len(runner.loads) == left and measured.costs.load == (QUIET if is_quiet else BUSY)
     assert np.allclose(measured.times_us, task.times_us * (1 if is_quiet else 3))
-    assert (abs(measured.contention.slowdown - CONTENTION.slowdown) < 0.01) == is_quiet or measured.costs.load == BUSY
+    if is_quiet:
+        assert abs(measured.contention.slowdown - CONTENTION.slowdown) < 0.01
     for make in (lambda: measured, pytest.fail):  # measured, then read
         assert cached_task(task.program, task.devices, tmp_path, make).costs.load == measured.costs.load  # type: ignore[arg-type]
+
+
+def test_a_profile_that_cannot_be_made_again_leaves_the_one_before(task: Task, tmp_path: Path) -> None:
+    class Failing(Runner):
+        def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
+            if len(self.loads) == 1:
+                raise ExecutionError("a child died")
+            return super().timelines(plans, repetitions)
+
+    assert task.program is not None
+    measured = measured_task(task.program, Failing(task, [BUSY, BUSY, QUIET]), 0, IDLE)
+    assert measured.costs.load == BUSY and np.allclose(measured.times_us, task.times_us * 3)
+
+
+def test_costs_of_another_release_are_refused(task: Task, tmp_path: Path) -> None:
+    assert task.program is not None
+    cached_task(task.program, task.devices, tmp_path, lambda: task)
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pairs": {"alone_us": [], "threads": None}}))
+    with pytest.raises(ValueError, match=r"costs.json is damaged, or of another release; give an empty directory"):
+        cached_task(task.program, task.devices, tmp_path, lambda: task)
 
 
 @pytest.mark.parametrize("load", [QUIET, BUSY])

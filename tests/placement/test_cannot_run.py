@@ -17,8 +17,8 @@ from gst.devices.plan import RunsInTurns
 from gst.devices.simulate.simulator import Contention
 from gst.placement.fusion.measured import segments, share_in_parallel, whole_step
 from gst.placement.objective import SimulatedObjective
-from gst.placement.pipeline import cached_task, measured_task
 from gst.placement.planning import Planned, check_fits
+from gst.placement.profiling import cached_task, measured_task
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 

@@ -17,8 +17,9 @@ from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.isolated import IsolatedExecutor
 from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
 from gst.placement.objective import SimulatedObjective
-from gst.placement.pipeline import measured_task, place_measured
+from gst.placement.pipeline import place_measured
 from gst.placement.planning import Settings
+from gst.placement.profiling import measured_task
 from gst.placement.task import Task
 from gst.programs import Program, Step, TrainingStep, capture
 
@@ -83,7 +84,7 @@ def test_contention_is_learned_from_plans_of_several_devices(
     program: Program, isolated: IsolatedExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With as many devices as plans to learn from, the first plans are all of single devices."""
-    monkeypatch.setattr("gst.placement.pipeline.NUM_CALIBRATION", len(isolated.devices))
+    monkeypatch.setattr("gst.placement.profiling.NUM_CALIBRATION", len(isolated.devices))
     learned: list[int] = []
     monkeypatch.setattr(
         "gst.placement.pipeline.fit",

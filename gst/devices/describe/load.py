@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from gst.devices.describe.machine import Device, cache_directory, usable_cores
 from gst.process.progress import Progress, no_progress
 
+BUSY = 0.15  # share of the cores that others take, beyond which they are waited for
 ReadBusy = Callable[[], tuple[float, float]]
 
 
@@ -98,7 +99,7 @@ class LoadGate:
         progress: told after each look at busy cores what it waits for, and how many seconds more at most.
     """
 
-    threshold: float = 0.15
+    threshold: float = BUSY
     patience_s: float = 20.0
     interval_s: float = 0.1
     read: ReadBusy = read_busy

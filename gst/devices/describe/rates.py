@@ -13,6 +13,7 @@ from gst.files.untrusted import plain, read_object
 from gst.files.writing import atomic_write
 
 SCHEMA = 3
+OF_CORES = 2  # an earlier one, which holds the same of cores; links to accelerators were measured otherwise
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class CopyRates:
     both_gb_per_s: float
     pinned_latency_us: float | None
     pinned_gb_per_s: float | None
-    pinned_both_gb_per_s: float | None
+    pinned_both_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,6 @@ def rates_path(directory: Path | None = None) -> Path:
 def save_rates(rates: Rates, directory: Path | None = None) -> Path:
     """Write them at once or not at all."""
     path, record = rates_path(directory), asdict(rates)
-    for operation in record["operations"]:
-        if operation["launch_us"] is None:  # as on CPUs; earlier releases do not read it
-            del operation["launch_us"]
     with atomic_write(path) as file:
         json.dump({"schema": SCHEMA, **record}, file, indent=1)
     return path
@@ -108,10 +106,14 @@ def saved_rates(directory: Path | None = None) -> Rates | None:
         return None
     try:
         record = read_object(path)
-        if record.pop("schema") != SCHEMA or record["machine"] != this_machine():
+        schema = record.pop("schema")
+        if schema not in (OF_CORES, SCHEMA) or record["machine"] != this_machine():
             return None
         operations = tuple(OperationRates(**each) for each in record.pop("operations"))
-        return Rates(operations=operations, links=tuple(map(_link, record.pop("links"))), **record)
+        links = tuple(map(_link, record.pop("links")))
+        if schema == OF_CORES and any(each.copies and each.copies.pinned_gb_per_s is not None for each in links):
+            return None
+        return Rates(operations=operations, links=links, **record)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged rates of devices ({plain(error)}); run gst devices --measure") from error
 

@@ -139,7 +139,7 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torc
 
     Args:
         program: what to run.
-        inputs: on any device; those of the program if None.
+        inputs: in the memory of the host, or for an accelerator anywhere; those of the program if None.
         device: of all operations and of the outputs.
 
     Examples:

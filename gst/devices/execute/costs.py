@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -142,12 +142,6 @@ def links_of(record: Mapping[str, Any]) -> Links | None:
         return None
     with np.errstate(divide="ignore"):
         return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
-
-
-def quickest(several: Sequence[Costs]) -> Costs:
-    """Of costs that were measured at several moments, those of the moment at which each device was quickest."""
-    rows = [min((each.times_us[device] for each in several), key=np.sum) for device in range(len(several[0].devices))]
-    return replace(several[0], times_us=np.stack(rows))
 
 
 def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:

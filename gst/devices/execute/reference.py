@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gst.devices.describe.machine import Device
 from gst.devices.execute.calls import HOST, eager
-from gst.programs import Program, differ_beyond_rounding
+from gst.programs import Program, differ_beyond_rounding, outputs_differ
 from gst.programs.program import distances
 
 BETWEEN = 2.0  # times the distance between the host and the accelerator: a plan on both may be off by it
@@ -31,17 +31,20 @@ class Reference:
     Args:
         program: whose they are.
         want: flat, on the host.
-        again: outputs for other inputs, computed alike.
+        again: outputs for other inputs, computed alike; None where plans round as these do.
         least: how far each output of a plan may be off in any case; empty where no plan rounds otherwise.
     """
 
     program: Program
     want: Sequence[Any]
-    again: Callable[[Sequence[Tensor]], list[Any]]
+    again: Callable[[Sequence[Tensor]], list[Any]] | None = None
     least: Sequence[float] = ()
 
     def difference(self, got: Sequence[Any]) -> str | None:
-        """What differs first, by more than rounding, between flat outputs and these; None if they agree."""
+        """What differs first between flat outputs and these, where plans round otherwise by more than that; None if
+        they agree."""
+        if self.again is None:
+            return outputs_differ(got, self.want)
         return differ_beyond_rounding(got, self.want, self.again, self.program.inputs, self.least)
 
 
@@ -60,7 +63,7 @@ def reference(program: Program, devices: Sequence[Device]) -> Reference:
             return Reference(program, on_host, partial(run, device=HOST))
         least = [BETWEEN * each for each in distances(want, on_host)]
         return Reference(program, want, partial(run, device=home), least)
-    return Reference(program, on_host, partial(run, device=HOST))
+    return Reference(program, on_host)
 
 
 def differs_from_host(program: Program, device: torch.device) -> str | None:

@@ -67,10 +67,10 @@ def held_out_errors(pairs: Sequence[Pairs]) -> Errors:
     Raises:
         ValueError: there are fewer than `LEAST_PAIRS` pairs of an accelerator.
     """
-    every = [_Timed.of(each) for each in pairs]
+    every = [_Timed.of(each) for each in pairs if each.pairs]  # of alike accelerators one is timed
     counts = [len(each.both) for each in every]
     if min(counts, default=0) < LEAST_PAIRS:
-        raise ValueError(f"errors need at least {LEAST_PAIRS} pairs of each accelerator, got {counts}")
+        raise ValueError(f"errors need at least {LEAST_PAIRS} pairs of each accelerator that was timed, got {counts}")
     if len(every) == 1:
         (one,) = every
         every = [one.part(np.arange(counts[0]) % FOLDS == fold) for fold in range(FOLDS)]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,9 +18,10 @@ import torch
 
 from gst.devices import Device, Log
 from gst.devices.describe.machine import select, with_core_sets
-from gst.placement.fleet.host import DISTRIBUTION, Host, RemoteWorker
+from gst.placement.fleet.host import Host, RemoteWorker
 from gst.placement.workers import WorkerLost
 from gst.process.interrupts import handlers_kept
+from gst.process.version import DISTRIBUTION, version
 
 HERE = "ray"  # the cluster of this host
 CLIENT = "ray://"
@@ -310,11 +310,11 @@ def _start_all(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[R
             reasons.add(str(lost))
             worker.end()
             continue
-        if description["version"] != version(DISTRIBUTION):
+        if description["version"] != version():
             end_workers(workers)
             raise ValueError(
                 f"host {worker.host} has {DISTRIBUTION} {description['version']}, the controller "
-                f"{version(DISTRIBUTION)}; install the same on all"
+                f"{version()}; install the same on all"
             )
         started.append((worker, description))
     if not started:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -28,10 +27,9 @@ from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
 from gst.devices.plan import RunsInTurns, Timeline
 from gst.placement.ways_on_accelerator import steps_on_accelerator
 from gst.placement.workers import WorkerLost
+from gst.process.version import version
 from gst.programs import Program
 from gst.programs.program import FILES
-
-DISTRIBUTION = "graph-segment-training"
 
 
 class Host:
@@ -50,7 +48,7 @@ class Host:
         description = {
             "machine": this_machine(),
             "devices": devices,
-            "version": version(DISTRIBUTION),
+            "version": version(),
             "pid": os.getpid(),
         }
         return json.dumps(description)
@@ -108,7 +106,10 @@ class Host:
         assert self._isolated is not None
         made = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
         runs = [
-            [[run.device.tolist(), run.begin_us.tolist(), run.end_us.tolist()] for run in of_plan]
+            [
+                [run.device.tolist(), *(np.round(each, 2).tolist() for each in (run.begin_us, run.end_us))]
+                for run in of_plan
+            ]
             for of_plan in made.runs
         ]
         return {"runs": runs, "load": made.load}

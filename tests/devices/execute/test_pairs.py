@@ -19,7 +19,7 @@ from gst.devices.execute.pairs import LEAST_US, measured_pairs, pairs_of_lanes, 
 from gst.devices.execute.recording import Graph
 from gst.devices.simulate.share_fit import fit_sharing, pair_shares, pair_us
 from gst.devices.simulate.simulator import Contention
-from gst.placement.pipeline import cached_task
+from gst.placement.profiling import cached_task
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 from gst.programs.features import flops

@@ -100,8 +100,18 @@ def test_rates_are_remembered_for_this_machine_and_this_torch_alone(
 ) -> None:
     assert saved_rates(tmp_path) is None
     path = save_rates(rates, tmp_path)
-    assert "launch_us" not in path.read_text(), "releases that know no launches read what cores take"
     assert saved_rates(tmp_path) == rates and [each.name for each in tmp_path.iterdir()] == [path.name]
+    written = path.read_text()
+    record = json.loads(written) | {"schema": 2}
+    for link in record["links"]:
+        (link["copies"] or {}).pop("pinned_both_gb_per_s", None)
+    path.write_text(json.dumps(record))
+    assert saved_rates(tmp_path) == rates, "an earlier release measured the same of cores"
+    link = next(each for each in record["links"] if each["copies"])
+    link["copies"] |= {"pinned_latency_us": 1.0, "pinned_gb_per_s": 10.0}
+    path.write_text(json.dumps(record))
+    assert saved_rates(tmp_path) is None, "but not of links to accelerators"
+    path.write_text(written)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "9.9.9")
         assert rates_path(tmp_path) != path and saved_rates(tmp_path) is None

@@ -18,7 +18,7 @@ from gst.devices.execute.costs import COPY_US, links_of, links_record, profiled_
 from gst.devices.execute.executor import Executor
 from gst.devices.execute.transfers import MOST_GB_PER_S, SIZES, copy_rates, fitted, measured_links
 from gst.devices.simulate.simulator import Simulator
-from gst.placement.pipeline import cached_task
+from gst.placement.profiling import cached_task
 from gst.placement.task import Task
 from gst.programs import Program
 

@@ -139,6 +139,7 @@ def test_an_accelerator_is_predicted_from_the_pairs_of_others() -> None:
     """A quarter of the pairs of a single one are predicted from the others."""
     for measured in ([timed(0, TRUE, 36, 0.02)], [timed(number, TRUE, 24, 0.02) for number in range(3)]):
         errors = held_out_errors(measured)
+        assert errors == held_out_errors([*measured, replace(measured[0], pairs=())]), "an alike one is not timed"
         assert errors.shares < 0.05 < min(errors.free, errors.in_turns)
 
 
@@ -160,7 +161,9 @@ def test_kernels_that_never_or_always_take_turns_are_fitted_exactly(share: float
 def test_few_pairs_are_not_fitted() -> None:
     few = timed(0, TRUE, LEAST_PAIRS - 1, noise=0.0)
     assert fit_sharing([few]) == fit_sharing([]) == UNCALIBRATED
-    with pytest.raises(ValueError, match=rf"^errors need at least {LEAST_PAIRS} pairs of each accelerator, got \[7\]$"):
+    with pytest.raises(
+        ValueError, match=rf"^errors need at least {LEAST_PAIRS} pairs of each accelerator that was timed, got \[7\]$"
+    ):
         held_out_errors([few])
 
 

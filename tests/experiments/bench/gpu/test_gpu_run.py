@@ -140,6 +140,6 @@ def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.M
 )
 def test_make_gpu_writes_where_it_is_asked_to(arguments: list[str], path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUT", raising=False)
-    command = ["make", "-n", "gpu", "LIMIT=540", "RESUME=1", *arguments]
+    command = ["make", "--no-print-directory", "-n", "gpu", "LIMIT=540", "RESUME=1", *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.split()[-5:] == ["--total-limit", "540", "--resume", "--json", path]
