@@ -87,7 +87,7 @@ def test_contention_is_learned_from_plans_of_several_devices(
     monkeypatch.setattr("gst.placement.profiling.NUM_CALIBRATION", len(isolated.devices))
     learned: list[int] = []
     monkeypatch.setattr(
-        "gst.placement.pipeline.fit",
+        "gst.placement.profiling.fit",
         lambda costs, runs, start: learned.append(sum(len(set(of_plan[0].device)) > 1 for of_plan in runs)),
     )
     measured_task(program, isolated, 0)
