@@ -99,6 +99,14 @@ def test_the_program_of_the_readme_has_twenty_lines_and_a_model_is_placed_in_fiv
     assert program.count("\n") <= 20 and placed[0].count("\n") <= 5
 
 
+def test_the_formatter_leaves_pages_as_they_are_set(tmp_path: Path) -> None:
+    """Also those that are named: it would spread README's twenty lines over more."""
+    (tmp_path / "page.md").write_text("```python\nimport gst\nclass A: pass\n```\n")
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--config", str(ROOT / "pyproject.toml")]
+    done = subprocess.run([*command, str(tmp_path / "page.md")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_what_is_not_executed_is_little_and_says_why() -> None:
     excused = {name: [fence.excuse for fence in page.fences if fence.excuse] for name, page in PAGES.items()}
     assert all(len(reason.split()) > 2 for reasons in excused.values() for reason in reasons), excused
