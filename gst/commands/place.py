@@ -277,8 +277,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.certificate import words
     from gst.placement.command import place_by_options
     from gst.placement.planning import RENAMED, Settings
-    from gst.reporting.certificate import undercut
-    from gst.reporting.headline import headline
+    from gst.reporting.headline import headline, undercut
 
     settings = Settings(
         budget=options.budget,

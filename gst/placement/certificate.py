@@ -44,6 +44,7 @@ class Certificate:
         limit_bytes: of each memory; None = all there is.
         memory_by: who says so: 'checker' (exact, any run that the events allow), 'simulator', or 'file' (sizes that a
             file states of its operations).
+        is_fused: whether the plan compiles operations into one.
     """
 
     bound: float
@@ -54,6 +55,7 @@ class Certificate:
     peak_bytes: Mapping[str, int]
     limit_bytes: Mapping[str, int | None]
     memory_by: str
+    is_fused: bool = False
 
     @property
     def gap(self) -> float:
@@ -77,6 +79,7 @@ class Certificate:
             "lower_bound": self.bound, "bound_by": self.bound_by, "plan": self.plan_time, "unit": self.unit,
             "gap": gap if np.isfinite(gap) else None, "proved": self.proved, "seconds": self.seconds,
             "peak_bytes": dict(self.peak_bytes), "limit_bytes": dict(self.limit_bytes), "memory_by": self.memory_by,
+            "is_fused": self.is_fused,
         }  # fmt: skip
 
 
@@ -126,7 +129,7 @@ def certify(
     known = task.memory_use(run) if peak_bytes is None else peak_bytes
     return Certificate(
         min(bound, took) / 1e3, by, took / 1e3, "ms", time.perf_counter() - started, known, task.memories,
-        "simulator" if peak_bytes is None else "checker",
+        "simulator" if peak_bytes is None else "checker", plan.fusion is not None and bool((plan.fusion >= 0).any()),
     )  # fmt: skip
 
 
@@ -188,6 +191,7 @@ def words(record: Mapping[str, Any]) -> str:
         Memory at most, by the checker: gpu 1.0 MiB
     """
     unit, gap = record["unit"], record["gap"]
+    others = "no plan without fusion" if record.get("is_fused") else "no plan"
     above = "and no bound is known" if gap is None else f"at most {brief(100 * gap)} % above"
     above = "which is proved to be the least" if record["proved"] else above
     limits, bound = record["limit_bytes"], f"{brief(record['lower_bound'])} {unit}"
@@ -195,7 +199,7 @@ def words(record: Mapping[str, Any]) -> str:
     memories = [f"{name} {_mib(size)}{_of(limits.get(name))}" for name, size in by_size[:NUM_SHOWN]]
     more = f" and {len(by_size) - NUM_SHOWN} more" if len(by_size) > NUM_SHOWN else ""
     return (
-        f"Certificate: no plan takes less than {bound} by these costs ({record['bound_by']}, "
+        f"Certificate: {others} takes less than {bound} by these costs ({record['bound_by']}, "
         f"{record['seconds']:.1f} s); this one {brief(record['plan'])} {unit}, {above}\n"
         f"Memory at most, by the {record['memory_by']}: {', '.join(memories) or 'none'}{more}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gst.reporting.charts import brief, escape, number
-from gst.reporting.headline import again, best_of, runtime_of, time_of
+from gst.reporting.headline import undercut
 from gst.reporting.page import Record, mapping, rows, section
 
 BY = {
@@ -18,23 +18,6 @@ COUNTED = {
     "chains and work": "transfers and no memory limits",
 }
 """What a bound takes into account beside the operations, by the method that proved it, where that is not everything."""
-
-
-def undercut(record: Record) -> str:
-    """A sentence where real runs took less than what is proved of the costs; empty if not.
-
-    Examples:
-        >>> plan = {"median_ms": 4.0, "feasible": True}
-        >>> undercut({"best": "heft", "plans": {"heft": plan}, "certificate": {"lower_bound": 5.0}})[:42]
-        'Measured, it took 4.00 ms, which is less: '
-    """
-    bound, took = number(mapping(record.get("certificate")).get("lower_bound")), time_of(again(best_of(record)))
-    if runtime_of(record) != "measured" or not took < bound:
-        return ""
-    return (
-        f"Measured, it took {brief(took)} ms, which is less: these costs are higher than what operations take in real "
-        "runs, as where others used the cores while they were profiled. "
-    )
 
 
 def certificate(record: Record) -> str:
@@ -53,11 +36,12 @@ def certificate(record: Record) -> str:
     if math.isnan(gap) and not certified.get("proved"):
         told = "How far it is above the least is not known"
     counted = COUNTED.get(str(certified.get("bound_by")), "transfers and memory limits")
+    less, others = undercut(record), "no plan without fusion" if certified.get("is_fused") else "no plan"
     words = (
-        f"{told}: by the costs that plans were made from, this one takes {brief(took)} {unit}, and no plan less than "
+        f"{told}: by the costs that plans were made from, this one takes {brief(took)} {unit}, and {others} less than "
         f"{brief(bound)} {unit} ({certified.get('bound_by')}, proved in {brief(certified.get('seconds'))} s). "
         f"The bound counts {counted}; operations are taken one by one. "
-        f"{undercut(record)}"
+        f"{less}{' ' if less else ''}"
         f"What the plan takes of each memory at most is {BY.get(str(certified.get('memory_by')), 'as recorded')}."
     )
     peaks, limits = mapping(certified.get("peak_bytes")), mapping(certified.get("limit_bytes"))

@@ -107,8 +107,10 @@ def test_a_certificate_counts_transfers_memory_and_delays() -> None:
     assert certify(task, apart_plan).to_dict() | {"seconds": 0} == {
         "lower_bound": 8e-3, "bound_by": "chains and work", "plan": 8e-3, "unit": "ms", "gap": 0.0, "proved": True,
         "seconds": 0, "peak_bytes": {"cuda:0": 0, "cuda:1": 0}, "limit_bytes": {"cuda:0": None, "cuda:1": None},
-        "memory_by": "simulator",
+        "memory_by": "simulator", "is_fused": False,
     }  # fmt: skip
+    assert certify(task, replace(apart_plan, fusion=np.array([0, -1, 0]))).is_fused
+    assert not certify(task, replace(apart_plan, fusion=np.full(3, -1))).is_fused
     alone = certify(task, single(task, 0), peak_bytes={"cuda:0": 7})
     assert alone.gap == pytest.approx(11 / 8 - 1) and not alone.proved and alone.memory_by == "checker"
     delayed = replace(task, contention=NO_OVERHEAD._replace(switch_us=0.5, hand_over_us=1.0, wake_us=9.0))

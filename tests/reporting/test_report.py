@@ -13,7 +13,7 @@ from made_records import make_record
 from report_html import Html as Page
 from report_html import faults
 
-from gst.reporting.headline import best_baseline, headline
+from gst.reporting.headline import best_baseline, headline, undercut
 from gst.reporting.placement import render
 
 HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
@@ -64,8 +64,18 @@ def test_all_figures_of_a_plan_that_was_measured_again_are_of_the_second_set(rec
 def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict[str, Any]) -> None:
     assert "which is less: these costs" not in Page(render(record)).text
     record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
-    assert "Measured, it took 41.2 ms, which is less: these costs are higher" in Page(render(record)).text
-    assert "lower bound, by profiled costs, which real runs undercut" in Page(render(record)).text
+    text = Page(render(record)).text
+    assert "Measured, the best plan took 41.2 ms, which is less: these costs are higher" in text
+    assert "lower bound, by profiled costs, which real runs undercut" in text and not undercut(record).endswith(" ")
+
+
+def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[str, Any]) -> None:
+    record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
+    record["certificate"]["is_fused"] = True
+    text = Page(render(record)).text
+    assert "which is less: it compiles operations into one, and the bound is one of plans that do not. What" in text
+    assert "by profiled costs, of plans that fuse nothing" in text and "costs are higher" not in text
+    assert "and no plan without fusion less than" in text
 
 
 def test_what_was_left_out_did_not_fail(record: dict[str, Any]) -> None:
