@@ -92,7 +92,7 @@ class Candidates:
             for name, run in self.runs.items()
             if name in (PYTORCH, COMPILED) or self.first_ms[name] <= MAY_WIN * self.best_ms
         }
-        slow = {name: f"{ms:.2f} ms at first look" for name, ms in self.first_ms.items() if name not in kept}
+        slow = {name: f"left out: {ms:.2f} ms at first look" for name, ms in self.first_ms.items() if name not in kept}
         return kept, {**self.reasons, **slow}
 
 
@@ -184,7 +184,7 @@ def tried(
                     reasons[way.name] = f"gives other outputs: {wrong}"
                     continue
             except TimeIsUp:
-                reasons[way.name] = f"not compiled within {seconds - spent:.0f} s"
+                reasons[way.name] = f"left out: not compiled within {seconds - spent:.0f} s"
                 continue
             except Exception as error:  # whatever a compiler raises
                 first = (str(error).strip().splitlines() or ["no message"])[0]
@@ -197,7 +197,7 @@ def tried(
     except KeyboardInterrupt:
         if PYTORCH not in runs:
             raise
-    reasons |= {way.name: "stopped before it" for way in subject.ways if way.name not in {**runs, **reasons}}
+    reasons |= {way.name: "left out: stopped before it" for way in subject.ways if way.name not in {**runs, **reasons}}
     in_order = {way.name: runs[way.name] for way in subject.ways if way.name in runs}
     progress("looking at each way to run it", 0, 1)
     return Candidates(in_order, reasons, _least_ms(in_order, inputs))

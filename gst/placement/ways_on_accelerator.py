@@ -92,7 +92,7 @@ def made(
     for name, make in ways.items():
         left = ends - time.monotonic()
         if name in MODE_OF and (skip_reason or left <= 0):
-            reasons[name] = skip_reason or "there was no time left to compile it"
+            reasons[name] = skip_reason or "left out: no time to compile it"
             continue
         if name == ONE_GRAPH and is_seeded:
             reasons[name] = DRAWS_ON_HOST
@@ -101,7 +101,7 @@ def made(
             with stopped_after(left) if name in MODE_OF else nullcontext():
                 runs[name] = make()
         except TimeIsUp:
-            reasons[name] = f"not compiled within {seconds:g} s"
+            reasons[name] = f"left out: not compiled within {seconds:g} s"
         except Exception as error:  # whatever a compiler, or an operation in a graph, raises
             reasons[name] = " ".join(str(error).split())[:200] or type(error).__name__
     return runs, reasons

@@ -15,6 +15,7 @@ from gst.devices.execute.interpreter import compiler
 from gst.devices.execute.plain import COMPILED, PYTORCH
 from gst.devices.plan import ExecutionError
 from gst.placement import pipeline, ways_on_accelerator
+from gst.placement.choosing import TimeIsUp
 from gst.placement.fleet import host
 from gst.placement.planning import Settings
 from gst.placement.ways_on_accelerator import MODE_OF, ONE_GRAPH
@@ -70,9 +71,21 @@ def num_tensors(values: object) -> int:
 
 def test_nothing_is_compiled_without_time_or_wish(tmp_path: Path) -> None:
     source = saved(tmp_path)
-    for seconds, skip_reason, said in ((0.0, "", "no time left"), (60.0, "left out, as asked", "left out, as asked")):
+    for seconds, skip_reason, said in (
+        (0.0, "", "left out: no time to compile it"),
+        (60.0, "left out, as asked", "left out, as asked"),
+    ):
         runs, reasons = ways_on_accelerator.made(source, CPU, seconds, skip_reason)
         assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in MODE_OF)
+
+
+def test_a_way_that_is_not_compiled_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled_late(*arguments: object) -> None:
+        raise TimeIsUp
+
+    monkeypatch.setattr(ways_on_accelerator, "_compiled", compiled_late)
+    _, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 60.0, "")
+    assert all(reasons[name] == "left out: not compiled within 60 s" for name in MODE_OF)
 
 
 def test_a_step_by_name_runs_as_written_there() -> None:

@@ -255,7 +255,7 @@ def test_an_interrupt_keeps_what_was_found(model: Small, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(choosing, "whole_run", made)
     found = candidates(model, (IMAGE,), cores=1)
-    assert PYTORCH in found.runs and found.reasons[FROZEN] == "stopped before it"
+    assert PYTORCH in found.runs and found.reasons[FROZEN] == "left out: stopped before it"
 
 
 def test_no_way_is_begun_when_the_time_is_up(model: Small) -> None:
@@ -291,7 +291,7 @@ def test_the_simplest_wins_a_tie_and_the_fastest_a_race(model: Small, monkeypatc
     result = confirmed(found(30, 20, 4), (IMAGE,), 0.0)
     assert result["winner"] == FROZEN and result["winner_ms"] < result["compiled_ms"] < result["pytorch_ms"]
     slow = found(4, 20, 40).serious()
-    assert list(slow[0]) == [PYTORCH, COMPILED] and slow[1] == {FROZEN: "40.00 ms at first look"}
+    assert list(slow[0]) == [PYTORCH, COMPILED] and slow[1] == {FROZEN: "left out: 40.00 ms at first look"}
 
 
 def test_noise_that_hides_the_faster_way_is_answered_with_more_runs(

@@ -34,9 +34,7 @@ def test_the_headline_says_that_other_processes_were_busy_during_the_profile(run
     record = make_record() | {"runtime": runtime}
     assert headline(record | {"profile_load": 0.4}) == headline(record)
     one, both = headline(record | {"profile_load": 0.58}), headline(record | {"profile_load": 0.58, "load": 0.4})
-    again = (
-        "58% of the cores while operations were profiled: place it again, into an empty directory, when they are done"
-    )
+    again = "58% of the cores while operations were profiled: place it again from the beginning when they are done"
     assert one.endswith(f". Other processes took {again}")
     assert both.endswith(f". Other processes took 40% of the cores meanwhile and {again}")
 
@@ -81,7 +79,7 @@ def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[s
 def test_what_was_left_out_did_not_fail(record: dict[str, Any]) -> None:
     for reason, shown in (
         ("left out, as asked", "\u2013"),
-        ("4.58 ms at first look", "\u2013"),
+        ("left out: 4.58 ms at first look", "\u2013"),
         ("no memory", "failed"),
     ):
         record["plans"]["go"]["reason"] = reason
