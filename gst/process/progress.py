@@ -88,11 +88,12 @@ def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
 
 class Bars:
     """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes, or the
-    work where it is a single item. A log gets the name of such work when it begins, since it cannot be counted."""
+    work where it is a single item. A log gets the description of such work when it begins, since it cannot be counted.
+    What the description says after its first comma may change meanwhile."""
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._what = ""
+        self._work = ""
 
     def __enter__(self) -> Bars:
         return self
@@ -102,13 +103,14 @@ class Bars:
             self._bar.close()
 
     def show(self, what: str, done: int, total: int) -> None:
-        is_other = total == 1 and what != self._what
+        work = what.partition(",")[0]
+        is_other = total == 1 and work != self._work
         if self._bar is None or self._bar.total != total or done < self._bar.n or is_other:
             self.__exit__()
             self._bar = bar(total=total, initial=done)
             if total == 1 and done == 0 and not sys.stderr.isatty():
                 notice(what)
-        self._what = what
+        self._work = work
         self._bar.set_description(what, refresh=False)
         self._bar.update(done - self._bar.n)
         self._bar.refresh()
