@@ -19,13 +19,15 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from gst.files.untrusted import DAMAGE
+from gst.files.untrusted import DAMAGE, plain
 from gst.files.writing import atomic_path, directory_lock
 from gst.process.interrupts import SIGNALS, Stopped
 from gst.process.progress import notice
 
 AT_ONCE = 2  # checkpoints held in memory until they are written: a best one and a last one
 FLUSHED_AT = 16 << 20  # bytes
+OF_DAMAGE = ("PytorchStreamReader", "mmap can only be used")
+"""In what torch says of a file that is no archive of its own, or a damaged one."""
 
 
 class BackgroundCheckpointIO(TorchCheckpointIO):
@@ -138,15 +140,19 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or no checkpoint, or holds other things than tensors, numbers and text.
+        OSError, MemoryError: the disk, the system or memory does not allow it; the file may be a good one.
+        ValueError: it is damaged, or no checkpoint, or holds other things than tensors, numbers and text, or does not
+            fit on the device of `map_location`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such checkpoint")
     try:  # what torch says of such files advises to load them unsafely, or nothing that helps
         checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True, mmap=True)
-    except PermissionError:
+    except (OSError, MemoryError):
         raise
     except DAMAGE as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OF_DAMAGE):
+            raise ValueError(f"{path} cannot be read: {plain(error)}") from error
         raise ValueError(f"{path} is not a checkpoint of `gst fit`, or damaged; take an earlier one") from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds a {type(checkpoint).__name__}")

@@ -112,6 +112,27 @@ def test_a_checkpoint_that_is_not_there_or_holds_code_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(24, "Too many open files"), OSError),
+        (MemoryError(), MemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory"), ValueError),
+    ],
+)
+def test_a_good_checkpoint_is_not_called_damaged(
+    error: Exception, raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise error
+
+    (tmp_path / "a.ckpt").touch()
+    monkeypatch.setattr(torch, "load", failing)
+    with pytest.raises(raised) as caught:
+        read(tmp_path / "a.ckpt")
+    assert caught.value is error or str(caught.value) == f"{tmp_path}/a.ckpt cannot be read: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
     ("name", "goes_on", "is_fast", "is_said"),
     [
         ("last.ckpt", None, False, True),
