@@ -56,8 +56,13 @@ class ShardedTable(nn.Module):
         return self.shard.step
 
     @property
+    def channels(self) -> int:
+        """Width of a row."""
+        return self.shard.channels
+
+    @property
     def row_bytes(self) -> int:
-        return self.shard.channels * self.shard.dtype.itemsize
+        return self.channels * self.shard.dtype.itemsize
 
     def request(self, keys: Entries, asker: Entries, wanted: Chosen) -> Pulled:
         """Begin to fetch what is known of `keys`, after all that was pushed before.

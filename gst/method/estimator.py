@@ -687,22 +687,18 @@ class GraphSegmentTraining(nn.Module):
             except RuntimeError as error:
                 if "shapes cannot be multiplied" not in str(error):
                     raise
-                raise ValueError(
-                    f"the head takes no embeddings of {embedded.shape[-1]} numbers, as the encoder returns: {error}"
-                ) from error
+                raise ValueError(f"the head refuses embeddings of {embedded.shape[-1]} numbers: {error}") from error
 
     def _check_width(self, width: int) -> None:
-        """Raises:
-        ValueError: rows of the table are not of the width of the embeddings.
+        """Refuse a table with rows of another width than the embeddings.
+
+        Raises:
+            ValueError: it is one.
         """
-        if self.table is None:
-            return
-        rows = self.table.shard.channels if isinstance(self.table, ShardedTable) else self.table.channels
-        if rows != width:
-            raise ValueError(
-                f"the table holds rows of {rows} numbers, and the encoder returns {width}: make it "
-                f"{type(self.table).__name__}({self.table.num_keys}, {width})"
-            )
+        if self.table is not None and (rows := self.table.channels) != width:
+            made = f"EmbeddingTable({self.table.num_keys}, {width})"
+            made = f"ShardedTable({made})" if isinstance(self.table, ShardedTable) else made
+            raise ValueError(f"the table holds rows of {rows} numbers, and the encoder returns {width}: make it {made}")
 
     def _like(self) -> Tensor:
         """Something on the device and in the dtype of the model."""

@@ -25,6 +25,7 @@ from reference import (
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Prefetched, Reader, Step, StepLoader
@@ -524,8 +525,17 @@ def test_a_table_and_a_head_of_another_width_than_the_encoder_are_named(estimate
     ):
         GraphSegmentTraining(features_of, as_it_is, table=table, estimate=estimate)([graph])
     for model in (GraphSegmentTraining(features_of, head), GraphSegmentTraining(features_of, head).eval()):
-        with pytest.raises(ValueError, match=f"the head takes no embeddings of {width} numbers"):
+        with pytest.raises(ValueError, match=f"the head refuses embeddings of {width} numbers: mat1"):
             model([graph])
+
+
+def test_advice_for_a_sharded_table_is_a_call_that_works(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("get_rank", 0), ("get_world_size", 1), ("get_backend", "gloo")):
+        monkeypatch.setattr(torch.distributed, name, lambda group, value=value: value)
+    model = GraphSegmentTraining(features_of, as_it_is, table=ShardedTable(EmbeddingTable(1, 9)))
+    with pytest.raises(ValueError, match=r"rows of 9 .* make it (.*)$") as caught:
+        model._check_width(6)
+    assert eval(str(caught.value).rpartition("make it ")[2]).channels == 6
 
 
 def test_a_graph_that_is_not_cut_is_named(unchecked: None) -> None:
