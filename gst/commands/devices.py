@@ -105,7 +105,8 @@ def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
 
 
 def _link_table(rates: Rates) -> Table:
-    """One row for links that are alike in kind, so that it stays short with many cores; --json has all of them."""
+    """One row for links that are alike in kind, so that it stays short with many cores, and no column without a
+    value; --json has all of them."""
     import numpy as np
     from rich.table import Table
 
@@ -114,25 +115,27 @@ def _link_table(rates: Rates) -> Table:
         ends = [name.partition(":")[0] for name in (link.source, link.destination)]
         same = "to itself" if link.source == link.destination else f"to another {ends[1]}"
         kinds.setdefault(f"{ends[0]} {same}", []).append(link)
-    table = Table(title="links, medians")
-    table.add_column("from, to")
-    for name in (
-        "pairs",
-        "hand-over\nus",
-        "copy\nus",
-        "copy\nGB/s",
-        "both ways\nGB/s",
-        "pinned\nGB/s",
-        "pinned both\nGB/s",
-    ):
-        table.add_column(name, justify="right")
-    for kind, links in kinds.items():
-        copies = [link.copies for link in links if link.copies is not None]
-        columns: list[list[float | None]] = [[link.hand_over_us for link in links]]
-        for key in ("latency_us", "gb_per_s", "both_gb_per_s", "pinned_gb_per_s", "pinned_both_gb_per_s"):
-            columns.append([getattr(each, key) for each in copies])
-        measured = [[value for value in column if value is not None] for column in columns]
-        table.add_row(kind, str(len(links)), *(f"{np.median(each):.3g}" if each else "-" for each in measured))
+    heads = {
+        "copy\nus": "latency_us", "copy\nGB/s": "gb_per_s", "both ways\nGB/s": "both_gb_per_s",
+        "pinned\nGB/s": "pinned_gb_per_s", "pinned both\nGB/s": "pinned_both_gb_per_s",
+    }  # fmt: skip
+
+    def median(values: list[float | None]) -> str:
+        measured = [value for value in values if value is not None]
+        return f"{np.median(measured):.3g}" if measured else "-"
+
+    columns = {"pairs": [str(len(links)) for links in kinds.values()]}
+    columns["hand-over\nus"] = [median([link.hand_over_us for link in links]) for links in kinds.values()]
+    for head, key in heads.items():
+        columns[head] = [
+            median([getattr(link.copies, key) for link in links if link.copies is not None]) for links in kinds.values()
+        ]
+    columns = {head: texts for head, texts in columns.items() if set(texts) != {"-"}}
+    table = Table("from, to", title="links, medians")
+    for head in columns:
+        table.add_column(head, justify="right")
+    for kind, *texts in zip(kinds, *columns.values(), strict=True):
+        table.add_row(kind, *texts)
     return table
 
 
