@@ -134,7 +134,7 @@ def _extras() -> Finding:
     """What is optional; of several packages of an extra the first stands for all."""
     missing: list[str] = []
     if not _version(DISTRIBUTION):
-        return Finding("extras", "well", "not looked for")
+        return Finding("extras", "note", f"not looked for: {DISTRIBUTION} is not installed", "pip install -e .")
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
         absent = [each.name for each in _requirements(extra) if not _version(each.name)]
         if absent and extra not in ("dev", "docs"):

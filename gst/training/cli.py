@@ -48,6 +48,12 @@ EXAMPLES = {
     "predict": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --predictions.path runs/scores.csv",),
 }
 """Examples at the end of the help of each command."""
+SUMMARIES = {
+    "fit": "Train a model; every flag of Lightning's trainer works",
+    "validate": "Evaluate a checkpoint on the validation part",
+    "test": "Evaluate a checkpoint on the test part",
+    "predict": "Score the test part",
+}
 
 NOT_FOR_USERS = (
     "💡 Tip: For seamless cloud",  # two advertisements of services, printed whatever the configuration says
@@ -210,10 +216,11 @@ def _current_run() -> Any:
 
 
 def _help(name: str) -> dict[str, Any]:
-    """Usage and examples of a command; the generated usage would list a hundred flags."""
+    """Usage, description and examples of a command; the generated usage would list a hundred flags."""
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
     return {
-        "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]   (examples are at the end)",
+        "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",
+        "description": f"{SUMMARIES[name]}. Examples are at the end.",
         "epilog": f"examples:\n{examples}\n\nAny key of the file is a flag too, as above: --trainer.max_epochs, "
         "--data.max_nodes.\nBeside those listed: --json FILE, --quiet, --verbose and --debug.",
     }

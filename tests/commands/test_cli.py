@@ -171,9 +171,9 @@ def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([subcommand, "--help"])
-    first, *_, last = capsys.readouterr().out.strip().split("\n\n")
-    assert first == f"usage: gst {subcommand} --config FILE.yaml [--SECTION.NAME VALUE ...]   (examples are at the end)"
-    assert "--json" in last
+    first, second, *_, last = capsys.readouterr().out.strip().split("\n\n")
+    assert first == f"usage: gst {subcommand} --config FILE.yaml [--SECTION.NAME VALUE ...]"
+    assert second.endswith(". Examples are at the end.") and "--json" in last
 
 
 def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
