@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -148,9 +149,10 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: there is no such checkpoint")
     try:  # what torch says of such files advises to load them unsafely, or nothing that helps
         checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True, mmap=True)
-    except (OSError, MemoryError):
-        raise
     except DAMAGE as error:
+        is_of_file = isinstance(error, OSError) and error.errno == errno.EINVAL  # one that was cut
+        if isinstance(error, OSError | MemoryError) and not is_of_file:
+            raise
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in OF_DAMAGE):
             raise ValueError(f"{path} cannot be read: {plain(error)}") from error
         raise ValueError(f"{path} is not a checkpoint of `gst fit`, or damaged; take an earlier one") from error
