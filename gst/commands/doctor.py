@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gst.process.version import DISTRIBUTION
+from gst.process.version import DISTRIBUTION, version_of
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -102,24 +102,16 @@ def _requirements(extra: str = "") -> list[Requirement]:
     return [each for each in every if applies(each, extra) and not (extra and applies(each, ""))]
 
 
-def _version(package: str) -> str:
-    """The version that is installed; '' if none is."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _packages() -> Iterator[Finding]:
     """Those that are required, each in a version that fits."""
-    if not _version(DISTRIBUTION):
+    if not version_of(DISTRIBUTION):
         yield Finding(
             "packages", "problem", f"{DISTRIBUTION} is not installed: these are its files", "pip install -e ."
         )
         return
     wrong, required = [], _requirements()
     for each in required:
-        if not (version := _version(each.name)):
+        if not (version := version_of(each.name)):
             wrong.append(f"{each} is missing")
         elif not each.specifier.contains(version, prereleases=True):
             wrong.append(f"{each} is wanted, {version} is here")
@@ -133,10 +125,10 @@ def _packages() -> Iterator[Finding]:
 def _extras() -> Finding:
     """What is optional; of several packages of an extra the first stands for all."""
     missing: list[str] = []
-    if not _version(DISTRIBUTION):
+    if not version_of(DISTRIBUTION):
         return Finding("extras", "note", f"not looked for: {DISTRIBUTION} is not installed", "pip install -e .")
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
-        absent = [each.name for each in _requirements(extra) if not _version(each.name)]
+        absent = [each.name for each in _requirements(extra) if not version_of(each.name)]
         if absent and extra not in ("dev", "docs"):
             missing.append(f"{extra} ({absent[0]})")
     if not missing:

@@ -14,7 +14,6 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +22,7 @@ from uuid import uuid4
 
 import torch
 
-from gst.process.version import DISTRIBUTION
+from gst.process.version import DISTRIBUTION, version_of
 from gst.programs.program import Program
 from gst.programs.step import Step
 from gst.programs.tracing import capture
@@ -147,9 +146,9 @@ def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
         'rnnlm-layers-1'
     """
     head = name.partition(":")[0]
-    versions = [_version(DISTRIBUTION), torch.__version__, *sys.version_info[:2]]
+    versions = [version_of(DISTRIBUTION), torch.__version__, *sys.version_info[:2]]
     if head == PREFIX:
-        versions.append(_version(PREFIX))
+        versions.append(version_of(PREFIX))
     elif head not in WORKLOADS:
         with suppress(ImportError, ValueError, AttributeError):
             spec = find_spec(head)
@@ -157,13 +156,6 @@ def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
     versions += [] if kind == "cpu" else [kind]
     digest = hashlib.sha256(json.dumps([name, versions]).encode()).hexdigest()[:16]
     return cache / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}-{digest}"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def _module(name: str) -> str:

@@ -35,6 +35,7 @@ from gst.programs import WORKLOADS
 LATE_MODE = "max-autotune"  # of torch.compile; it takes minutes
 LEAST_S, LEAST_LATE_S = 10.0, 60.0  # in which nothing could be measured, and nothing compiled in the late mode
 FLOOR_S = 30.0  # that each row may take, if there is time: a process needs some for its imports
+PASSED = (0, 5)  # exit statuses of pytest: all passed, or there were none
 CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
 """Of the model in half of its memory: 1 GiB of weights."""
 PLACED = {"program": "inception"}
@@ -190,9 +191,6 @@ def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, An
         test: each for test, each in before["tests"]["outcomes"].items() if each["outcome"] in ("passed", "skipped")
     }
     return rows | alone | {"tests": tests}
-
-
-PASSED = (0, 5)  # exit statuses of pytest: all passed, or there were none
 
 
 def _is_whole(row: Mapping[str, Any]) -> bool:

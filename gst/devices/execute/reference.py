@@ -59,7 +59,7 @@ def reference(program: Program, devices: Sequence[Device]) -> Reference:
     if home != HOST:
         try:
             want = run(None, home)
-        except (RuntimeError, NotImplementedError):  # an operation, or memory, that it lacks
+        except RuntimeError:  # an operation, or memory, that it lacks
             return Reference(program, on_host, partial(run, device=HOST))
         least = [BETWEEN * each for each in distances(want, on_host)]
         return Reference(program, want, partial(run, device=home), least)
