@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
-    from gst import cost, data, devices, nn, placement, programs
+    from gst import cost, data, execution, machine, nn, placement, programs
     from gst.cost.step_time.estimate import estimate
     from gst.data.collate import collate
     from gst.data.frameworks import from_dgl, from_networkx
@@ -27,13 +27,24 @@ if TYPE_CHECKING:
     from gst.method.batch import SegmentBatch
     from gst.method.estimator import GraphSegmentTraining
     from gst.method.histories import LayerHistories
-    from gst.placement.decorator import placed
-    from gst.placement.placed import place
-    from gst.placement.saving import load
+    from gst.placement.api.decorator import placed
+    from gst.placement.api.placed import place
+    from gst.placement.api.saving import load
 
     __version__: str
 
-_MODULES = ("cost", "data", "devices", "nn", "placement", "programs")
+_MODULES = (
+    "cost",
+    "data",
+    "execution",
+    "lowering",
+    "machine",
+    "nn",
+    "placement",
+    "programs",
+    "simulation",
+    "whole_model",
+)
 _HOMES = {
     "EmbeddingTable": "embedding_cache",
     "Graph": "gst.graphs.graph",
@@ -46,10 +57,10 @@ _HOMES = {
     "from_dgl": "gst.data.frameworks",
     "from_networkx": "gst.data.frameworks",
     "from_pyg": "gst.data.pyg",
-    "load": "gst.placement.saving",
+    "load": "gst.placement.api.saving",
     "open_store": "gst.graphs.store",
-    "place": "gst.placement.placed",
-    "placed": "gst.placement.decorator",
+    "place": "gst.placement.api.placed",
+    "placed": "gst.placement.api.decorator",
     "prepare": "gst.graphs.store",
     "segment": "gst.graphs.segments",
 }
@@ -65,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"gst.{name}")
     if name == "__version__":
-        return import_module("gst.process.version").version()
+        return import_module("gst.util.version").version()
     if name not in _HOMES:
         raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOMES[name]), name)

@@ -29,23 +29,26 @@ from jaxtyping import Float64
 from experiments.bench.search_loop import DEVICES
 from experiments.bench.strangers_steps import STEPS
 from experiments.bootstrap import mean_interval
-from gst.devices import LoadGate, Log, Plan, discover, machine_record, select
-from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.files.untrusted import read_object
-from gst.files.writing import write_json
+from gst.execution.isolated import IsolatedExecutor, measure_plans
+from gst.execution.measure import Log
+from gst.lowering.plan import Plan
+from gst.machine.devices import discover, machine_record, select
+from gst.machine.load import LoadGate
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.constructive.fine_tuning import FineTuning, TaskRollouts
-from gst.placement.constructive.network import load_weights
-from gst.placement.local_search.annealing import anneal
-from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS
+from gst.placement.loop import SEARCH_RUNS
+from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
 from gst.placement.planning import BUDGET, InProgramOrder, restrict
+from gst.placement.policies.constructive.fine_tuning import FineTuning, TaskRollouts
+from gst.placement.policies.constructive.network import load_weights
 from gst.placement.profiling import measured_task
-from gst.placement.screening import NetworkSurrogate
-from gst.placement.search import AT_ONCE, POLICY_COSTS, Search
+from gst.placement.search.annealing import anneal
+from gst.placement.search.measured import AT_ONCE, POLICY_COSTS, Search
+from gst.placement.search.surrogates import NetworkSurrogate
 from gst.placement.task import Task
-from gst.process.progress import bar
 from gst.programs import traced
+from gst.util.progress import bar
+from gst.util.untrusted import read_object
+from gst.util.writing import write_json
 
 WITHOUT, WITH = ("learning", "measurements", "schedule"), ("policy", "network")
 ROWS = ("loop", *WITHOUT, *WITH, "portfolio")

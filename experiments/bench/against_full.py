@@ -20,12 +20,12 @@ from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
 from gst.data.synthetic import synthetic_program
-from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.progress import Progress, no_progress
-from gst.process.tuning import keep_freed_memory
+from gst.util.progress import Progress, no_progress
+from gst.util.tuning import keep_freed_memory
 
 NODES, CONFIGS, HELD_OUT = 100_000, 128, 32
 CONFIGS_PER_STEP, CHANNELS, LAYERS = 8, 32, 2

@@ -24,9 +24,9 @@ from torch import nn
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import split
 from gst.data.tpugraphs import read
-from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
+from gst.machine.devices import machine_record
 
 CONFIG = "experiments/configs/alexnet_layout.yaml"
 

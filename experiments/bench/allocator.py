@@ -1,5 +1,5 @@
 """What a step as written gains where the memory of freed tensors is kept: a control, as plans and what stands beside
-them run so (`gst.process.tuning.keep_freed_memory`), and PyTorch by itself does not.
+them run so (`gst.util.tuning.keep_freed_memory`), and PyTorch by itself does not.
 
     python -m experiments.bench allocator
     python -m experiments.bench.allocator PROGRAM kept|given_back    # a line in: a step; out: its milliseconds
@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gst.devices import machine_record
-from gst.devices.execute.calls import pytorch
-from gst.devices.execute.measure import measure
-from gst.devices.execute.plain import PlainPyTorch
-from gst.placement.ways_beside import serve
-from gst.process.progress import Progress, no_progress
-from gst.process.tuning import keep_freed_memory
+from gst.execution.measure import measure
+from gst.execution.plain import PlainPyTorch
+from gst.lowering.calls import pytorch
+from gst.machine.devices import machine_record
 from gst.programs import resolve
 from gst.programs.seeded import unseeded
+from gst.util.progress import Progress, no_progress
+from gst.util.tuning import keep_freed_memory
+from gst.whole_model.child_process import serve
 
 KEPT, GIVEN_BACK = "kept", "given_back"
 REPETITIONS = 25

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gst.devices import machine_record, measure
+from gst.execution.measure import measure
+from gst.machine.devices import machine_record
 from gst.nn.edges import neighbour_max
 from gst.nn.sparse import Backend, CsrMatrix, has_torch_sparse, product, set_backend
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 
 SHAPES = ((4_000, 8_192), (40_000, 256), (1_000_000, 32))  # rows, numbers in a row
 EDGES_PER_ROW = 2
@@ -36,7 +37,7 @@ def run(
             offer themselves: `SparseTensor` (torch-sparse), `segment_csr` (torch-scatter, after a gather; max only),
             `csr` (torch.sparse; sum only). None where a library cannot do it; missing where it is not installed.
         faster: by device and dtype, the backend with the smaller sum of times; `by` how many times.
-        machine: see `gst.devices.machine_record`.
+        machine: see `gst.machine.devices.machine_record`.
     """
     settings = list(itertools.product(shapes, DTYPES, ("sum", "max"), (False, True)))
     cases = []

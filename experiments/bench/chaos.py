@@ -35,12 +35,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import gst.placement.command
-import gst.placement.measuring
+import gst.placement.api.command
+import gst.placement.api.measuring
 import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, commands, lost, rows, unreadable
 from gst.cli import main as run_command
-from gst.files.writing import atomic_write
+from gst.util.writing import atomic_write
 
 tqdm.monitor_interval = 0  # no thread
 MOST_KILLS = 3  # of one trial

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from gst.data.measured_plans import read_measured
-from gst.devices import Log
+from gst.execution.measure import Log
 from gst.graphs.store import verify
-from gst.placement.local_search.population import random_plans
+from gst.placement.search.population import random_plans
 from gst.placement.task import Task
 from gst.programs import Program, traced
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from embedding_cache import EmbeddingTable
-from gst.devices import machine_record
-from gst.process.progress import Progress, no_progress
+from gst.machine.devices import machine_record
+from gst.util.progress import Progress, no_progress
 
 CHANNELS, AT_ONCE = 128, 1 << 16
 

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gst.process.progress import Bars
-from gst.process.tuning import wait_briefly
+from gst.util.progress import Bars
+from gst.util.tuning import wait_briefly
 
 RESULTS = Path("experiments/results")
 BENCH = "python -m experiments.bench"
@@ -512,7 +512,7 @@ def _distributed(options: argparse.Namespace) -> dict[str, Any]:
 
 def _checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     from experiments.bench.checkpoint import run as run_checkpoint
-    from gst.devices.describe.machine import parse_bytes
+    from gst.machine.devices import parse_bytes
 
     with Bars() as bars:
         size = parse_bytes(options.size)

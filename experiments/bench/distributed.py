@@ -27,11 +27,11 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import pairwise_hinge
 from gst.data.loader import Step, StepLoader
 from gst.data.synthetic import synthetic_program
-from gst.devices import machine_record
 from gst.graphs.segments import segment
+from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 
 GRAPHS, NODES, CONFIGS, MAX_NODES = 8, 16_000, 64, 1_000
 GRAPHS_PER_STEP, CONFIGS_PER_STEP, NUM_FRESH = 2, 16, 2

@@ -10,21 +10,15 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from gst.devices import (
-    Device,
-    LoadGate,
-    NativeExecutor,
-    PlainPyTorch,
-    Plan,
-    discover,
-    eager,
-    machine_record,
-    measure,
-    pytorch,
-    select,
-)
-from gst.process.progress import Progress, no_progress
+from gst.execution.measure import measure
+from gst.execution.native import NativeExecutor
+from gst.execution.plain import PlainPyTorch
+from gst.lowering.calls import eager, pytorch
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, discover, machine_record, select
+from gst.machine.load import LoadGate
 from gst.programs import TrainingStep, capture, outputs_differ, resolve
+from gst.util.progress import Progress, no_progress
 
 CHAIN = 400  # operations of the program that measures hand-overs
 ELEMENTS = 1 << 16  # of each: 10 to 30 us, long enough for a thread whose core is taken to fall asleep

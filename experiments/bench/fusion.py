@@ -16,15 +16,20 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from gst.process.tuning import WAITING
+from gst.util.tuning import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
 
 import numpy as np
 
-from gst.devices import Device, LoadGate, NativeExecutor, Plan, discover, eager, machine_record, measure, select
-from gst.devices.execute.groups import Fused, fused
-from gst.devices.fusion.grouping import pointwise_chains
+from gst.execution.groups import Fused, fused
+from gst.execution.measure import measure
+from gst.execution.native import NativeExecutor
+from gst.lowering.calls import eager
+from gst.lowering.grouping import pointwise_chains
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, discover, machine_record, select
+from gst.machine.load import LoadGate
 from gst.programs import Program, outputs_differ, traced
 
 

@@ -24,30 +24,30 @@ from typing import Any
 from coverage import Coverage
 from tqdm import tqdm
 
-from gst.files.writing import atomic_write
+from gst.util.writing import atomic_write
 
 ROOT = Path(__file__).parents[2]
 KEPT = 5  # findings of a reader that are written out
 SAVED_EVERY_S = 10.0
 MODULES = (
-    "gst/files/untrusted.py", "gst/graphs/store.py", "gst/files/arrays.py",
+    "gst/util/untrusted.py", "gst/graphs/store.py", "gst/util/arrays.py",
     "gst/data/hlo/*.py", "gst/data/elf/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
-    "gst/data/cost_graphs.py", "gst/data/measured_plans.py", "gst/devices/plan.py",
-    "gst/devices/execute/measure.py", "gst/placement/task.py", "gst/data/neusight.py",
-    "gst/data/hlsyn/reader.py", "gst/cost/step_time/tables.py", "gst/cost/step_time/machines.py",
+    "experiments/reproductions/public_problems/cost_graphs.py", "gst/data/measured_plans.py", "gst/lowering/plan.py",
+    "gst/execution/measure.py", "gst/placement/task.py", "experiments/reproductions/neusight/dataset.py",
+    "experiments/reproductions/hlsyn/source/reader.py", "experiments/reproductions/timm/tables.py", "gst/cost/step_time/machines.py",
     "gst/programs/program.py", "gst/programs/operation.py", "partitioners/cache.py", "gst/cost/model.py",
     "gst/training/rank.py",
 )  # fmt: skip
 TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",
-    "tests/data/test_hlo_damage.py", "tests/data/test_elf.py", "tests/data/test_elf_source.py",
+    "tests/data/test_hlo_damage.py", "tests/reproductions/elf/test_elf.py", "tests/reproductions/elf/test_elf_source.py",
     "tests/data/test_tpugraphs.py", "tests/data/test_collections.py", "tests/data/test_malnet.py",
-    "tests/data/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/data/test_neusight.py",
-    "tests/data/test_hlsyn.py", "tests/data/test_step_times.py", "tests/devices/execute/test_log.py",
+    "tests/reproductions/public_problems/test_cost_graphs.py", "tests/data/test_measured_plans.py", "tests/reproductions/neusight/test_neusight.py",
+    "tests/reproductions/hlsyn/test_hlsyn.py", "tests/reproductions/timm/test_step_times.py", "tests/execution/test_log.py",
     "tests/programs/test_saving.py", "tests/partitioners/test_partition_cache.py",
-    "tests/cost/test_model.py", "tests/commands/test_measure_command.py",
+    "tests/cost/test_model.py", "tests/cli/test_measure_command.py",
 )  # fmt: skip
-INTERPRETED = ("tests/data/test_elf.py", "-k", "small_stripped or damaged or by_hand or decoder")
+INTERPRETED = ("tests/reproductions/elf/test_elf.py", "-k", "small_stripped or damaged or by_hand or decoder")
 """Tests that are run once more with the compiled loops as plain Python, whose lines can be seen then."""
 
 

@@ -24,13 +24,13 @@ from embedding_cache import EmbeddingTable
 from experiments.bench import child_environment
 from gst.cost.losses import pairwise_hinge
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
-from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
+from gst.machine.devices import machine_record
 from gst.method.draws import Catalogue
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 
 CHANNELS, LAYERS, NUM_FRESH, CONFIGS = 32, 2, 4, 8
 MAX_NODES = 1000  # of a segment

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Int64
 
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 from partitioners import METHODS, largest_part, partition, quality, symmetric_csr
 
 Result = TypeVar("Result")

@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.executor import ratio_interval
-from gst.devices import LoadGate, Log, Measurement, PlainPyTorch, Plan, discover, machine_record, select
-from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.measure import median_interval
+from gst.execution.isolated import IsolatedExecutor, measure_plans
+from gst.execution.measure import Log, Measurement, median_interval
+from gst.execution.plain import PlainPyTorch
+from gst.lowering.plan import Plan
+from gst.machine.devices import discover, machine_record, select
+from gst.machine.load import LoadGate
 from gst.placement.fusion.measured import chains, fused_task, whole_step
-from gst.placement.objective import MeasuredObjective, SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS
+from gst.placement.loop import SEARCH_RUNS
+from gst.placement.objectives import MeasuredObjective, SimulatedObjective
 from gst.placement.planning import Planned, plan_all, plans_by_name
 from gst.placement.profiling import measured_task
-from gst.placement.search import Search, as_is
+from gst.placement.search.measured import Search, as_is
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
 from gst.programs import traced
+from gst.util.progress import Progress, no_progress
 
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
 CHOOSING_RUNS = 15  # of plans found in different ways, in turns, to take the fastest

@@ -17,13 +17,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gst.devices import machine_record
+from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
-from gst.placement.objective import SimulatedObjective
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Planned, plan_all
-from gst.process.progress import bar
 from gst.programs import traced
+from gst.util.progress import bar
 
 WEAKER = ("hdp", "colocrl")
 

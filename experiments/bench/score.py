@@ -22,16 +22,16 @@ from experiments.bench.memory import watch
 from experiments.bench.published import layout_program
 from experiments.bench.step import MOST_SLOWDOWN, bf16_slowdown, too_slow
 from gst.cost.metrics import kendall_tau
-from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.machine.devices import machine_record
 from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.nn.encoders import BOTH
 from gst.nn.sharing import Sharing
-from gst.process.progress import Progress, no_progress
-from gst.process.tuning import keep_freed_memory
+from gst.util.progress import Progress, no_progress
+from gst.util.tuning import keep_freed_memory
 
 CHANNELS, LAYERS = 64, 3
 MAX_NODES = 1000  # of a segment

@@ -3,7 +3,7 @@
     python -m experiments.bench search_loop
     python -m experiments.bench search_loop --machines cores:4,gpus:4 --seeds 5
 
-`loop`: `gst.placement.search.Search` with a budget of 50 measurements, which screens thousands of plans by the
+`loop`: `gst.placement.search.measured.Search` with a budget of 50 measurements, which screens thousands of plans by the
 simulator corrected by what was measured. `simulated`: no measurement; the best in simulation of the baselines and of
 annealing that asks the simulator as often as the loop does. `alone`: no screen; annealing that asks the hardware about
 every plan, from the same plans, with 50 and with 500 measurements. `network`: the loop by the GST cost model, which
@@ -28,21 +28,23 @@ import numpy as np
 from jaxtyping import Float64
 
 from experiments.bench.placement import times
-from gst.devices import LoadGate, Log, Measurement, Plan, discover, machine_record, select
-from gst.devices.execute.isolated import IsolatedExecutor, measure_plans
-from gst.devices.execute.measure import median_interval
-from gst.devices.simulate.simulator import Contention
-from gst.placement.local_search.annealing import anneal
+from gst.execution.isolated import IsolatedExecutor, measure_plans
+from gst.execution.measure import Log, Measurement, median_interval
+from gst.lowering.plan import Plan
+from gst.machine.devices import discover, machine_record, select
+from gst.machine.load import LoadGate
+from gst.placement.loop import SEARCH_RUNS
 from gst.placement.machines import machine
-from gst.placement.objective import Batches, Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS
+from gst.placement.objectives import Batches, Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.profiling import measured_task
-from gst.placement.screening import NetworkSurrogate
-from gst.placement.search import Search
+from gst.placement.search.annealing import anneal
+from gst.placement.search.measured import Search
+from gst.placement.search.surrogates import NetworkSurrogate
 from gst.placement.task import Task
-from gst.process.progress import bar
 from gst.programs import traced
+from gst.simulation.simulator import Contention
+from gst.util.progress import bar
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:0-1")
 EVALUATIONS, NETWORK_EVALUATIONS = 2_000, 500  # plans of each annealing of the loop

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from gst.devices import LoadGate, NativeExecutor, Plan, discover, machine_record, measure, select
-from gst.devices.execute.costs import measure_costs
-from gst.devices.execute.native import runs_in_turns
-from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.peaks import peak_bytes
-from gst.devices.simulate.simulator import Contention, Simulator
-from gst.placement.local_search.population import random_plans
+from gst.execution.costs import measure_costs
+from gst.execution.measure import measure
+from gst.execution.native import NativeExecutor, runs_in_turns
+from gst.lowering.plan import Plan
+from gst.machine.devices import discover, machine_record, select
+from gst.machine.load import LoadGate
+from gst.placement.search.population import random_plans
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
 from gst.programs import traced
+from gst.simulation.calibration import fit
+from gst.simulation.peaks import peak_bytes
+from gst.simulation.simulator import Contention, Simulator
+from gst.util.progress import Progress, no_progress
 
 NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those that are judged
 IDEAL = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)

@@ -30,11 +30,11 @@ from experiments.bench import child_environment
 from experiments.bench.published import PublishedSAGE, programs, standardised
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
-from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
-from gst.process.progress import Progress, no_progress
-from gst.process.tuning import keep_freed_memory
+from gst.util.progress import Progress, no_progress
+from gst.util.tuning import keep_freed_memory
 
 WARM_UP = 4
 MAX_ROWS = 1 << 16

@@ -29,11 +29,11 @@ from experiments.bench.strangers_child import STEP
 from experiments.bench.strangers_picture import draw
 from experiments.bench.strangers_steps import STEPS
 from gst.data.graphnet import FxSource, read_sources
-from gst.devices.describe.machine import machine_record
-from gst.devices.execute.measure import Log
-from gst.process.progress import Bars, Progress
-from gst.process.tuning import WAITING
+from gst.execution.measure import Log
+from gst.machine.devices import machine_record
 from gst.reporting.headline import MOST_LOAD
+from gst.util.progress import Bars, Progress
+from gst.util.tuning import WAITING
 
 ROOM = 1.2  # at least, of the programs of which a mean is taken apart
 SLOWER = 0.97  # of the best of eager and compiled: more than 3 % slower

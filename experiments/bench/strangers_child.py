@@ -29,12 +29,12 @@ from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
 from experiments.bench.strangers_runtimes import RUNTIMES
 from gst.data.graphnet import read_sources
-from gst.devices.execute.compiling import compiled_by_threads
-from gst.devices.execute.measure import Measurement, measure
-from gst.devices.execute.plain import rested
+from gst.execution.compiling import compiled_by_threads
+from gst.execution.measure import Measurement, measure
+from gst.execution.plain import rested
 from gst.placement.planning import Settings
-from gst.placement.whole import as_written
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
+from gst.whole_model.whole import as_written
 
 PLACED, DIRECT = "placed", "direct"
 STEP = "step"  # instead of data: the name is that of a training step

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import get_overridable_functions
 
 from gst.data.graphnet import BINARY, FUNCTIONS, IGNORED, METHODS, UNARY, FxSource, Weight, is_parameter_input
-from gst.files.untrusted import plain, shown
+from gst.util.untrusted import plain, shown
 
 LEAST_VARIANCE = 1e-2  # of a batch normalisation; one pixel of one image has none
 ROOMS = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.functional": torch.functional}

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from gst.devices import eager, machine_record
-from gst.devices.execute.hostile import hostile_run
-from gst.devices.execute.lowering import lowered, stream_program
-from gst.devices.execute.race_check import check
-from gst.devices.execute.stream_program import WAIT
+from experiments.bench.hostile import hostile_run
+from gst.lowering.calls import eager
+from gst.lowering.lower import lowered, stream_program
+from gst.lowering.race_check import check
+from gst.lowering.stream_program import WAIT
+from gst.machine.devices import machine_record
 from gst.programs import outputs_differ
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def hostile_plans(plans: int, seed: int = 0) -> dict[str, Any]:
     Raises:
         AssertionError: outputs of a plan differ, or it takes more memory than the checker says.
     """
-    from tests.devices.execute.test_stream_program import allocated, lanes_of, random_plan
+    from tests.lowering.test_stream_program import allocated, lanes_of, random_plan
     from tests.programs.small import SMALL, small_program
 
     names, began = sorted(SMALL), time.perf_counter()
@@ -85,8 +86,8 @@ def judged_mutants(programs: int, seed: int = 0) -> dict[str, int]:
     Raises:
         AssertionError: a lowered program depends on luck, or its peak is not that of every interleaving.
     """
-    from tests.devices.execute.interleavings import explore, mutants, random_work
-    from tests.devices.execute.test_stream_program import is_caught
+    from tests.lowering.interleavings import explore, mutants, random_work
+    from tests.lowering.test_stream_program import is_caught
 
     every = wrong = caught = refused = 0
     for number in range(programs):
@@ -106,7 +107,7 @@ def judged_mutants(programs: int, seed: int = 0) -> dict[str, int]:
 
 def speed(operations: int, repetitions: int = 3) -> dict[str, Any]:
     """Median seconds of lowering, and of checking, a layered program of so many operations on 8 memories of 4 lanes."""
-    from tests.devices.execute.test_stream_program import layered
+    from tests.lowering.test_stream_program import layered
 
     lower_s, check_s, work = [], [], layered(operations, 8, 4)
     check(lowered(*layered(1_000, 8, 4)))  # compiled

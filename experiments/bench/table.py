@@ -20,8 +20,9 @@ from torch import Tensor
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.storage import ordinary
-from gst.devices import Measurement, machine_record, measure
-from gst.process.progress import Progress, no_progress
+from gst.execution.measure import Measurement, measure
+from gst.machine.devices import machine_record
+from gst.util.progress import Progress, no_progress
 
 TABLE_BYTES = 256 << 20
 TIERS = ("device", "pinned", "disk")
@@ -49,7 +50,7 @@ def run(progress: Progress = no_progress) -> dict[str, Any]:
             `prefetch_ms` until the caller goes on.
         tiers: for each tier and dtype `pull_ms` and `push_ms` of 1,024 rows x 128 channels, `push_capacity_ms` into a
             table that is full and evicts, `push_drift_ms` into one that tracks drift.
-        machine: see `gst.devices.machine_record`.
+        machine: see `gst.machine.devices.machine_record`.
     """
     results: dict[str, Any] = {"machine": machine_record(), "pull_ms_9216x1": _small_pull()}
     stages = len(SHAPES) + len(TIERS) * len(DTYPES)

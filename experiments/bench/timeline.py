@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gst.placement.task import Task
-from gst.process.tuning import WAITING
+from gst.util.tuning import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
 
@@ -27,16 +27,17 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from gst.devices import Device, LoadGate, LoadMeter, NativeExecutor, Plan, discover, select
-from gst.devices.execute.costs import measure_costs
-from gst.devices.execute.native import runs_in_turns
-from gst.devices.execute.trace import KINDS, chrome_trace, kind_of, save_trace
-from gst.devices.plan import Timeline
-from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.simulator import Simulator
+from gst.execution.costs import measure_costs
+from gst.execution.native import NativeExecutor, runs_in_turns
+from gst.execution.trace import KINDS, chrome_trace, kind_of, save_trace
+from gst.lowering.plan import Plan, Timeline
+from gst.machine.devices import Device, discover, select
+from gst.machine.load import LoadGate, LoadMeter
 from gst.placement.baselines.list_schedules import heft
-from gst.placement.local_search.population import random_plans
+from gst.placement.search.population import random_plans
 from gst.programs import Program, traced
+from gst.simulation.calibration import fit
+from gst.simulation.simulator import Simulator
 
 COLOURS = dict(zip(KINDS, ("#0b5394", "#e69f00", "#2a9d55", "#cc3311", "#bbbbbb", "#9467bd"), strict=True))
 NUM_CALIBRATION = 12

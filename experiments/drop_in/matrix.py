@@ -29,9 +29,9 @@ from torch_geometric.data import Data, HeteroData
 
 import gst
 from gst.data.pyg import from_pyg, hetero_inputs
-from gst.devices import machine_record
-from gst.files.writing import atomic_write
-from gst.process.progress import Bars
+from gst.machine.devices import machine_record
+from gst.util.progress import Bars
+from gst.util.writing import atomic_write
 
 CHANNELS, FEATURES, EDGE_FEATURES, OPCODES = 8, 4, 3, 5
 STEPS = 3

@@ -207,7 +207,7 @@ def _fuzz() -> list[float]:
 
 
 def public_problems() -> str:
-    from experiments.reproductions.public_problems import summary
+    from experiments.reproductions.public_problems.all_problems import summary
 
     return summary(result("public_graphs_all")["rows"])
 
@@ -232,20 +232,20 @@ def certificates() -> str:
 
 
 def public_policy(name: str) -> str:
-    from experiments.reproductions.public_policy import controls, summary
+    from experiments.reproductions.public_problems.policy import controls, summary
 
     rows = result(name)["rows"]
     return summary(rows) + "\n\n" + controls(rows)
 
 
 def doppler() -> str:
-    from experiments.reproductions.doppler import summary
+    from experiments.reproductions.public_problems.doppler import summary
 
     return summary(result("doppler")["rows"], result("doppler_policy")["rows"])
 
 
 def doppler_policy() -> str:
-    from experiments.reproductions.doppler import policy_summary
+    from experiments.reproductions.public_problems.doppler import policy_summary
 
     return policy_summary(result("doppler")["rows"], result("doppler_policy")["rows"])
 

@@ -17,7 +17,7 @@ MODULES = (
 )  # fmt: skip
 VALUES = {
     "gst.__version__": "Version of the installed distribution",
-    "gst.devices.AnyExecutor": "What runs a plan: threads, recorded graphs of accelerators, or the native interpreter",
+    "gst.execution.executor.AnyExecutor": "What runs a plan: threads, recorded graphs of accelerators, or the native interpreter",
     "gst.programs.FEATURE_NAMES": "Names of the node features of a captured program, in order",
     "gst.programs.NUM_OPCODES": "How many kinds of operations node features tell apart",
     "gst.programs.WORKLOADS": "Bundled programs by name",

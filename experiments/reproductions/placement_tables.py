@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.placement_simulated import row
-from gst.devices import machine_record
+from gst.machine.devices import machine_record
 
 PROGRAMS = ("rnnlm", "gnmt", "transformer_xl", "wavenet", "inception")
 MACHINES = ("gpus:2", "gpus:4", "gpus:8")

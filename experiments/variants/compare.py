@@ -33,13 +33,13 @@ from experiments.variants.data import TASKS, Task, mean_and_deviation
 from gst.cost.losses import LOSSES
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection
-from gst.devices import machine_record
-from gst.files.writing import atomic_write
+from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.histories import LayerHistories
 from gst.nn import SAGE, Head
-from gst.process.progress import bar
-from gst.process.tuning import keep_freed_memory
+from gst.util.progress import bar
+from gst.util.tuning import keep_freed_memory
+from gst.util.writing import atomic_write
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole graph": {"whole": True},

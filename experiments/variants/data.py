@@ -13,9 +13,10 @@ from experiments.reproductions.circuits.compare import labelled_files
 from experiments.reproductions.circuits.features import circuit_graph
 from experiments.reproductions.circuits.files import SHARED
 from experiments.reproductions.circuits.labels import read_labels
-from gst.cost.step_time.dataset import TimmStepTimes
-from gst.data import ElfBinaries, TpuGraphs, group_of
-from gst.data.hlsyn import HlSyn
+from experiments.reproductions.elf import ElfBinaries
+from experiments.reproductions.hlsyn.source import HlSyn
+from experiments.reproductions.timm.dataset import TimmStepTimes
+from gst.data import TpuGraphs, group_of
 from gst.data.loader import Selection, StepLoader, split
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.data.synthetic import SyntheticPrograms

@@ -25,7 +25,7 @@ from embedding_cache import EmbeddingTable
 from experiments.variants.compare import LOSS
 from experiments.variants.data import TASKS, Task, mean_and_deviation
 from gst.cost.losses import LOSSES
-from gst.devices import machine_record
+from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 

@@ -25,13 +25,13 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
-from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
-from gst.files.writing import atomic_path
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.process.random_numbers import seeded
+from gst.util.random_numbers import seeded
+from gst.util.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
+from gst.util.writing import atomic_path
 
 SCHEMA = 2
 HELD_OUT = 0.2  # share of the configurations that an ensemble is calibrated on

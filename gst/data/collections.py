@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.data.tpugraphs import VERSION, derivation_fingerprint, derived, read
-from gst.files.untrusted import parse_json, plain
 from gst.graphs.graph import Graph
+from gst.util.untrusted import parse_json, plain
 
 COLLECTIONS = ("layout/xla/random", "layout/xla/default", "layout/nlp/random", "layout/nlp/default", "tile/xla")
 PARTS = ("train", "valid", "test")

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gst.files.archives import dataset_files
-from gst.files.untrusted import plain, shown
+from gst.util.archives import dataset_files
+from gst.util.untrusted import plain, shown
 
 WANTED = re.compile(r"((?:.*/)?(?:model|weight_meta)\.py)")
 

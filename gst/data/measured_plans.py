@@ -12,11 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.devices import Device, Log, Measurement, Plan
-from gst.devices.plan import ranks
-from gst.files.untrusted import plain, read_arrays, shown
-from gst.files.writing import atomic_path
+from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
+from gst.lowering.plan import Plan, ranks
+from gst.machine.devices import Device
+from gst.util.untrusted import plain, read_arrays, shown
+from gst.util.writing import atomic_path
 
 LOG = "measurements.jsonl"
 GRAPH = "graph.npz"

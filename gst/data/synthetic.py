@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float64, Int8, Int64
 
 from gst.data.source import GraphSource
-from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import Graph
+from gst.util.writing import CHUNK, chunks, empty_array
 
 NUM_OPCODES = 8
 NUM_CHOICES = 4

@@ -13,9 +13,9 @@ import numpy as np
 from gst.data.features import check_features, enrich
 from gst.data.reduction import check_reduction, reduce
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.files.untrusted import read_arrays
-from gst.files.writing import atomic_path, chunks
 from gst.graphs.graph import Graph, groups_of_equals
+from gst.util.untrusted import read_arrays
+from gst.util.writing import atomic_path, chunks
 
 VERSION = 1  # of what is read
 DERIVATION_VERSION = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
-from gst.files.writing import chunks
+from gst.util.writing import chunks
 
 DATA = ("node_data", "edge_data")
 NUMBERS = "biuf"  # kinds of dtype: booleans, integers with and without sign, floats

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from gst.files.arrays import ArrayWriter, Record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import ARRAYS, Cutting, Job
+from gst.util.arrays import ArrayWriter, Record
 from partitioners import partition_cached
 
 PATIENCE = 1.0  # seconds of partitioning before processes are worth their start

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
-from gst.files.arrays import Mapped, PackedArray, as_bytes, shortened
-from gst.files.writing import CHUNK, chunks, empty_array
 from gst.graphs.graph import DATA, Graph
+from gst.util.arrays import Mapped, PackedArray, as_bytes, shortened
+from gst.util.writing import CHUNK, chunks, empty_array
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
@@ -45,7 +45,7 @@ class SegmentedGraph:
         config_columns: which column of `config_features` belongs to each of them; ascending and without gaps over the
             own nodes of a segment.
         config_features: as in `Graph`, columns in the order of the segments that own them and, within one, of rows.
-            Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.files.arrays`).
+            Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.util.arrays`).
         targets, counts, spreads: as in `Graph`.
         node_data, edge_data: as in `Graph`, by row and by edge of the arrays above.
     """

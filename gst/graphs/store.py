@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from gst.files.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
-from gst.files.untrusted import plain, read_object, shown
-from gst.files.writing import atomic_write
 from gst.graphs.graph import Graph, trouble_with
 from gst.graphs.preparation import Preparation
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
+from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
+from gst.util.untrusted import plain, read_object, shown
+from gst.util.writing import atomic_write
 
 SCHEMA = 3
 DTYPES = {

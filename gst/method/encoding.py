@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from gst.graphs.graph import NAMES_TAKEN
 from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 Source = str | Callable[[ExpandedBatch], Any]
 """What an argument of an encoder is: a field of the batch by name, or whatever a function makes of the batch."""

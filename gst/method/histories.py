@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.storage import Tier
-from gst.files.arrays import as_bytes, shortened
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.guards import require_finite_gradients
+from gst.util.arrays import as_bytes, shortened
 
 
 class _Context(NamedTuple):

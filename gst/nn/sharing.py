@@ -23,7 +23,7 @@ from gst.method.batch import SegmentBatch
 from gst.nn.bounds import Bounds, Direction
 from gst.nn.levels import Adjacency, Level, all_apart, at_first, over_segments, refine
 from gst.nn.sparse import CsrMatrix, transposed
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 Part = Literal["own", "forward", "backward"]
 """Where a message comes from: the node itself, those whose values it consumes, or those that consume its values."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gst.devices.plan import Plan
-    from gst.placement.decorator import PlacedFunction
+    from gst.lowering.plan import Plan
+    from gst.placement.api.decorator import PlacedFunction
+    from gst.placement.api.placed import Placed, place
+    from gst.placement.api.saving import load
+    from gst.placement.loop import place_measured
     from gst.placement.machines import machine
-    from gst.placement.objective import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-    from gst.placement.pipeline import place_measured
-    from gst.placement.placed import Placed, place
+    from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
     from gst.placement.planning import PlacementResult, Planned, Settings, place_graph, place_simulated, plan_all
-    from gst.placement.saving import load
-    from gst.placement.search import Search
+    from gst.placement.search.measured import Search
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
@@ -22,15 +22,15 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "gst.devices.plan": ("Plan",),
-    "gst.placement.decorator": ("PlacedFunction",),
+    "gst.lowering.plan": ("Plan",),
+    "gst.placement.api.decorator": ("PlacedFunction",),
     "gst.placement.machines": ("machine",),
-    "gst.placement.objective": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
-    "gst.placement.pipeline": ("place_measured",),
-    "gst.placement.placed": ("Placed", "place"),
+    "gst.placement.objectives": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
+    "gst.placement.loop": ("place_measured",),
+    "gst.placement.api.placed": ("Placed", "place"),
     "gst.placement.planning": ("Planned", "PlacementResult", "Settings", "place_graph", "place_simulated", "plan_all"),
-    "gst.placement.saving": ("load",),
-    "gst.placement.search": ("Search",),
+    "gst.placement.api.saving": ("load",),
+    "gst.placement.search.measured": ("Search",),
     "gst.placement.task": ("Task", "load_plan", "save_plan"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from gst.data.cost_graphs import CostGraph
-from gst.devices import Plan
+from experiments.reproductions.public_problems.cost_graphs import CostGraph
+from experiments.reproductions.public_problems.exact.cost_graphs import published_optimum
+from experiments.reproductions.public_problems.exact.tasks import optimum
+from experiments.reproductions.public_problems.published import PublishedObjective, published_bound
+from gst.lowering.plan import Plan
 from gst.placement.baselines.bounds import branched_bound_us, lower_bound_us
-from gst.placement.exact.published import published_optimum
-from gst.placement.exact.tasks import optimum
-from gst.placement.published import PublishedObjective, published_bound
 from gst.placement.task import Task
 from gst.reporting.charts import brief
 

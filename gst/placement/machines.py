@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float64
 
 from gst.cost.step_time.estimate import operation_times_us
 from gst.cost.step_time.machines import machine_of
-from gst.devices import Device
-from gst.devices.execute.costs import Costs, profiled_costs
-from gst.devices.simulate.simulator import Contention
+from gst.execution.costs import Costs, profiled_costs
+from gst.machine.devices import Device
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
 from gst.programs.kinds import ACCELERATOR
+from gst.simulation.simulator import Contention
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
 VIEW_US = 0.3  # of a CPU

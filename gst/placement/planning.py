@@ -12,20 +12,22 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gst.data.cost_graphs import CostGraph
-from gst.devices import Log, Plan, machine_record
+from experiments.reproductions.public_problems.cost_graphs import CostGraph
+from gst.execution.measure import Log
+from gst.lowering.plan import Plan
+from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.constructive.fine_tuning import fine_tune
-from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.population import cross_entropy, evolve
-from gst.placement.objective import Budgeted, Objective, SimulatedObjective
+from gst.placement.objectives import Budgeted, Objective, SimulatedObjective
 from gst.placement.policies.colocrl import colocrl
+from gst.placement.policies.constructive.fine_tuning import fine_tune
 from gst.placement.policies.go import go
 from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp
+from gst.placement.search.annealing import anneal
+from gst.placement.search.population import cross_entropy, evolve
 from gst.placement.task import Task, check_same
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 
 Method = Callable[..., None]
 RENAMED = {"ours": "guided_search"}  # methods by the names that earlier versions wrote
@@ -38,7 +40,7 @@ DEFAULT_METHODS = ("annealing", "guided_search")
 TASKS = ("placement", "schedule", "fusion")
 
 COST_MODELS = ("sums", "network")
-"""Linear regression on sums over the operations of a plan, and the GST cost model (`gst.placement.screening`)."""
+"""Linear regression on sums over the operations of a plan, and the GST cost model (`gst.placement.search.surrogates`)."""
 
 
 def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
@@ -74,7 +76,7 @@ class Settings:
         compile_step: whether the step compiled and frozen, on all cores and on one, is among what is measured at the
             end; each takes up to a minute to compile.
         compile_s: no such way is begun after half of these seconds, and none is compiled beyond them.
-        finals_s: of each set of runs at the end, but for as many as there must be, see `gst.devices.measure`.
+        finals_s: of each set of runs at the end, but for as many as there must be, see `gst.execution.measure.measure`.
     """
 
     budget: int = BUDGET
@@ -153,7 +155,7 @@ class PlacementResult:
         task: what was placed.
         plan: the fastest.
         result: for programs, see `placed_result`.
-        drawing: what the report shows beyond it, see `gst.placement.drawing`.
+        drawing: what the report shows beyond it, see `gst.placement.api.drawing`.
     """
 
     task: Task
@@ -267,7 +269,11 @@ def place_graph(
     Raises:
         ValueError: as `place_simulated`.
     """
-    from gst.placement.published import PublishedObjective, published_bound, search_published
+    from experiments.reproductions.public_problems.published import (
+        PublishedObjective,
+        published_bound,
+        search_published,
+    )
 
     task = Task.of_cost_graph(graph)
     if graph.backward.any():
@@ -387,7 +393,7 @@ def placed_result(
 ) -> dict[str, Any]:
     """What all results say: `program`, `num_nodes`, `devices`, `runtime`, `objective` and `lower_bound` (ms), `best`,
     `plans`, `machine`, and where costs were measured `profile_load`, the share of the cores that other processes took
-    while they were. Measured ones add `cost_model` and what `gst.placement.pipeline.Finals.figures` says: above all
+    while they were. Measured ones add `cost_model` and what `gst.placement.loop.Finals.figures` says: above all
     the `winner`, which need not be a plan.
 
     Args:

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import numpy as np
 
-from gst.devices import Device, ExecutionError, LoadGate
-from gst.devices.describe.load import repeated_while_busy
-from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs, shortest_us
-from gst.devices.execute.pair_records import pairs_of, pairs_record
-from gst.devices.plan import RunsInTurns
-from gst.devices.simulate.calibration import fit
-from gst.devices.simulate.share_fit import fit_sharing
-from gst.devices.simulate.simulator import UNCALIBRATED, Contention
-from gst.files.untrusted import read_object
-from gst.files.writing import atomic_write
+from gst.execution.costs import Costs, links_of, links_record, profiled_costs, shortest_us
+from gst.execution.pair_records import pairs_of, pairs_record
+from gst.lowering.plan import ExecutionError, RunsInTurns
+from gst.machine.devices import Device
+from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.baselines.portfolio import single
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.local_search.population import random_plans
 from gst.placement.machines import STREAMS
-from gst.placement.objective import PlanRunner
+from gst.placement.objectives import PlanRunner
 from gst.placement.planning import Settings
+from gst.placement.search.population import random_plans
 from gst.placement.task import Task, check_same
-from gst.process.progress import Progress, no_progress, notice
 from gst.programs import Program
+from gst.simulation.calibration import fit
+from gst.simulation.share_fit import fit_sharing
+from gst.simulation.simulator import UNCALIBRATED, Contention
+from gst.util.progress import Progress, no_progress, notice
+from gst.util.untrusted import read_object
+from gst.util.writing import atomic_write
 
 COSTS = "costs.json"
 MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gst.devices import Plan
-from gst.devices.execute.hostile import verify
-from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.race_check import check
-from gst.devices.execute.stream_program import StreamProgram
+from experiments.bench.hostile import verify
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import Plan
+from gst.lowering.race_check import check
+from gst.lowering.stream_program import StreamProgram
 from gst.placement.task import Task
 
 HOSTILE_RUNS = 5  # hostile runs, each with delays of its own

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
+from experiments.reproductions.public_problems.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
-from gst.devices import Device, Plan
-from gst.devices.execute.costs import Costs, profiled_costs
-from gst.devices.execute.stream_program import StreamProgram
-from gst.devices.plan import Timeline, positions_of_nodes
-from gst.devices.simulate.peaks import peak_bytes
-from gst.devices.simulate.simulator import Contention, Simulator
-from gst.files.untrusted import plain, read_object
-from gst.files.writing import atomic_write
+from gst.execution.costs import Costs, profiled_costs
 from gst.graphs.graph import Graph
+from gst.lowering.plan import Plan, Timeline, positions_of_nodes
+from gst.lowering.stream_program import StreamProgram
+from gst.machine.devices import Device
 from gst.programs import Program
+from gst.simulation.peaks import peak_bytes
+from gst.simulation.simulator import Contention, Simulator
+from gst.util.untrusted import plain, read_object
+from gst.util.writing import atomic_write
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ def save_plan(
 
     Examples:
         >>> import torch
-        >>> from gst.devices import discover
+        >>> from gst.machine.devices import discover
         >>> from gst.programs import capture_module
         >>> program, core = capture_module(torch.nn.ReLU(), (torch.zeros(2),)), discover()[0]
         >>> plan = Plan((core.name,), np.zeros(program.num_nodes, np.int64))
@@ -226,7 +226,7 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
 
     Examples:
         >>> import torch
-        >>> from gst.devices import discover
+        >>> from gst.machine.devices import discover
         >>> from gst.programs import capture_module
         >>> program, core = capture_module(torch.nn.ReLU(), (torch.zeros(2),)), discover()[0]
         >>> plan = Plan((core.name,), np.zeros(program.num_nodes, np.int64))

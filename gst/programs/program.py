@@ -25,9 +25,9 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from gst.files.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
 from gst.graphs.graph import DATA, Graph
 from gst.programs.operation import Operation, Reference, form_of, form_of_target, references, target_of_form, value_of
+from gst.util.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
 
 SCHEMA = 1
 FILES = ("program.json", "graph.npz", "tensors.pt")

@@ -22,12 +22,12 @@ from uuid import uuid4
 
 import torch
 
-from gst.process.version import DISTRIBUTION, version_of
 from gst.programs.program import Program
 from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face
+from gst.util.version import DISTRIBUTION, version_of
 
 KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")

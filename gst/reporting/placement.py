@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from experiments.reproductions.public_problems.certificate_page import certificate
 from gst.reporting import charts
-from gst.reporting.certificate import certificate
 from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
 from gst.reporting.graph import graph
 from gst.reporting.headline import (
@@ -102,7 +102,7 @@ HOW = {
 def render(record: Record) -> str:
     """The page of a search. `record` is what `gst place` and `gst demo` found; all its parts may be missing or empty.
 
-    See `gst.placement.planning.PlacementResult` and `gst.placement.drawing.plan_drawing` for what it holds. The page is
+    See `gst.placement.planning.PlacementResult` and `gst.placement.api.drawing.plan_drawing` for what it holds. The page is
     one HTML file that needs no network and no fonts. Where scripts run, drawings can be zoomed and the operations of
     one segment looked at; nothing else needs them. What a record lacks becomes a sentence, not an empty chart.
 

@@ -20,10 +20,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from gst.files.untrusted import DAMAGE, plain
-from gst.files.writing import atomic_path, directory_lock
-from gst.process.interrupts import SIGNALS, Stopped
-from gst.process.progress import notice
+from gst.util.interrupts import SIGNALS, Stopped
+from gst.util.progress import notice
+from gst.util.untrusted import DAMAGE, plain
+from gst.util.writing import atomic_path, directory_lock
 
 AT_ONCE = 2  # checkpoints held in memory until they are written: a best one and a last one
 FLUSHED_AT = 16 << 20  # bytes

@@ -25,14 +25,14 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from gst.files.untrusted import check_yaml
-from gst.files.writing import atomic_write
 from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
 from gst.training.record import LogProgress, Recorder, ReportPage
+from gst.util.untrusted import check_yaml
+from gst.util.writing import atomic_write
 
 AN_EXAMPLE = "experiments/configs/giant_synthetic.yaml"
 LAST = "runs/giant_synthetic/checkpoints/last.ckpt"

@@ -15,7 +15,7 @@ from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
 from gst.graphs.store import open_store, prepare
-from gst.process.progress import bar
+from gst.util.progress import bar
 from partitioners import SEEDED
 
 TRAIN, VALID, TEST = range(3)

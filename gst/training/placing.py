@@ -15,7 +15,7 @@ LOGS = ("log", "log_dict")  # look at the signatures of the steps, which Dynamo 
 
 class PlacedSteps(L.Callback):
     """Each graph of the steps of a LightningModule runs in the fastest way that gst measures, see
-    `gst.placement.backend`: forward and backward pass as written or compiled; validation, test and prediction also
+    `gst.placement.api.backend`: forward and backward pass as written or compiled; validation, test and prediction also
     frozen, on other numbers of threads, or by a plan.
 
         L.Trainer(callbacks=[PlacedSteps()]).fit(model, data)

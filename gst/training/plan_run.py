@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from gst.files.untrusted import read_object
+from gst.util.untrusted import read_object
 
 SERVICE = "https://api.wandb.ai"
 COLUMNS: list[str | int] = ["plan", "feasible", "ms", "seconds_to_plan", "evaluations", "measurements"]

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gst.data.loader import Step
 from gst.method.exchange import Peers
-from gst.process.interrupts import SIGNALS
+from gst.util.interrupts import SIGNALS
 
 Entry = TypeVar("Entry")
 GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 
 from gst.data.tpugraphs import derived, read
-from gst.files.untrusted import DAMAGE, check_classes, plain, read_tensors
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.process.progress import bar
 from gst.training.datamodule import SegmentDataModule, check_cuts
 from gst.training.module import SegmentTrainingModule
+from gst.util.progress import bar
+from gst.util.untrusted import DAMAGE, check_classes, plain, read_tensors
 
 UNCHANGED = {"features": (), "reduction": "none"}
 

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
-from gst.devices.describe.machine import machine_record
-from gst.files.writing import atomic_write
-from gst.process.progress import Bars, notice
-from gst.process.version import version
+from gst.machine.devices import machine_record
 from gst.reporting.training import render_training
 from gst.training.checkpoints import checkpoint_callbacks
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
+from gst.util.progress import Bars, notice
+from gst.util.version import version
+from gst.util.writing import atomic_write
 
 MOST_POINTS = 1_000  # of a plot
 COLUMNS: list[str | int] = ["graph", "measured", "predicted"]
@@ -291,7 +291,7 @@ def _checkpoints(trainer: L.Trainer) -> list[str]:
 
 
 class LogProgress(ProgressBar):
-    """Progress bar for output that is no terminal: lines of a log, as `gst.process.progress.bar` writes them, and a
+    """Progress bar for output that is no terminal: lines of a log, as `gst.util.progress.bar` writes them, and a
     line with the last metrics when a training ends."""
 
     def __init__(self) -> None:

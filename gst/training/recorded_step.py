@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from gst.devices.execute.lanes import is_here
-from gst.devices.execute.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.execution.lanes import is_here
+from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
 from gst.graphs.segments import SegmentedGraph
 from gst.method.fixed_step import FixedStep, PaddedStep
 
@@ -26,7 +26,7 @@ class RecordedStep:
 
     Args:
         step: what is to be recorded; its model, loss and optimizer.
-        graph: makes an empty graph, see `gst.devices.execute.recording.new_graph`.
+        graph: makes an empty graph, see `gst.execution.recording.new_graph`.
         is_recorded: whether to record at all; where the model is on an accelerator of this process if None.
 
     Attributes:

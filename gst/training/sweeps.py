@@ -24,7 +24,7 @@ from typing import IO, Any, Literal, get_args
 
 import numpy as np
 
-from gst.files.untrusted import check_yaml, plain, read_object, shown
+from gst.util.untrusted import check_yaml, plain, read_object, shown
 
 METHODS = ("grid", "random", "bayes")
 Goal = Literal["minimize", "maximize"]

@@ -15,10 +15,10 @@ import torch
 
 from gst.cli import main
 from gst.data.synthetic import SyntheticPrograms
-from gst.devices import Log, measure
-from gst.files.arrays import JOURNAL
-from gst.files.writing import atomic_write
+from gst.execution.measure import Log, measure
 from gst.graphs.store import open_store, prepare, verify
+from gst.util.arrays import JOURNAL
+from gst.util.writing import atomic_write
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.chaos_commands import lost, rows, unreadable
-from gst.devices import Log
+from gst.execution.measure import Log
 
 ROOT = Path(__file__).parents[2]
 

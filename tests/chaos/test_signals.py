@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from gst.cli import main
-from gst.devices import Log
-from gst.files.arrays import ArrayWriter
-from gst.files.writing import LOCK
-from gst.process.interrupts import Stopped, stoppable
+from gst.execution.measure import Log
 from gst.training import checkpoints
+from gst.util.arrays import ArrayWriter
+from gst.util.interrupts import Stopped, stoppable
+from gst.util.writing import LOCK
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -211,7 +211,7 @@ def test_a_measurement_goes_on_and_leaves_no_process() -> None:
             is_over.set()
     rows = log.read()
     assert 5 <= len(rows) < 13
-    assert not any("gst.devices.execute.child" in words for words in _children())
+    assert not any("gst.execution.child" in words for words in _children())
     assert main([*arguments, "--repetitions", "2", "--resume"]) == 0
     assert log.read()[: len(rows)] == rows and len(log.read()) == 13
 

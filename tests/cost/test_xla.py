@@ -12,7 +12,6 @@ from pathlib import Path
 import made_xla
 import numpy as np
 import pytest
-from conftest import FIXTURES
 
 from gst.cli import main
 from gst.cost.step_time.estimate import estimate
@@ -21,6 +20,7 @@ from gst.cost.step_time.xla import read_xla, xla_program
 from gst.data.hlo.counts import counts_of
 from gst.data.hlo.modules import read_module
 from gst.data.hlo.text import parse_module
+from tests.conftest import FIXTURES
 
 XLA = FIXTURES / "xla"
 COUNTS = json.loads((XLA / "counts.json").read_text())

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FIXTURES, SHARED
 
 from gst.cost.metrics import are_placeholders, layout_score, tile_errors
 from gst.data import TpuGraphsCollection
 from gst.data.collections import COLLECTIONS, PARTS, download_command, download_commands, inventory, parts_below
 from gst.data.tpugraphs import read
-from gst.files.arrays import PackedArray
 from gst.graphs.store import open_store, prepare
+from gst.util.arrays import PackedArray
+from tests.conftest import FIXTURES, SHARED
 
 ALEXNET = FIXTURES / "alexnet_small.npz"
 TILES = sorted((FIXTURES / "tile").glob("*.npz"))

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import FIXTURES, shared_or_fixture
 from google.protobuf.message import DecodeError
 
 from gst.data import TpuGraphs, TpuGraphsCollection, read_hlo
@@ -23,6 +22,7 @@ from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.nn.encoders import signed_log
+from tests.conftest import FIXTURES, shared_or_fixture
 
 HLO = FIXTURES / "hlo"
 UNET = shared_or_fixture("pb/module_tuning_data_layout.pb", "hlo/unet_3d_part.pb")

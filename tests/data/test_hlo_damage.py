@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FIXTURES
 
 from gst.data import read_hlo
 from gst.data.hlo.messages import HloModule, ModuleTuningData
+from tests.conftest import FIXTURES
 
 HLO = FIXTURES / "hlo"
 HUGE = 10**17

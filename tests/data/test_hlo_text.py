@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FIXTURES
 
 from gst.data import read_hlo
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule
 from gst.data.hlo.text import parse_module
 from gst.graphs.graph import Graph
+from tests.conftest import FIXTURES
 
 HLO = FIXTURES / "hlo"
 BODY = """HloModule small

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gst.devices.describe.machine import usable_cores
-from gst.devices.execute.interpreter import compiler
+from gst.execution.interpreter import compiler
+from gst.machine.devices import usable_cores
 from tests.docs.pages import OUTPUT, Page
 from tests.docs.run_page import check_output, run_page
 

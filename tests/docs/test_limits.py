@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.reproductions.giant_problems import interval
+from experiments.reproductions.public_problems.giant import interval
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs" / "explanation" / "limits.md").read_text().split())

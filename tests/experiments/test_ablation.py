@@ -11,14 +11,15 @@ import pytest
 
 from experiments.bench.ablation import ROWS, Believed, Rates, over_loop, plan_of
 from experiments.bench.search_loop import PretendedObjective, unlike
-from gst.devices import Measurement, Plan
+from gst.execution.measure import Measurement
+from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.constructive.fine_tuning import FineTuning
 from gst.placement.machines import machine
-from gst.placement.objective import Batches
+from gst.placement.objectives import Batches
 from gst.placement.planning import BUDGET
-from gst.placement.screening import LEAST_MEASUREMENTS, LinearSurrogate, ScreenedObjective
-from gst.placement.search import AT_ONCE
+from gst.placement.policies.constructive.fine_tuning import FineTuning
+from gst.placement.search.measured import AT_ONCE
+from gst.placement.search.surrogates import LEAST_MEASUREMENTS, LinearSurrogate, ScreenedObjective
 from gst.placement.task import Task
 from gst.programs import traced
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.variants import compare, data
-from tests.data import timm_made
+from tests.reproductions.timm import timm_made
 
 
 @pytest.mark.parametrize("variant", ["GST+EFD", "GST+E, composite, by age", "whole graph"])

@@ -16,34 +16,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from published_latency import latency
 
+from experiments.reproductions.elf import call_graph, node_features, open_binary
+from experiments.reproductions.elf.calls import call_depth, language
+from experiments.reproductions.elf.files import owners
+from experiments.reproductions.hlsyn.source.reader import HlSyn
+from experiments.reproductions.neusight.graphs import NeuSightTimes
+from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
+from experiments.reproductions.public_problems.formats import read_public_graph
+from experiments.reproductions.timm.dataset import TimmStepTimes
 from gst.cli import main
 from gst.cost import CostModel
 from gst.cost.step_time import model as step_time_model
-from gst.cost.step_time.dataset import TimmStepTimes
 from gst.cost.step_time.machines import MACHINES, machine_of
 from gst.cost.step_time.xla import read_xla
 from gst.data import MalNet, MeasuredPlans, TpuGraphsCollection, read_hlo
-from gst.data.cost_graphs import CostGraph, read_cost_graph, read_split
-from gst.data.elf import call_graph, node_features, open_binary
-from gst.data.elf.calls import call_depth, language
-from gst.data.elf.files import owners
 from gst.data.graphnet import operator_graph, read_sources
-from gst.data.hlsyn.reader import HlSyn
 from gst.data.malnet import read_edge_list
-from gst.data.neusight_graphs import NeuSightTimes
-from gst.data.public_graphs import read_public_graph
 from gst.data.tpugraphs import read
-from gst.devices import Device, Plan
-from gst.devices.describe.machine import this_machine
-from gst.devices.describe.rates import CopyRates, Link, OperationRates, Rates, save_rates, saved_rates
-from gst.devices.execute.measure import Log
-from gst.files.arrays import as_bytes, shortened, view
-from gst.files.untrusted import plain
+from gst.execution.measure import Log
 from gst.graphs.segments import ARRAYS
 from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, this_machine
+from gst.machine.rates import CopyRates, Link, OperationRates, Rates, save_rates, saved_rates
 from gst.placement.policies.go import GO
 from gst.placement.policies.pretraining import load_policy, save_policy
 from gst.placement.task import load_plan, save_plan
@@ -51,9 +48,14 @@ from gst.programs import Program, Step, capture
 from gst.programs.program import FILES, _checksum
 from gst.training.cli import run
 from gst.training.rank import load
+from gst.util.arrays import as_bytes, shortened, view
+from gst.util.untrusted import plain
 from partitioners import partition_cached
-from tests.data import hlsyn_made, neusight_made, timm_made
 from tests.reference import random_graph
+from tests.reproductions.hlsyn import hlsyn_made
+from tests.reproductions.neusight import neusight_made
+from tests.reproductions.public_problems.published_latency import latency
+from tests.reproductions.timm import timm_made
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.data import TpuGraphsCollection, read_cost_graph
-from gst.devices import Log, Plan
-from gst.files.untrusted import parse_json, plain, read_object, shown
+from experiments.reproductions.public_problems.cost_graphs import read_cost_graph
+from gst.data import TpuGraphsCollection
+from gst.execution.measure import Log
+from gst.lowering.plan import Plan
+from gst.util.untrusted import parse_json, plain, read_object, shown
 from tests.fuzz.readers import READERS
 
 pytestmark = pytest.mark.usefixtures("unchecked")

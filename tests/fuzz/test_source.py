@@ -21,9 +21,9 @@ PICKLES = {
 }
 STRINGS = ("system", "popen", "getoutput", "getstatusoutput")
 ALLOWED = {
-    ("gst/devices/execute/calls.py", "eval"): "a line made of numbers, names made there and arguments of registered "
+    ("gst/lowering/calls.py", "eval"): "a line made of numbers, names made there and arguments of registered "
     "operators, which saving.py checks when a program is read",
-    ("gst/devices/execute/calls.py", "compile"): "the same line",
+    ("gst/lowering/calls.py", "compile"): "the same line",
 }
 
 

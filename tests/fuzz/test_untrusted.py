@@ -17,10 +17,10 @@ from torch import nn
 from gst.cost import CostModel
 from gst.data import MalNet
 from gst.data.tpugraphs import read
-from gst.files.untrusted import check_classes, check_weights, check_yaml, read_arrays, read_tensors
 from gst.graphs.store import open_store, verify
 from gst.placement.policies.pretraining import load_policy
 from gst.programs import Program
+from gst.util.untrusted import check_classes, check_weights, check_yaml, read_arrays, read_tensors
 from tests.fuzz.damage import Bomb
 from tests.fuzz.limits import problem
 from tests.fuzz.readers import READERS, Reader, _config, _seal_program, _seal_store

@@ -24,11 +24,11 @@ from segment_reference import assert_identical
 
 import gst.graphs.preparation
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
-from gst.files.arrays import ArrayWriter, PackedArray
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare, verify
 from gst.method.batch import assemble
+from gst.util.arrays import ArrayWriter, PackedArray
 from partitioners import partition_cached
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]
@@ -93,7 +93,7 @@ def test_other_symbols_are_kept_whole_wherever_they_come(
 ) -> None:
     """The pieces that were packed before the symbol came are written again."""
     monkeypatch.setattr("gst.graphs.segments.CONFIG_BYTES", config_bytes)
-    monkeypatch.setattr("gst.files.arrays.ROWS_UNPACKED", 100)
+    monkeypatch.setattr("gst.util.arrays.ROWS_UNPACKED", 100)
     graphs = [replace(layouts(*at), name="other"), replace(layouts(), name="layouts")]
     store = prepare(graphs, tmp_path, max_nodes=8)
     verify(store)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES
-from gst.files.arrays import Mapped, PackedArray
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
@@ -33,6 +32,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.method.exchange import Peers
 from gst.nn.edges import neighbour_attention, neighbour_max
 from gst.nn.sparse import CsrMatrix, product
+from gst.util.arrays import Mapped, PackedArray
 
 ALL = 99  # more segments than any graph here has
 

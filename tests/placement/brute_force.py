@@ -8,7 +8,7 @@ import numpy as np
 
 from gst.data.measured_plans import core_use
 from gst.placement.task import Task
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 def least_us(task: Task) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gst.devices import Device
+from gst.machine.devices import Device
 from gst.placement.task import Task
 from tests.programs.small import small_program
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gst.data.cost_graphs import NO_OVERHEAD, CostGraph
-from gst.devices import Device
-from gst.devices.execute.costs import Costs, Storages
+from experiments.reproductions.public_problems.cost_graphs import NO_OVERHEAD, CostGraph
+from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.machine.devices import Device
 from gst.placement.task import Task
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "placement"

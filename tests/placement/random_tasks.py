@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gst.devices import Device
-from gst.devices.execute.costs import Costs, Storages
-from gst.devices.simulate.simulator import Contention
+from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.machine.devices import Device
 from gst.placement.task import Task
+from gst.simulation.simulator import Contention
 
 NO_OVERHEAD = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 MANY = 10**8  # bytes that every node takes of its memory

@@ -10,14 +10,15 @@ import pytest
 from placement_graphs import made_task
 from random_tasks import random_task
 
-from gst.devices import Device, Plan
-from gst.devices.simulate.copies import copies_of
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio, single
-from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.search.annealing import anneal
+from gst.placement.search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
 from gst.placement.task import Task
+from gst.simulation.copies import copies_of
 
 
 def annealed(task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:

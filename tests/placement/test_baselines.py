@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, random_task
 
-from gst.data.cost_graphs import read_cost_graph
-from gst.devices import Device
-from gst.devices.simulate.simulator import Simulator
+from experiments.reproductions.public_problems.baselines import baselines
+from experiments.reproductions.public_problems.cost_graphs import read_cost_graph
+from experiments.reproductions.public_problems.generated import generated_problem
+from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.baselines.portfolio import chunks, expert, layers, metis, portfolio, single, topo
 from gst.placement.baselines.units import colocated, held_bytes, smallest_units
-from gst.placement.constructive.generated import generated_problem
-from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.population import crossover, mutate
 from gst.placement.machines import CORE, GPU, Machine, machine
-from gst.placement.objective import Budgeted, SimulatedObjective
-from gst.placement.public.baselines import baselines
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.search.annealing import anneal
+from gst.placement.search.population import crossover, mutate
 from gst.placement.task import Task
+from gst.simulation.simulator import Simulator
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"
 ALWAYS = {"chunks", "expert", "metis", "topo", "heft", "etf", "sct"}

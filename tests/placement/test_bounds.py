@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_tasks import apart, core_sets, made_up, random_task
 
-from gst.devices import Device
+from gst.machine.devices import Device
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.list_schedules import moldable
 from gst.placement.task import Task

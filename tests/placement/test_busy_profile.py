@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.devices import ExecutionError, LoadGate, Plan
-from gst.devices.execute.costs import Costs
-from gst.devices.plan import RunsInTurns
-from gst.devices.simulate.simulator import Contention
+from gst.execution.costs import Costs
+from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
+from gst.machine.load import LoadGate
 from gst.placement.profiling import AT_ONCE, cached_task, measured_task
 from gst.placement.task import Task
+from gst.simulation.simulator import Contention
 
 CONTENTION = Contention(slowdown=0.05)
 QUIET, BUSY = 0.02, 0.6
@@ -104,9 +104,11 @@ def test_the_command_says_that_others_were_busy_while_operations_were_profiled(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert task.program is not None
-    monkeypatch.setattr("gst.placement.command.traced", lambda name, kind: task.program)
-    monkeypatch.setattr("gst.placement.command.usable_devices", lambda names, limit: list(task.devices))
-    monkeypatch.setattr("gst.placement.command.IsolatedExecutor", lambda program, devices: Runner(task, [load, load]))
+    monkeypatch.setattr("gst.placement.api.command.traced", lambda name, kind: task.program)
+    monkeypatch.setattr("gst.placement.api.command.usable_devices", lambda names, limit: list(task.devices))
+    monkeypatch.setattr(
+        "gst.placement.api.command.IsolatedExecutor", lambda program, devices: Runner(task, [load, load])
+    )
     arguments = ["place", "rnnlm", "--runtime", "simulated", "--evaluations", "20", "--methods", "annealing"]
     arguments += ["--patience", "0", "--proof", "0", "--out", "out", "--explain"]
     assert main([*arguments, "--json", "result.json"]) == 0

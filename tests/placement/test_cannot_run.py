@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import Device, Plan
-from gst.devices.plan import RunsInTurns
-from gst.devices.simulate.simulator import Contention
+from gst.lowering.plan import Plan, RunsInTurns
+from gst.machine.devices import Device
 from gst.placement.fusion.measured import segments, share_in_parallel, whole_step
-from gst.placement.objective import SimulatedObjective
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Planned, check_fits
 from gst.placement.profiling import cached_task, measured_task
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
+from gst.simulation.simulator import Contention
 
 DEVICES = [Device("xpu:0", "xpu", (), 1, "xpu:0", "test"), Device("cpu:0", "cpu", (0, 1), 2, "host", "test")]
 

@@ -9,10 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.reproductions.public_problems import training
+from experiments.reproductions.public_problems.generated import SHAPES, generated_problem
+from experiments.reproductions.public_problems.placing import SHARE, place_public
+from experiments.reproductions.public_problems.problem import Problem
+from experiments.reproductions.public_problems.proposing import propose
+from experiments.reproductions.public_problems.training import State, train
 from gst.cli import main
-from gst.placement.constructive import training
-from gst.placement.constructive.generated import SHAPES, generated_problem
-from gst.placement.constructive.network import (
+from gst.placement.baselines.arrays import moved
+from gst.placement.baselines.ranks import upward_rank
+from gst.placement.policies.constructive.network import (
     FEATURES,
     HIDDEN,
     LAYER,
@@ -25,15 +31,9 @@ from gst.placement.constructive.network import (
     rule_weights,
     save_weights,
 )
-from gst.placement.constructive.proposing import propose
-from gst.placement.constructive.rollout import roll_out, window_of
-from gst.placement.constructive.tables import MOST_CONSUMERS, Tables, tables_of, tables_of_arrays
-from gst.placement.constructive.training import State, train
-from gst.placement.public.placing import SHARE, place_public
-from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule
-from gst.placement.scheduling.arrays import moved
-from gst.placement.scheduling.ranks import upward_rank
+from gst.placement.policies.constructive.rollout import roll_out, window_of
+from gst.placement.policies.constructive.tables import MOST_CONSUMERS, Tables, tables_of, tables_of_arrays
+from gst.placement.search.window_schedules import Schedule
 
 
 def random_weights(seed: int) -> np.ndarray:

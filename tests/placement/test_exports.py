@@ -12,13 +12,14 @@ import torch
 from random_tasks import random_task
 from torch import nn
 
+from experiments.reproductions.public_problems.formats import read_public_graph
+from experiments.reproductions.public_problems.problem import public_problem
 from gst.cli import main
-from gst.data.public_graphs import read_public_graph
-from gst.devices import Device, Plan
-from gst.placement.placed import Placed
-from gst.placement.plan_trace import trace_of_schedule, trace_of_task
-from gst.placement.public.problem import public_problem
-from gst.placement.public.schedules import Schedule
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device
+from gst.placement.api.placed import Placed
+from gst.placement.api.plan_trace import trace_of_schedule, trace_of_task
+from gst.placement.search.window_schedules import Schedule
 from gst.programs import capture_module
 
 DOPPLER = Path(__file__).parents[1] / "fixtures" / "public_graphs" / "doppler.txt"

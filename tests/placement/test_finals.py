@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gst.devices import Measurement
-from gst.devices.execute.measure import median_interval
-from gst.devices.execute.plain import COMPILED, PYTORCH
-from gst.placement.choosing import is_faster
-from gst.placement.pipeline import NUM_BASELINES, Finals, fastest, finalists
+from gst.execution.measure import Measurement, median_interval
+from gst.execution.plain import COMPILED, PYTORCH
+from gst.placement.loop import NUM_BASELINES, Finals, fastest, finalists
 from gst.placement.planning import Planned
+from gst.whole_model.choosing import is_faster
 
 
 def measurement(ms: float, noise: float = 0.0, seed: int = 0, key: str | None = "plan", runs: int = 25) -> Measurement:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gst.devices.plan import ranks
-from gst.placement.constructive.fine_tuning import MOST_STEPS, PAIRS, FineTuning, TaskRollouts, fine_tune
-from gst.placement.constructive.network import load_weights
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.lowering.plan import ranks
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.policies.constructive.fine_tuning import MOST_STEPS, PAIRS, FineTuning, TaskRollouts, fine_tune
+from gst.placement.policies.constructive.network import load_weights
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
 

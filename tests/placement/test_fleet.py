@@ -18,11 +18,11 @@ import pytest
 
 from gst.cli import main
 from gst.data.measured_plans import LOG, read_measured
-from gst.devices import Log
-from gst.devices.describe.machine import this_machine, usable_cores
+from gst.execution.measure import Log
+from gst.machine.devices import this_machine, usable_cores
+from gst.placement.api.measuring import MeasuringSettings, measure_on_fleet
 from gst.placement.fleet.cluster import joined
-from gst.placement.measuring import MeasuringSettings, measure_on_fleet
-from gst.process.progress import Progress
+from gst.util.progress import Progress
 
 pytestmark = [
     pytest.mark.e2e,

@@ -12,15 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.devices import Plan, fusion_groups, legalise, pointwise_chains
-from gst.devices.fusion.rewrite import CompiledGroup, rewritten
+from gst.lowering.grouping import pointwise_chains
+from gst.lowering.legality import fusion_groups, legalise
+from gst.lowering.plan import Plan
+from gst.lowering.rewrite import CompiledGroup, rewritten
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import GPU, Chip, Machine, machine
-from gst.placement.objective import SimulatedObjective
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import Program, Reference, TrainingStep, capture
 from gst.programs.features import flops
-from tests.devices.fusion.test_fusion import STEPS, partition, random_program
+from tests.lowering.test_fusion import STEPS, partition, random_program
 
 
 def program_of(step: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], width: int) -> Program:

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import Device, ExecutionError, Log, Plan, discover, select
-from gst.devices.describe.machine import usable_cores
-from gst.devices.execute.groups import fused
-from gst.devices.execute.interpreter import compiler
-from gst.devices.execute.isolated import IsolatedExecutor
+from gst.execution.groups import fused
+from gst.execution.interpreter import compiler
+from gst.execution.isolated import IsolatedExecutor
+from gst.execution.measure import Log
+from gst.lowering.plan import ExecutionError, Plan
+from gst.machine.devices import Device, discover, select, usable_cores
 from gst.placement.fusion.measured import FusedTask, chains, fused_task, segments, share_in_parallel, whole_step
-from gst.placement.objective import SimulatedObjective
-from gst.placement.pipeline import place_measured
+from gst.placement.loop import place_measured
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
 from gst.placement.profiling import measured_task
 from gst.placement.task import Task
@@ -242,7 +243,7 @@ def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], iso
 def test_without_groups_the_whole_step_is_tried_all_the_same(
     program: Program, saved: Path, devices: tuple[Device, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gst.placement.pipeline.fused_task", lambda *_: None)
+    monkeypatch.setattr("gst.placement.loop.fused_task", lambda *_: None)
     chosen = Settings(0, 0, (), ("placement", "fusion"), repetitions=2, patience_s=0.0)
     plans = place_measured(program, saved, devices, tmp_path / "out", chosen).result["plans"]
     assert plans["whole:fused"]["feasible"] and [name for name in plans if name.endswith(":fused")] == ["whole:fused"]

@@ -11,7 +11,7 @@ from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, ran
 
 from gst.placement.baselines import list_schedules
 from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
-from gst.placement.objective import SimulatedObjective
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 
 SEEDS = range(30)

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from random_tasks import apart, made_up, random_edges
 
-from gst.devices import Device
-from gst.devices.describe.machine import with_core_sets
-from gst.devices.describe.topology import shared_domains
-from gst.devices.simulate.simulator import Contention, Simulator
-from gst.placement.objective import SimulatedObjective
-from gst.placement.pipeline import NUM_BASELINES, finalists
+from gst.machine.devices import Device, with_core_sets
+from gst.machine.topology import shared_domains
+from gst.placement.loop import NUM_BASELINES, finalists
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.placement.task import Task
-from tests.devices.describe.made_up import cores, made_up_system
-from tests.devices.simulate import slow_simulator
+from gst.simulation.simulator import Contention, Simulator
+from tests.machine.made_up import cores, made_up_system
+from tests.simulation import slow_simulator
 
 NODES = 120
 

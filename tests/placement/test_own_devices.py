@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import gst
-from gst.devices import Device, discover
-from gst.devices.describe import machine
-from gst.placement import own_devices as module
-from gst.placement.own_devices import own_devices, unused_accelerators, unused_words
+from gst.machine import devices as machine
+from gst.machine.devices import Device, discover
+from gst.placement.api import own_devices as module
+from gst.placement.api.own_devices import own_devices, unused_accelerators, unused_words
 from gst.placement.planning import Settings
 from gst.programs import Step
 

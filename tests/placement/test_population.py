@@ -10,8 +10,8 @@ import pytest
 from placement_graphs import made_task
 
 from gst.placement.baselines.portfolio import portfolio, single
-from gst.placement.local_search.population import cross_entropy, evolve
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.search.population import cross_entropy, evolve
 from gst.placement.task import Task
 
 Search = Callable[..., None]

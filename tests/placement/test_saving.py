@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import gst
-from gst.devices.execute.interpreter import compiler
-from gst.placement.placed import Placed
+from gst.execution.interpreter import compiler
+from gst.placement.api.placed import Placed
 from gst.placement.planning import Settings
 from gst.programs import training_step
 

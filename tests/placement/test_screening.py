@@ -12,15 +12,17 @@ import pytest
 
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
-from gst.devices import Device, Log, Measurement, Plan
-from gst.devices.simulate.simulator import Contention
+from gst.execution.measure import Log, Measurement
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.population import random_plans
-from gst.placement.objective import Batches, Budgeted, SimulatedObjective
-from gst.placement.screening import NetworkSurrogate, PlanFeatures, ScreenedObjective
-from gst.placement.search import Search
+from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
+from gst.placement.search.annealing import anneal
+from gst.placement.search.measured import Search
+from gst.placement.search.population import random_plans
+from gst.placement.search.surrogates import NetworkSurrogate, PlanFeatures, ScreenedObjective
 from gst.placement.task import Task
+from gst.simulation.simulator import Contention
 
 TRUTH = Contention(slowdown=0.25, helper_us=15.0, hand_over_us=6.0)  # what the task's simulator does not know of
 
@@ -55,8 +57,8 @@ def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> Screened
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.placement.screening.EPOCHS", 3)
-    monkeypatch.setattr("gst.placement.screening.MORE_EPOCHS", 1)
+    monkeypatch.setattr("gst.placement.search.surrogates.EPOCHS", 3)
+    monkeypatch.setattr("gst.placement.search.surrogates.MORE_EPOCHS", 1)
 
 
 class Simulates:
@@ -82,7 +84,7 @@ def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
         asked.append(runtime.objective)
         anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gst.placement.search.anneal", recorded)
+    monkeypatch.setattr("gst.placement.search.measured.anneal", recorded)
     starts, log = portfolio(moldable), Log(tmp_path / "log.jsonl")
     search = Search(moldable, Simulates(moldable), log, starts, 2 * len(starts) + 8, 50, rounds=2)
     search.run()

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.devices import Executor, Log, Plan
-from gst.devices.execute.isolated import IsolatedExecutor
+from gst.execution.executor import Executor
+from gst.execution.isolated import IsolatedExecutor
+from gst.execution.measure import Log
 from gst.graphs.store import open_store
+from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objective import MeasuredObjective
-from gst.placement.search import NUM_AGAIN, Search
+from gst.placement.fleet.processes import Workers
+from gst.placement.objectives import MeasuredObjective
+from gst.placement.search.measured import NUM_AGAIN, Search
 from gst.placement.task import Task
-from gst.placement.workers import Workers
 from gst.programs import TrainingStep
 from gst.programs.workloads import rnnlm
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from jaxtyping import Int64
 
-from gst.placement.constructive.generated import generated_problem
-from gst.placement.public import windows
-from gst.placement.public.baselines import baselines, topological
-from gst.placement.public.placing import MANY, place_public
-from gst.placement.public.problem import Problem
-from gst.placement.public.schedules import Schedule
-from gst.placement.public.windows import MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
-from gst.placement.scheduling.arrays import edge_lists
+from experiments.reproductions.public_problems.baselines import baselines, topological
+from experiments.reproductions.public_problems.generated import generated_problem
+from experiments.reproductions.public_problems.placing import MANY, place_public
+from experiments.reproductions.public_problems.problem import Problem
+from gst.placement.baselines.arrays import edge_lists
+from gst.placement.search import windows
+from gst.placement.search.window_schedules import Schedule
+from gst.placement.search.windows import MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
 
 SHAPES = ("layers", "inception", "transformer", "chains", "stencil")
 

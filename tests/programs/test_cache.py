@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gst.devices import eager
+from gst.lowering.calls import eager
 from gst.programs import Program, Step, outputs_differ, trace_path, traced, traces
 from gst.programs.traces import digests, own_sources
 

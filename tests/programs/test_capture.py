@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import eager, pytorch
+from gst.lowering.calls import eager, pytorch
 from gst.programs import (
     WORKLOADS,
     Program,

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from gst import cli
-from gst.devices import Plan, eager, pytorch
-from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.race_check import check
+from gst.lowering.calls import eager, pytorch
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import Plan
+from gst.lowering.race_check import check
 from gst.placement.machines import machine
 from gst.programs import WORKLOADS, Program, Step, capture, outputs_differ, training_step
 from gst.programs.described import is_foreign

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gst.devices import eager
+from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Step, as_module, capture, outputs_differ
 
 OFFSET = torch.arange(3.0)

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from gst.devices import eager
+from gst.lowering.calls import eager
 from gst.programs import TrainingStep, capture, outputs_differ, resolve
 from gst.programs.workloads.hugging_face import hugging_face
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import eager
+from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, outputs_differ
 from gst.programs.operation import form_of, form_of_target, target_of_form, value_of
 from tests.checks import without_checks

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from gst.devices import Plan, discover, eager, executor
-from gst.devices.execute.interpreter import compiler
-from gst.devices.execute.plain import compiled_step
+from gst.execution.executor import executor
+from gst.execution.interpreter import compiler
+from gst.execution.plain import compiled_step
+from gst.lowering.calls import eager
+from gst.lowering.plan import Plan
+from gst.machine.devices import discover
 from gst.programs import Program, Step, TrainingStep, capture, drawn_from, outputs_differ, training_step
 from gst.programs.seeded import unseeded
 

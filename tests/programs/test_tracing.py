@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gst.devices import eager
+from gst.lowering.calls import eager
 from gst.programs import Step, TrainingStep, capture, capture_module, outputs_differ, tracing, training_step
 
 

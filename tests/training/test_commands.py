@@ -18,7 +18,8 @@ import wandb
 from gst.cli import main
 from gst.data.tpugraphs import read
 from gst.training import padded_steps
-from tests.data import neusight_made, timm_made
+from tests.reproductions.neusight import neusight_made
+from tests.reproductions.timm import timm_made
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gst.devices.execute.interpreter import compiler
-from gst.placement.backend import backend
+from gst.execution.interpreter import compiler
+from gst.placement.api.backend import backend
 from gst.training import PlacedSteps
 
 pytestmark = [

@@ -18,7 +18,8 @@ import torch
 
 from gst.cli import main
 from tests.checks import without_checks
-from tests.data import neusight_made, timm_made
+from tests.reproductions.neusight import neusight_made
+from tests.reproductions.timm import timm_made
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"

@@ -23,7 +23,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep
 from gst.method.sizes import LOOPS_A_NODE, NoFixedShapes, Sizes
 from gst.training.recorded_step import RecordedStep
-from tests.devices.execute.recorded import RecordedGraph
+from tests.execution.recorded import RecordedGraph
 from tests.method.host_waits import Messages, graphs
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -17,7 +17,7 @@ import yaml
 from offline_runs import read_runs
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
-from gst.cli import _parser, main
+from gst.cli.command_line import _parser, main
 from gst.training.sweeps import Sweep, metric_of, read_sweep
 from tests.processes import is_running
 

@@ -23,15 +23,18 @@ from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu.pipeline import pipelined
 from experiments.bench.gpu.record import clocks_of
-from gst.devices import Device, Plan, eager, measure
-from gst.devices.execute.lane_graphs import LaneGraph
-from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.on_accelerator import Run
-from gst.devices.execute.race_check import check
-from gst.devices.execute.spans import first_line
-from gst.devices.execute.storages import storages
-from gst.devices.execute.stream_program import StreamProgram
+from gst.execution.lane_graphs import LaneGraph
+from gst.execution.lanes import LaneExecutor
+from gst.execution.measure import measure
+from gst.execution.on_accelerator import Run
+from gst.execution.spans import first_line
+from gst.lowering.calls import eager
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import Plan
+from gst.lowering.race_check import check
+from gst.lowering.storages import storages
+from gst.lowering.stream_program import StreamProgram
+from gst.machine.devices import Device
 from gst.programs import Program, capture_module, outputs_differ
 
 WITHOUT_ACCELERATE = "accelerate is not installed (extra 'models')"

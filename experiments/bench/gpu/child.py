@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from experiments.bench.gpu.plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
-from gst.devices import eager, measure
-from gst.devices.execute.event_times import event_times_us
-from gst.devices.execute.lane_graphs import LaneGraph
-from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.on_accelerator import Run, as_written, one_graph, whole
-from gst.devices.execute.pair_records import Pairs
-from gst.devices.execute.reference import differs_from_host
-from gst.devices.plan import ExecutionError
+from gst.execution.event_times import event_times_us
+from gst.execution.lane_graphs import LaneGraph
+from gst.execution.lanes import LaneExecutor
+from gst.execution.measure import measure
+from gst.execution.on_accelerator import Run, as_written, one_graph, whole
+from gst.execution.pair_records import Pairs
+from gst.execution.reference import differs_from_host
+from gst.lowering.calls import eager
+from gst.lowering.plan import ExecutionError
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
 
 DEAREST = 10  # operations whose times are reported

@@ -26,8 +26,8 @@ from experiments.bench.gpu.record import clocks_of
 from experiments.bench.published import layout_program, standardised
 from experiments.bench.step import VARIANTS, WARM_UP, Setting, Trainer
 from gst.cost.losses import pairwise_hinge
-from gst.devices.execute.lanes import synchronise
-from gst.devices.execute.measure import median_interval
+from gst.execution.lanes import synchronise
+from gst.execution.measure import median_interval
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep

@@ -16,20 +16,21 @@ import torch
 from jaxtyping import Float64
 from scipy.stats import spearmanr
 
-from gst.devices import Device, Plan
-from gst.devices.execute.costs import profiled_costs
-from gst.devices.execute.lane_graphs import LaneGraph
-from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.measure import timed
-from gst.devices.execute.pair_records import Pairs
-from gst.devices.execute.pairs import pairs_of_lanes
-from gst.devices.simulate.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors
+from gst.execution.costs import profiled_costs
+from gst.execution.lane_graphs import LaneGraph
+from gst.execution.lanes import LaneExecutor
+from gst.execution.measure import timed
+from gst.execution.pair_records import Pairs
+from gst.execution.pairs import pairs_of_lanes
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
 from gst.placement.streams import plan_streams
 from gst.placement.task import Task
 from gst.programs import Program
+from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors
 
 RUNS = 3  # of each plan that is simulated too, of which the median counts
 

@@ -19,11 +19,12 @@ import numpy as np
 
 from experiments.bench.strangers_program import module_of
 from gst.data.graphnet import FxSource, read_sources
-from gst.devices import Device, Plan
-from gst.devices.execute.lanes import LaneExecutor
-from gst.devices.execute.lowering import stream_program
-from gst.devices.execute.race_check import check
-from gst.devices.execute.storages import storages
+from gst.execution.lanes import LaneExecutor
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import Plan
+from gst.lowering.race_check import check
+from gst.lowering.storages import storages
+from gst.machine.devices import Device
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, inference_step
 from gst.programs.described import run_described
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gst.devices.describe.nvml import read_clocks
+from gst.machine.nvml import read_clocks
 
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 LIMIT_S = 10.0  # for an answer of nvidia-smi

@@ -27,10 +27,10 @@ from experiments.bench.gpu import gst_jobs, lines, pytest_runs
 from experiments.bench.gpu.process import run_session
 from experiments.bench.gpu.proofs import proven, steps_to_prove
 from experiments.bench.gpu.record import accelerator_record
-from gst.devices import machine_record
-from gst.files.untrusted import read_object
-from gst.files.writing import write_json
+from gst.machine.devices import machine_record
 from gst.programs import WORKLOADS
+from gst.util.untrusted import read_object
+from gst.util.writing import write_json
 
 LATE_MODE = "max-autotune"  # of torch.compile; it takes minutes
 LEAST_S, LEAST_LATE_S = 10.0, 60.0  # in which nothing could be measured, and nothing compiled in the late mode

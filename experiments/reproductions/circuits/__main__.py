@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.circuits.files import SHARED, cache
-from gst.files.writing import write_json
+from gst.util.writing import write_json
 
 CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
 LABELS = Path(__file__).parents[2] / "results" / "circuits_labels.jsonl.xz"

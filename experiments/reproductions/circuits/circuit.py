@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from gst.files.untrusted import shown
+from gst.util.untrusted import shown
 
 MOST_BYTES = 1 << 30  # of a file
 SUFFIXES = (".bench", ".aig")

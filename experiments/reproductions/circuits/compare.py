@@ -28,9 +28,9 @@ from experiments.reproductions.circuits.training import (
     score,
     train_ensemble,
 )
-from gst.devices import machine_record
-from gst.files.writing import write_json
-from gst.process.progress import bar
+from gst.machine.devices import machine_record
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 CONES = 10  # of each circuit
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

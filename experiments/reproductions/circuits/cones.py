@@ -8,8 +8,8 @@ import numpy as np
 
 from experiments.reproductions.circuits.circuit import Circuit, write_aiger
 from experiments.reproductions.circuits.files import CircuitFile
-from gst.files.writing import atomic_path
-from gst.process.progress import bar
+from gst.util.progress import bar
+from gst.util.writing import atomic_path
 
 TRIES = 20  # draws for one cone of the wanted size
 

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.reproductions.circuits.labels import label, planned_jobs
 from experiments.reproductions.circuits.predictor import load_predictor
 from experiments.reproductions.circuits.training import example, mean_score, score
-from gst.process.progress import bar, notice
+from gst.util.progress import bar, notice
 
 
 def evaluate(

@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from experiments.reproductions.circuits.circuit import MOST_BYTES, SUFFIXES, Circuit, read_circuit
 from experiments.reproductions.circuits.recipes import ARCHIVE
-from gst.devices.describe.machine import cache_directory
-from gst.files.untrusted import DAMAGE, plain, shown
-from gst.files.writing import atomic_path
+from gst.machine.devices import cache_directory
+from gst.util.untrusted import DAMAGE, plain, shown
+from gst.util.writing import atomic_path
 
 SHARED = Path("../shared/data/circuits.tar.xz")
 MOST_MEMBERS = 10_000  # of an archive

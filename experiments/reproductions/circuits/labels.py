@@ -24,9 +24,9 @@ from jaxtyping import Int64
 from experiments.reproductions.circuits.cones import write_cones
 from experiments.reproductions.circuits.files import CircuitFile, cache, circuit_files, recipe_file
 from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, commands, read_recipes
-from gst.files.untrusted import plain
-from gst.files.writing import directory_lock
-from gst.process.progress import bar
+from gst.util.progress import bar
+from gst.util.untrusted import plain
+from gst.util.writing import directory_lock
 
 PROGRAM = "berkeley-abc"
 TIMEOUT = 600.0  # seconds of one recipe

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from experiments.reproductions.circuits.features import COUNTS, KINDS
 from experiments.reproductions.circuits.recipes import LETTERS
-from gst.files.untrusted import shown
 from gst.graphs.segments import SegmentedGraph
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import GCN, SAGE
+from gst.util.untrusted import shown
 
 Sees = Literal["graph", "statistics", "counts"]
 """What a model sees of a circuit: graph, statistics and counts; statistics and counts; or counts alone."""

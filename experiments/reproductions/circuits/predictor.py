@@ -22,8 +22,8 @@ from experiments.reproductions.circuits.model import SynthesisModel
 from experiments.reproductions.circuits.training import Example, Schedule, predict, train_ensemble
 from experiments.reproductions.trees import train_trees
 from gst.cost.trees import Trees
-from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
-from gst.files.writing import atomic_path
+from gst.util.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
+from gst.util.writing import atomic_path
 
 SCHEMA = 2
 DEFAULT: dict[str, Any] = {"table": True, "estimate": "regression"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.files.untrusted import DAMAGE, plain, shown
+from gst.util.untrusted import DAMAGE, plain, shown
 
 COMMANDS = {
     "b": "balance", "w": "rewrite", "W": "rewrite -z", "f": "refactor", "F": "refactor -z", "s": "resub",

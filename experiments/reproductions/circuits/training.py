@@ -21,7 +21,7 @@ from experiments.reproductions.circuits.labels import Trajectory
 from experiments.reproductions.circuits.model import SynthesisModel
 from gst.cost.metrics import kendall_tau
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.process.progress import bar
+from gst.util.progress import bar
 
 MAX_NODES = 500  # of a segment
 WHOLE = 1 << 30  # of a graph that is not cut

@@ -26,10 +26,10 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench.placement_simulated import first_as_good
-from gst.devices import machine_record
+from gst.machine.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, go
 from gst.placement.policies.hdp import hdp

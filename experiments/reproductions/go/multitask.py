@@ -24,10 +24,12 @@ import numpy as np
 from jaxtyping import Float64
 from tqdm import tqdm
 
-from gst.devices import Plan, legalise, machine_record
+from gst.lowering.legality import legalise
+from gst.lowering.plan import Plan
+from gst.machine.devices import machine_record
 from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted
+from gst.placement.objectives import Budgeted
 from gst.placement.planning import TASKS
 from gst.placement.policies.go import go
 from gst.programs import traced

@@ -21,7 +21,8 @@ DEVICES = ("cpu:0", "cpu:0-1")  # one thread, and two
 
 def _collect(options: argparse.Namespace) -> None:
     from experiments.reproductions.groups.collect import collect
-    from gst.devices import Log, discover, select
+    from gst.execution.measure import Log
+    from gst.machine.devices import discover, select
 
     names = [name for name in options.names.split(",") if name]
     collect(options.data, names, select(DEVICES, discover()), Log(options.out / LOG))
@@ -29,7 +30,7 @@ def _collect(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     from experiments.reproductions.groups.compare import compare
-    from gst.devices import Log
+    from gst.execution.measure import Log
 
     if options.seeds < 1:
         raise ValueError(f"--seeds {options.seeds}: give 1 or more")

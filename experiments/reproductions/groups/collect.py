@@ -15,10 +15,13 @@ import numpy as np
 from experiments.bench.strangers_program import module_of
 from gst.cost.step_time.estimate import operation_times_us
 from gst.data.graphnet import read_sources
-from gst.devices import Device, Log, Plan, convex_segments, machine_record
-from gst.devices.execute.groups import group_records
-from gst.process.progress import bar
+from gst.execution.groups import group_records
+from gst.execution.measure import Log
+from gst.lowering.grouping import convex_segments
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, machine_record
 from gst.programs import Program, capture_module
+from gst.util.progress import bar
 
 MACHINE = "cpu-r9_7950x"  # at whose rates the work of operations is weighed, to cut programs
 COUNTS = (8, 32)  # segments that a program is cut into

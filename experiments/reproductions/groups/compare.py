@@ -20,10 +20,10 @@ from gst.cost.step_time.kernels import kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.rows import Setting, kernel_times, row_of
 from gst.data.graphnet import read_sources
-from gst.files.writing import write_json
 from gst.graphs.graph import Graph
-from gst.process.progress import bar
 from gst.programs import Program, capture_module
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 FEWEST = 4  # groups of a program for a tau of its own
 Logs = Float64[np.ndarray, " rows"]

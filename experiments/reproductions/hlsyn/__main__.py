@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.commands import parser_of, run
-from gst.files.writing import write_json
+from gst.util.writing import write_json
 
 CHECKPOINT = Path(__file__).with_name("checkpoint.pt")
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "hlsyn.tar.xz"
@@ -28,7 +28,7 @@ def _train(options: argparse.Namespace) -> None:
     from experiments.reproductions.hlsyn.designs import designs_of
     from experiments.reproductions.hlsyn.model import Settings, save, train
     from experiments.reproductions.hlsyn.outcomes import outcomes_of, train_outcomes
-    from gst.data.hlsyn import read_kernels
+    from experiments.reproductions.hlsyn.source import read_kernels
 
     kernels = read_kernels(options.data)
     designs = designs_of(kernels)
@@ -44,7 +44,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from experiments.reproductions.hlsyn.designs import designs_of
     from experiments.reproductions.hlsyn.model import load, scores
     from experiments.reproductions.hlsyn.outcomes import outcome_scores, outcomes_of
-    from gst.data.hlsyn import read_kernels
+    from experiments.reproductions.hlsyn.source import read_kernels
 
     model = load(options.checkpoint)
     broken: dict[str, str] = {}
@@ -71,7 +71,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> None:
     from experiments.reproductions.hlsyn.compare import compare
     from experiments.reproductions.hlsyn.designs import designs_of
-    from gst.data.hlsyn import read_kernels
+    from experiments.reproductions.hlsyn.source import read_kernels
 
     designs = designs_of(read_kernels(options.data))
     compare(designs, options.splits.split(","), options.seeds, options.json, not options.only_ours)
@@ -79,21 +79,21 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _importance(options: argparse.Namespace) -> None:
     from experiments.reproductions.hlsyn.importance import importance
-    from gst.data.hlsyn import read_kernels
+    from experiments.reproductions.hlsyn.source import read_kernels
 
     importance(read_kernels(options.data), options.seeds, options.json)
 
 
 def _outcomes(options: argparse.Namespace) -> None:
     from experiments.reproductions.hlsyn.outcomes import outcome_table, outcomes_of
-    from gst.data.hlsyn import read_kernels
+    from experiments.reproductions.hlsyn.source import read_kernels
 
     outcome_table(outcomes_of(read_kernels(options.data)), options.seeds, options.json)
 
 
 def _search(options: argparse.Namespace) -> None:
     from experiments.reproductions.hlsyn.searches import search_table
-    from gst.data.hlsyn import read_kernels
+    from experiments.reproductions.hlsyn.source import read_kernels
 
     search_table(read_kernels(options.data), options.tool, options.seeds, options.json)
 

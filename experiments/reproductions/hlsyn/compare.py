@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from experiments.reproductions.hlsyn.cycles.cycles import PROGRAM_FEATURES
 from experiments.reproductions.hlsyn.designs import Designs, chains
 from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, train
 from experiments.reproductions.hlsyn.network import predict, train_network
 from experiments.reproductions.hlsyn.relatives import adapt, columns_of, extra_trees
 from experiments.reproductions.hlsyn.splits import by_group, few_labels
 from experiments.reproductions.trees import train_trees
-from gst.cost.hlsyn.cycles import PROGRAM_FEATURES
-from gst.files.writing import write_json
-from gst.process.progress import bar
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 SUMS = [PROGRAM_FEATURES.index(name) for name in ("narrow_load", "loops", "operations", "is_new_tool", "log_parallel",
                                                   "log_flattened", "arrays", "most_elements")]  # fmt: skip

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from gst.cost.hlsyn.cycles import LOOP_FEATURES, Estimate, estimate
-from gst.cost.hlsyn.dependences import LoopFacts, facts
-from gst.data.hlsyn import HlsKernel, canonical
-from gst.data.hlsyn.loop_tree import Kernel
-from gst.data.hlsyn.pragmas import Point, Setting
-from gst.process.progress import bar
+from experiments.reproductions.hlsyn.cycles.cycles import LOOP_FEATURES, Estimate, estimate
+from experiments.reproductions.hlsyn.cycles.dependences import LoopFacts, facts
+from experiments.reproductions.hlsyn.source import HlsKernel, canonical
+from experiments.reproductions.hlsyn.source.loop_tree import Kernel
+from experiments.reproductions.hlsyn.source.pragmas import Point, Setting
+from gst.util.progress import bar
 
 NO_LOOP = -2  # parent of a row that holds no loop
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from experiments.reproductions.hlsyn.cycles.cycles import Estimate, estimate
+from experiments.reproductions.hlsyn.cycles.dependences import LoopFacts
 from experiments.reproductions.hlsyn.designs import Estimates, designs_of
 from experiments.reproductions.hlsyn.model import Settings, folds_of, scores, train
-from gst.cost.hlsyn.cycles import Estimate, estimate
-from gst.cost.hlsyn.dependences import LoopFacts
-from gst.data.hlsyn import HlsKernel
-from gst.data.hlsyn.loop_tree import Kernel, Loop
-from gst.data.hlsyn.pragmas import Point, Setting
-from gst.files.writing import write_json
+from experiments.reproductions.hlsyn.source import HlsKernel
+from experiments.reproductions.hlsyn.source.loop_tree import Kernel, Loop
+from experiments.reproductions.hlsyn.source.pragmas import Point, Setting
+from gst.util.writing import write_json
 
 
 def without_recurrences(kernel: Kernel, point: Point, tool: str, known: dict[str, LoopFacts]) -> Estimate:

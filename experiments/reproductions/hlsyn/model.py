@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float64
 from scipy.stats import kendalltau
 
+from experiments.reproductions.hlsyn.cycles.candidates import family
+from experiments.reproductions.hlsyn.cycles.resources import RESOURCES
 from experiments.reproductions.hlsyn.designs import Designs
 from experiments.reproductions.hlsyn.network import LoopTreeNetwork, predict, train_network
 from experiments.reproductions.hlsyn.outcomes import OutcomeModel
 from experiments.reproductions.hlsyn.relatives import Relatives, relatives_of, width_of_own
 from experiments.reproductions.hlsyn.splits import by_group
-from gst.cost.hlsyn.candidates import family
-from gst.cost.hlsyn.resources import RESOURCES
 from gst.cost.trees import Trees
-from gst.process.progress import bar
+from gst.util.progress import bar
 
 TREES = ("validity", *RESOURCES)
 COVERED = 0.9  # share of designs that an interval should hold

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gst.cost.hlsyn.cycles import LOOP_FEATURES, PROGRAM_FEATURES
+from experiments.reproductions.hlsyn.cycles.cycles import LOOP_FEATURES, PROGRAM_FEATURES
 
 COLUMN = {name: place for place, name in enumerate(LOOP_FEATURES)}
 REACH = 3.0  # powers of two by which a network may correct a term of the estimate

@@ -10,15 +10,15 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 from scipy.stats import kendalltau, rankdata
 
+from experiments.reproductions.hlsyn.cycles.candidates import costliest_loops, family
+from experiments.reproductions.hlsyn.cycles.cycles import LOOP_FEATURES, PROGRAM_FEATURES, Estimate, estimate, facts
+from experiments.reproductions.hlsyn.cycles.resources import RESOURCES, resources
+from experiments.reproductions.hlsyn.source import HlsKernel, canonical
 from experiments.reproductions.hlsyn.splits import by_group
 from experiments.reproductions.trees import train_trees
-from gst.cost.hlsyn.candidates import costliest_loops, family
-from gst.cost.hlsyn.cycles import LOOP_FEATURES, PROGRAM_FEATURES, Estimate, estimate, facts
-from gst.cost.hlsyn.resources import RESOURCES, resources
 from gst.cost.trees import Trees
-from gst.data.hlsyn import HlsKernel, canonical
-from gst.files.writing import write_json
-from gst.process.progress import bar
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 LEAST = 0.01  # of a resource, added before the logarithm; the data round to it
 SUMS = [PROGRAM_FEATURES.index(name) for name in ("narrow_load", "loops", "operations", "is_new_tool", "log_parallel",

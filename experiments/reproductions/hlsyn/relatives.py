@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
+from experiments.reproductions.hlsyn.cycles.cycles import PROGRAM_FEATURES
 from experiments.reproductions.hlsyn.designs import Designs
 from experiments.reproductions.hlsyn.splits import by_group
-from gst.cost.hlsyn.cycles import PROGRAM_FEATURES
 
 FEWEST = 20  # designs of relatives from which trees learn
 TREES = 60

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gst.cost.hlsyn import METHODS, candidates_of, family, regrets, search, train_prior
-from gst.data.hlsyn import HlsKernel
-from gst.files.writing import write_json
-from gst.process.progress import bar
+from experiments.reproductions.hlsyn.cycles import METHODS, candidates_of, family, regrets, search, train_prior
+from experiments.reproductions.hlsyn.source import HlsKernel
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 AFTER = (20, 50, 100)
 FEWEST = 120  # effective designs of a kernel, so that 100 are not nearly all

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.jobshop.compare import compare, draw, summary
-from gst.devices import machine_record
-from gst.placement.jobshop.network import save_weights
-from gst.placement.jobshop.training import train
+from experiments.reproductions.jobshop.network import save_weights
+from experiments.reproductions.jobshop.training import train
+from gst.machine.devices import machine_record
 
 RESULT = Path("experiments/results/jobshop.json")
 

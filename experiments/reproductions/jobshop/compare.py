@@ -16,10 +16,18 @@ from typing import Any
 import numpy as np
 
 from experiments.figures.documents import table
-from gst.placement.jobshop.network import Weights, initial_weights, load_weights
-from gst.placement.jobshop.problem import JobShop
-from gst.placement.jobshop.rollout import FIRST_COME, MOST_WORK, NETWORK, SHORTEST, UNIFORM, roll_out, tables_of
-from gst.placement.jobshop.search import rule_schedules, samples, search
+from experiments.reproductions.jobshop.network import Weights, initial_weights, load_weights
+from experiments.reproductions.jobshop.problem import JobShop
+from experiments.reproductions.jobshop.rollout import (
+    FIRST_COME,
+    MOST_WORK,
+    NETWORK,
+    SHORTEST,
+    UNIFORM,
+    roll_out,
+    tables_of,
+)
+from experiments.reproductions.jobshop.search import rule_schedules, samples, search
 
 POLICY_PROBLEMS = tuple([f"la{number:02d}" for number in range(1, 41)] + [f"ta{number:02d}" for number in range(1, 51)])
 SEARCH_PROBLEMS = ("ta21", "ta41", "ta01", "la21", "ta31", "ta11", "la31", "ta45", "ta25", "ta05", "ta35", "ta15",

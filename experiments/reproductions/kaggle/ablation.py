@@ -26,9 +26,9 @@ from tqdm import tqdm
 from experiments.reproductions.kaggle.reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
 from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
-from gst.devices import machine_record
+from gst.machine.devices import machine_record
 from gst.nn import SAGE, CrossConfigHead, FusedSAGE, Head
-from gst.process.tuning import keep_freed_memory
+from gst.util.tuning import keep_freed_memory
 
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
 BASE = "base"

@@ -37,10 +37,10 @@ from experiments.reproductions.tpugraphs.tile import Kernel, expected_slowdown, 
 from gst.cost import kendall_tau, noise_ceiling
 from gst.data.features import FEATURES, enrich
 from gst.data.tpugraphs import derived, read
-from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.process.tuning import keep_freed_memory
+from gst.machine.devices import machine_record
+from gst.util.tuning import keep_freed_memory
 
 ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
 Task = Callable[[Sequence[str], int], float]

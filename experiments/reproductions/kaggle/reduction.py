@@ -30,16 +30,16 @@ from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
 from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
-from gst.devices import machine_record
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.machine.devices import machine_record
 from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.nn.bounds import Direction
 from gst.nn.encoders import BOTH
 from gst.nn.sharing import Sharing
-from gst.process.tuning import keep_freed_memory
+from gst.util.tuning import keep_freed_memory
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 METHODS = ("none", "hops:1", "hops:2", "hops:3", "segments")

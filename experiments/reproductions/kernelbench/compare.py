@@ -14,8 +14,8 @@ from experiments.reproductions.kernelbench.timings import Timing
 from gst.cost.step_time.estimate import estimate
 from gst.cost.step_time.kernels import CLASSES
 from gst.cost.step_time.rows import TERMS, Setting, row_of
-from gst.files.writing import write_json
-from gst.process.progress import bar
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 MACHINES = {"H100_Modal": "h100", "H100_PCIe_LambdaLabs": "h100-pcie"}
 """Rates of a host; any other host has those of an H100."""

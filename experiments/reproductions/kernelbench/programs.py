@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from gst.cost.step_time.captured import operators
 from gst.cost.step_time.kernels import Kernels, kernels_of
-from gst.files.untrusted import plain
-from gst.process.progress import bar
 from gst.programs import Program, capture_module
+from gst.util.progress import bar
+from gst.util.untrusted import plain
 
 UNROLLED = ("nn.LSTM", "nn.GRU")
 """Modules that a capture unrolls into tens of thousands of operations; their programs are left out."""

@@ -18,7 +18,7 @@ SHARED = Path(__file__).parents[4] / "shared" / "data" / "neusight.tar.xz"
 
 def _compare(options: argparse.Namespace) -> None:
     from experiments.reproductions.neusight.compare import compare
-    from gst.data.neusight import read_neusight
+    from experiments.reproductions.neusight.dataset import read_neusight
 
     if options.seeds < 1:
         raise ValueError(f"--seeds {options.seeds}: give 1 or more")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.reproductions.neusight.dataset import Case, Dataset
 from experiments.reproductions.neusight.left_out import (
     Errors,
     candidates,
@@ -22,8 +23,7 @@ from experiments.reproductions.neusight.left_out import (
 from experiments.reproductions.neusight.model import Model, Settings, backward_ratios
 from experiments.reproductions.neusight.network import Networks, Training
 from experiments.reproductions.neusight.operators import FAMILIES, Operators, operators_of
-from gst.data.neusight import Case, Dataset
-from gst.files.writing import write_json
+from gst.util.writing import write_json
 
 TARGET = "NVIDIA_H100_80GB_HBM3"
 A100S = ("NVIDIA_A100-PCIE-40GB", "NVIDIA_A100_80GB_PCIe")
@@ -69,7 +69,7 @@ def compare(
     The settings of each machine left out are chosen on the others, by models that never saw it.
 
     Args:
-        dataset: as `gst.data.neusight.read_neusight` returns it.
+        dataset: as `experiments.reproductions.neusight.dataset.read_neusight` returns it.
         seeds: trainings of the controls that draw numbers.
         target: machine of which nothing is learnt.
         groups: machine to be left out -> it and its twins.

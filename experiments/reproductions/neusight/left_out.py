@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
+from experiments.reproductions.neusight.dataset import Case, Dataset
 from experiments.reproductions.neusight.model import POWERS, Model, Settings
 from experiments.reproductions.neusight.operators import CHIPS, operators_of
-from gst.data.neusight import Case, Dataset
 
 LEVEL = 0.9  # of an interval
 Errors = Mapping[str, Mapping[frozenset[str], Mapping[str, np.ndarray]]]

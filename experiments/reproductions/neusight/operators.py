@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gst.data.neusight import Case, Machine, Operation
+from experiments.reproductions.neusight.dataset import Case, Machine, Operation
 
 FAMILIES = ("linear", "bmm", "elementwise", "softmax", "norm", "embedding", "copy", "select", "dropout")
 PRODUCTS = 2  # the first families multiply matrices

@@ -52,18 +52,20 @@ from experiments.reproductions.pretrained_screen.prior import (
 )
 from experiments.reproductions.pretrained_screen.process import ErrorProcess, Rows
 from gst.cost.metrics import kendall_tau
-from gst.devices import Device, Log, Plan, machine_record
+from gst.execution.measure import Log
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, machine_record
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.population import mutate, random_plans
 from gst.placement.machines import machine
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.screening import LinearSurrogate, NetworkSurrogate, Surrogate
-from gst.placement.search import Search
+from gst.placement.search.annealing import anneal
+from gst.placement.search.measured import Search
+from gst.placement.search.population import mutate, random_plans
+from gst.placement.search.surrogates import LinearSurrogate, NetworkSurrogate, Surrogate
 from gst.placement.task import Task
-from gst.process.progress import bar
 from gst.programs import NUM_OPCODES, traced
+from gst.util.progress import bar
 
 TEST_PROGRAMS = ("inception", "rnnlm")
 TRAINING_PROGRAMS = ("gpt:layers=2", "wavenet:stacks=1,layers=6", "moe:layers=1", "transformer_xl:layers=1")

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.data.measured_plans import core_use
-from gst.devices.plan import Timeline
-from gst.placement.local_search.neighbourhoods import Timelines
+from gst.lowering.plan import Timeline
+from gst.placement.search.neighbourhoods import Timelines
 from gst.placement.task import Task
 
 NAMES = (

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from experiments.bench.search_loop import NOISE, unlike
 from experiments.reproductions.pretrained_screen.chain_features import NAMES, ChainFeatures, others_running
 from experiments.reproductions.pretrained_screen.process import ErrorProcess, Rows
-from gst.devices import Plan
-from gst.placement.objective import SimulatedObjective
-from gst.placement.pipeline import SEARCH_RUNS
-from gst.placement.screening import Answers
+from gst.lowering.plan import Plan
+from gst.placement.loop import SEARCH_RUNS
+from gst.placement.objectives import SimulatedObjective
+from gst.placement.search.surrogates import Answers
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES
 from gst.programs.features import FEATURE_NAMES

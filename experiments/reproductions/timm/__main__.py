@@ -17,7 +17,7 @@ from pathlib import Path
 
 from experiments.reproductions.commands import parser_of, run
 from gst.cost import step_time
-from gst.files.writing import write_json
+from gst.util.writing import write_json
 
 CHECKPOINT = Path(step_time.__file__).with_name("weights.pt")
 SHARED = Path(__file__).parents[4] / "shared" / "data"

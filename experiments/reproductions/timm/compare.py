@@ -26,8 +26,8 @@ from gst.cost.step_time.kernels import CLASSES
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.model import NETWORK
 from gst.cost.step_time.rows import TERMS
-from gst.files.writing import write_json
-from gst.process.progress import bar
+from gst.util.progress import bar
+from gst.util.writing import write_json
 
 FOLDS = 5
 PULL = 10.0  # labels that the prior of a slope of 0 is worth

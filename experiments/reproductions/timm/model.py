@@ -17,7 +17,7 @@ from gst.cost.step_time.network import network_times
 from gst.cost.step_time.rows import PRODUCTS as WITH_PRODUCTS
 from gst.cost.step_time.rows import TERMS
 from gst.cost.trees import Trees
-from gst.process.progress import bar
+from gst.util.progress import bar
 
 COVERED = 0.9  # share of measurements that an interval should hold
 TOWARDS_POOL = 1e-3  # weight of the pull of a table's efficiencies towards those of all tables of its kind

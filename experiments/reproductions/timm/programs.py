@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from experiments.reproductions.timm.tables import Measurement, read_tables
 from gst.cost.step_time.fusion import runs_channels_last
 from gst.cost.step_time.kernels import COLUMNS, FUSED_ATTENTION, PER_SAMPLE, Kernels, kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.rows import Setting, row_of
-from gst.cost.step_time.tables import Measurement, read_tables
 from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
-from gst.process.progress import bar
+from gst.util.progress import bar
 
 VERSION = 3  # of what a row holds
 MOST_SCALE = 4.0  # of the area of an image, where a source cannot be read at the size of the table

@@ -42,9 +42,9 @@ from tqdm import tqdm
 from experiments.reproductions.tpugraphs.common_columns import DEGREES, pooled, read_all
 from experiments.reproductions.tpugraphs.common_gnn import Lessons, Scores, gnn
 from gst.cost import kendall_tau, noise_ceiling
-from gst.devices import machine_record
 from gst.graphs.segments import SegmentedGraph
-from gst.process.tuning import keep_freed_memory
+from gst.machine.devices import machine_record
+from gst.util.tuning import keep_freed_memory
 
 HELD_OUT, FOLDS = 1000, 5
 Graphs = dict[str, list[SegmentedGraph]]

@@ -26,8 +26,8 @@ from experiments.bench.alexnet import mlp, one_hot_states, ridge
 from gst.cost import StateModel, noise_ceiling
 from gst.cost.metrics import kendall_tau, slowdown_at_k
 from gst.data.tpugraphs import read
-from gst.devices import machine_record
 from gst.graphs.graph import Graph
+from gst.machine.devices import machine_record
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 LABELS = {"200": 200, "1000": 1000, "all": None}

@@ -27,8 +27,8 @@ from jaxtyping import Float64, Int64
 from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
 from experiments.reproductions.tpugraphs.tile_features import tile_features
 from gst.data.tpugraphs import merge_repeats, read
-from gst.devices import machine_record
 from gst.graphs.graph import Graph, groups_of_equals
+from gst.machine.devices import machine_record
 
 FOLDER = Path("../shared/data/tpugraphs/tile/xla/train")
 KS = (1, 5)

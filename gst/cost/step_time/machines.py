@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from gst.files.untrusted import plain, read_object, shown
+from gst.util.untrusted import plain, read_object, shown
 
 
 class Machine(NamedTuple):

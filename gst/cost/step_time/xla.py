@@ -20,7 +20,7 @@ from gst.cost.step_time.xla_walk import Walk, leaves
 from gst.data.graphnet import Operation
 from gst.data.hlo.counts import Counts, counts_of, entry_of
 from gst.data.hlo.modules import read_module
-from gst.files.untrusted import plain
+from gst.util.untrusted import plain
 
 MOST_KERNELS = 1_000_000
 

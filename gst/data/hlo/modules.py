@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gst.data.hlo.messages import HloModule, ModuleTuningData
 from gst.data.hlo.text import parse_module
-from gst.files.untrusted import plain
+from gst.util.untrusted import plain
 
 WAY_OUT = "give HLO as jax.jit(f).lower(x).compile().as_text(), an XLA dump or a TpuGraphs .pb file has it"
 MOST_BYTES = 1 << 30

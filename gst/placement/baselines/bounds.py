@@ -7,13 +7,13 @@ from jaxtyping import Float64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from experiments.reproductions.public_problems.branching import Branched, branched_bound, classes
+from experiments.reproductions.public_problems.branching_kernels import Placing
+from experiments.reproductions.public_problems.prices import prices
+from gst.placement.baselines.list_schedule import Scheduled
 from gst.placement.baselines.list_schedules import in_groups, task_scheduled
 from gst.placement.baselines.units import unit_times_us
-from gst.placement.bounds.branching import Branched, branched_bound, classes
-from gst.placement.bounds.branching_kernels import Placing
-from gst.placement.bounds.prices import prices
-from gst.placement.bounds.work import chains_and_work
-from gst.placement.scheduling.list_schedule import Scheduled
+from gst.placement.baselines.work import chains_and_work
 from gst.placement.task import Task
 
 
@@ -27,7 +27,7 @@ def lower_bound_us(task: Task) -> float:
         >>> lower_bound_us(task) <= task.simulator.run(single(task, 0)).makespan_us
         True
 
-    It is the bound of chains and of work, see `gst.placement.bounds.work.chains_and_work`.
+    It is the bound of chains and of work, see `gst.placement.baselines.work.chains_and_work`.
 
     Devices that share cores are one resource, of which an operation takes time x cores, and devices that are alike are
     one resource too. An operation's work is the least that it costs on any of them, at prices at which all cores
@@ -43,7 +43,7 @@ def lower_bound_us(task: Task) -> float:
 
 def branched_bound_us(task: Task, least_us: float, most_us: float, seconds: float) -> Branched:
     """Microseconds that every plan takes at least, by a search over placements with memory limits, see
-    `gst.placement.bounds.branching.branched_bound`.
+    `experiments.reproductions.public_problems.branching.branched_bound`.
 
     Args:
         least_us: what is known that no plan takes less than.

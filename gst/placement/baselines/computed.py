@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import Plan
-from gst.devices.plan import priority_of
+from gst.lowering.plan import Plan, priority_of
+from gst.placement.baselines.arrays import edge_lists
 from gst.placement.baselines.list_kernels import place_the_rest
+from gst.placement.baselines.list_schedule import places, scheduled
 from gst.placement.baselines.list_schedules import in_groups, task_scheduled
 from gst.placement.baselines.units import limits_bytes, smallest_units
-from gst.placement.scheduling.arrays import edge_lists
-from gst.placement.scheduling.list_schedule import places, scheduled
 from gst.placement.task import Task
 
 

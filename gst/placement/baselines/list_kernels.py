@@ -10,9 +10,9 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Int64
 
-from gst.devices.simulate.heap import pop, push
-from gst.placement.scheduling.list_schedule import arrives, free_at, may_take, take
-from partitioners.compiled import compiled
+from gst.placement.baselines.list_schedule import arrives, free_at, may_take, take
+from gst.simulation.heap import pop, push
+from gst.util.compiled import compiled
 
 
 class Threads(NamedTuple):

@@ -12,10 +12,11 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
-from gst.devices import Plan
-from gst.devices.plan import priority_of
-from gst.devices.simulate.simulator import neighbour_lists
+from gst.lowering.plan import Plan, priority_of
+from gst.placement.baselines.arrays import Arrays, edge_lists, mean_times
 from gst.placement.baselines.list_kernels import Threads, earliest_first, place_the_rest, with_widths
+from gst.placement.baselines.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
+from gst.placement.baselines.ranks import upward_rank
 from gst.placement.baselines.units import (
     Rooms,
     Units,
@@ -28,10 +29,8 @@ from gst.placement.baselines.units import (
     quickest_devices,
     smallest_units,
 )
-from gst.placement.scheduling.arrays import Arrays, edge_lists, mean_times
-from gst.placement.scheduling.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
-from gst.placement.scheduling.ranks import upward_rank
 from gst.placement.task import Task
+from gst.simulation.simulator import neighbour_lists
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
 

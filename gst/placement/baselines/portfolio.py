@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import Plan, overlap
-from gst.devices.plan import priority_of
+from gst.lowering.plan import Plan, priority_of
+from gst.machine.devices import overlap
 from gst.placement.baselines.list_schedules import (
     etf,
     heft,

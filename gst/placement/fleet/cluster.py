@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from gst.devices import Device, Log
-from gst.devices.describe.machine import select, with_core_sets
+from gst.execution.measure import Log
+from gst.machine.devices import Device, select, with_core_sets
 from gst.placement.fleet.host import Host, RemoteWorker
-from gst.placement.workers import WorkerLost
-from gst.process.interrupts import handlers_kept
-from gst.process.version import DISTRIBUTION, version
+from gst.placement.fleet.processes import WorkerLost
+from gst.util.interrupts import handlers_kept
+from gst.util.version import DISTRIBUTION, version
 
 HERE = "ray"  # the cluster of this host
 CLIENT = "ray://"
@@ -148,7 +148,7 @@ class Kind:
     """Hosts whose machines are alike: what was measured on one of them is measured for all.
 
     Args:
-        machine: see `gst.devices.describe.machine.this_machine`.
+        machine: see `gst.machine.devices.this_machine`.
         devices: all that one of them has; the numbers of their cores are those of that host.
         stopping: set when nobody wants their answers any more.
         node_ids: hosts of all kinds by Ray's identity, shared by all kinds; others came later.

@@ -18,18 +18,19 @@ from uuid import uuid4
 
 import numpy as np
 
-from gst.devices import Device, ExecutionError, LoadGate, Measurement, Plan, discover, select
-from gst.devices.describe.machine import cache_directory, this_machine
-from gst.devices.execute.costs import Costs, links_of, links_record, profiled_costs
-from gst.devices.execute.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
-from gst.devices.execute.pair_records import pairs_of, pairs_record
-from gst.devices.execute.plain import COMPILED, PYTORCH, steps_beside
-from gst.devices.plan import RunsInTurns, Timeline
-from gst.placement.ways_on_accelerator import steps_on_accelerator
-from gst.placement.workers import WorkerLost
-from gst.process.version import version
+from gst.execution.costs import Costs, links_of, links_record, profiled_costs
+from gst.execution.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
+from gst.execution.measure import Measurement
+from gst.execution.pair_records import pairs_of, pairs_record
+from gst.execution.plain import COMPILED, PYTORCH, steps_beside
+from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
+from gst.machine.devices import Device, cache_directory, discover, select, this_machine
+from gst.machine.load import LoadGate
+from gst.placement.fleet.processes import WorkerLost
 from gst.programs import Program
 from gst.programs.program import FILES
+from gst.util.version import version
+from gst.whole_model.on_accelerator import steps_on_accelerator
 
 
 class Host:
@@ -216,7 +217,7 @@ class RemoteWorker:
 
         Args:
             settings: `repetitions`, `warmup`, `patience_s`, and `beside_steps`: None, or `skip_reason` of
-                `gst.devices.execute.plain.steps_beside`, whose steps then take turns with the plans.
+                `gst.execution.plain.steps_beside`, whose steps then take turns with the plans.
             limit_s: seconds that it may take, asked again and again, as they may change meanwhile.
         """
         answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)

@@ -14,15 +14,15 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from gst.devices import Device, Measurement, Plan
-from gst.devices.describe.machine import least_memory_limit
-from gst.devices.execute.costs import Costs
-from gst.devices.execute.isolated import START_LIMIT_S
-from gst.devices.plan import RunsInTurns
+from gst.execution.costs import Costs
+from gst.execution.isolated import START_LIMIT_S
+from gst.execution.measure import Measurement
+from gst.lowering.plan import Plan, RunsInTurns
+from gst.machine.devices import Device, least_memory_limit
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker
 from gst.placement.fleet.host import RemoteWorker, digest_of, pack
-from gst.placement.objective import Batches, as_completed_batches
-from gst.placement.workers import NoWorker, Pool, Worker, WorkerLost
+from gst.placement.fleet.processes import NoWorker, Pool, Worker, WorkerLost
+from gst.placement.objectives import Batches, as_completed_batches
 from gst.programs import Program
 
 STRAGGLER_FACTOR = 10.0  # than the median of the others, and
@@ -161,7 +161,7 @@ class FleetWorkers:
         program: travels there by its saved form (`Program.save`) through Ray's object store.
         devices: those plans may name, of that kind.
         time_limit_s: of each run, see `IsolatedExecutor`.
-        repetitions, warmup: of each measurement, see `gst.devices.measure`.
+        repetitions, warmup: of each measurement, see `gst.execution.measure.measure`.
         patience_s: how long a host waits for quiet cores.
     """
 
@@ -210,7 +210,7 @@ class FleetWorkers:
         self, plans: Sequence[Plan], repetitions: int, warmup: int, skip_reason: str
     ) -> list[Measurement]:
         """Measure plans in turns with the step as written and compiled, which come last, all of them on one host; see
-        `gst.devices.execute.plain.steps_beside`.
+        `gst.execution.plain.steps_beside`.
 
         Raises:
             ValueError: two workers were lost meanwhile.
@@ -222,7 +222,7 @@ class FleetWorkers:
         )
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
-        """See `gst.placement.objective.Measurer`."""
+        """See `gst.placement.objectives.Measurer`."""
         return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:

@@ -1,7 +1,7 @@
 """What a plan with fusion costs in simulation: a group of operations as one operation of the roofline.
 
 The roofline knows nothing of registers and caches: that a group pays as much as it says holds for element-wise
-operations (`gst.devices.pointwise_chains`), and is hopeful for products of matrices and sums.
+operations (`gst.lowering.grouping.pointwise_chains`), and is hopeful for products of matrices and sums.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import Plan
-from gst.devices.execute.costs import Storages
-from gst.devices.plan import contracted_plan
-from gst.devices.simulate.heap import pop, push
+from gst.execution.costs import Storages
 from gst.graphs.graph import Graph
+from gst.lowering.plan import Plan, contracted_plan
 from gst.placement.machines import Machine
-from gst.placement.objective import SimulatedObjective
+from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
-from partitioners.compiled import compiled
+from gst.simulation.heap import pop, push
+from gst.util.compiled import compiled
 
 TimesOfGroups = Callable[[Int64[np.ndarray, " nodes"], Float64[np.ndarray, " new_nodes"]], np.ndarray]
 """From the new node of each member of a group (-1 for other nodes) and the bytes that each new node reads and writes to
@@ -209,15 +208,15 @@ REMEMBERED = 64  # sets of groups
 
 
 class FusedObjective:
-    """Simulates plans on a machine of the roofline, groups of fusion included; see `gst.placement.objective.Objective`.
+    """Simulates plans on a machine of the roofline, groups of fusion included; see `gst.placement.objectives.Objective`.
 
     A group is one operation: it takes one launch, all of its arithmetic, and of its traffic what crosses its border:
     each value from outside is read once, and those are written that others read or that the program returns. Among
     ready operations it has the greatest priority of its members. Where several values leave a group each is an item of
-    it, as when it is compiled (`gst.devices.fusion`).
+    it, as when it is compiled (`gst.lowering`).
 
     A plan without groups takes as long as `SimulatedObjective` says. NaN where that says so, and where groups are not
-    legal as they stand (`gst.devices.legalise`); a group of one operation is none.
+    legal as they stand (`gst.lowering.legality.legalise`); a group of one operation is none.
 
     Args:
         machine: of chips with one kind of link.

@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import ExecutionError, Plan, convex_segments, pointwise_chains
-from gst.devices.fusion.legality import fusion_groups
-from gst.devices.fusion.rewrite import CompiledGroup, rewritten
-from gst.files.untrusted import read_object
-from gst.files.writing import atomic_write
+from gst.lowering.grouping import convex_segments, pointwise_chains
+from gst.lowering.legality import fusion_groups
+from gst.lowering.plan import ExecutionError, Plan
+from gst.lowering.rewrite import CompiledGroup, rewritten
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.fusion.costs import Contraction, contract, numbered
 from gst.placement.machines import VIEW_US
-from gst.placement.objective import PlanRunner, SimulatedObjective
+from gst.placement.objectives import PlanRunner, SimulatedObjective
 from gst.placement.task import Task, check_same
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
+from gst.util.untrusted import read_object
+from gst.util.writing import atomic_write
 
 NUM_SEGMENTS = 24  # of equal work
 AT_ONCE = 4  # groups that are asked about at once: each may have to be compiled

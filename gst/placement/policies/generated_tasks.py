@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.devices import Device
-from gst.devices.execute.costs import Costs, Storages
+from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.machine.devices import Device
 from gst.placement.task import Task
 
 SKIPS = 0.1  # share of nodes that also read something far before them

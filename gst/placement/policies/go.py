@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gst.nn.edges import check_heads, neighbour_max
-from gst.placement.objective import Budgeted
+from gst.placement.objectives import Budgeted
 from gst.placement.policies.decisions import LEVELS, LogProbabilities
 from gst.placement.policies.inputs import (
     COST_FEATURES,
@@ -25,9 +25,9 @@ from gst.placement.policies.inputs import (
 )
 from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
-from gst.process.random_numbers import seeded
 from gst.programs.features import FEATURE_NAMES
+from gst.util.progress import Progress, no_progress
+from gst.util.random_numbers import seeded
 
 
 class RecurrentAttention(nn.Module):

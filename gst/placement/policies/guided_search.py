@@ -13,18 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.devices import Plan
+from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.local_search.annealing import anneal
-from gst.placement.local_search.neighbourhoods import Neighbourhood, State
-from gst.placement.objective import Budgeted
+from gst.placement.objectives import Budgeted
 from gst.placement.policies.decisions import decisions_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
 from gst.placement.policies.pretraining import Example, imitate, load_policy, zero_shot
+from gst.placement.search.annealing import anneal
+from gst.placement.search.neighbourhoods import Neighbourhood, State
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 
 LEAST_WEIGHT = 0.05  # of a group of which the policy is certain, among at most log(devices)
 EPOCHS = 3

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from gst.devices import Plan
-from gst.placement.objective import Budgeted
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Budgeted
 from gst.placement.policies.colocrl import SCALE, SequencePlacer, UnitEmbedding, of_drawn
 from gst.placement.policies.reinforce import reinforce
 from gst.placement.policies.units import PolicyUnits
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
-from gst.process.random_numbers import seeded
+from gst.util.progress import Progress, no_progress
+from gst.util.random_numbers import seeded
 
 GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, and faster
 

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from gst.devices import Plan
-from gst.placement.objective import Objective
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Objective
 from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
 
 CLIP = 0.2  # of the ratio of probabilities of one decision (Schulman et al. 2017, equation 7)
 KL_LIMIT = 0.05  # nats a decision, mean over decisions, that a policy may move in one step

@@ -13,11 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.devices import Plan
-from gst.files.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
-from gst.files.writing import atomic_path
-from gst.placement.local_search.annealing import anneal
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import (
     Decisions,
     LogProbabilities,
@@ -31,8 +28,11 @@ from gst.placement.policies.decisions import (
 from gst.placement.policies.go import GO, samples_for
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import PPO, Lesson, train
+from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
-from gst.process.progress import Progress, no_progress
+from gst.util.progress import Progress, no_progress
+from gst.util.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
+from gst.util.writing import atomic_path
 
 AT_ONCE = 4  # examples in a step
 SMOOTHING = 0.05  # share of the target that is spread over all actions, so that the policy goes on exploring

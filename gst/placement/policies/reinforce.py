@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from gst.devices import Plan
-from gst.placement.objective import Budgeted
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Budgeted
 from gst.placement.task import Task
-from gst.process.progress import Progress
+from gst.util.progress import Progress
 
 FAILED = 100.0  # times the operations one after the other: what a plan that failed counts as
 DECAY = 0.9  # of the moving averages, for each batch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from gst.devices import Plan
+from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order, unit_times_us
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gst.process.random_numbers import seeded
 from gst.programs.step import TrainingStep, training_step
 from gst.programs.workloads.drawing import tokens
+from gst.util.random_numbers import seeded
 
 PREFIX = "transformers"
 OWN: dict[str, Any] = {"batch": 2, "length": 64, "seed": 0, "optimizer": "sgd"}

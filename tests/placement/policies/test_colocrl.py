@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gst.devices import Plan
+from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.colocrl import ColocRL, colocrl
 from gst.placement.policies.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
 from gst.placement.policies.units import PolicyUnits, between, merged

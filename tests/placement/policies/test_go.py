@@ -12,8 +12,9 @@ import pytest
 import torch
 from jaxtyping import Float64
 
-from gst.devices import Plan, legalise
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.lowering.legality import legalise
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import canonical, decisions_of, draw, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, RecurrentAttention, go

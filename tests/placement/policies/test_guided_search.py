@@ -11,15 +11,15 @@ import pytest
 import torch
 from jaxtyping import Float64
 
-from gst.devices import Plan
+from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.local_search.neighbourhoods import Neighbourhood, State
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.guided_search import Guide, guided_annealing, guided_search
 from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.pretraining import save_policy
+from gst.placement.search.neighbourhoods import Neighbourhood, State
 from gst.placement.task import Task
 
 

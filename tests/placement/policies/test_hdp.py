@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.colocrl import SCALE
 from gst.placement.policies.hdp import HDP, hdp
 from gst.placement.policies.reinforce import surrogate

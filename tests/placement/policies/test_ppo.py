@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
-from gst.devices import Plan
-from gst.placement.objective import Objective
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Objective
 from gst.placement.policies import ppo
 from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.generated_tasks import generated_task

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import canonical, decisions_of, list_decoded, most_likely, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO

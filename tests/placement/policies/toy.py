@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from gst.devices import Device, Plan
-from gst.devices.execute.costs import Costs, Storages
+from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
-from gst.placement.objective import Budgeted, SimulatedObjective
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.reinforce import DrawsPlans
 from gst.placement.task import Task
 

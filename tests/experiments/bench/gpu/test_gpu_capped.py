@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.bench.gpu import capped, lines, pipeline
-from gst.devices import Device
+from gst.machine.devices import Device
 from gst.programs import capture_module
 
 

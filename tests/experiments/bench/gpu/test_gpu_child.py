@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from experiments.bench.gpu import child, lines, plans
-from gst.devices import eager
-from gst.devices.execute import reference
-from gst.devices.execute.on_accelerator import Run, whole
-from gst.devices.execute.pair_records import Pair, Pairs
+from gst.execution import reference
+from gst.execution.on_accelerator import Run, whole
+from gst.execution.pair_records import Pair, Pairs
+from gst.lowering.calls import eager
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
-from tests.devices.execute.tf32 import RoundedConvolutions, on_the_host
+from tests.execution.tf32 import RoundedConvolutions, on_the_host
 
 CPU = torch.device("cpu")
 SMALL_RNNLM = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"

@@ -11,7 +11,7 @@ import torch
 
 from experiments.bench.__main__ import main
 from experiments.bench.gpu import lines, place, process, proofs, pytest_runs
-from gst.devices.execute.lanes import Lane
+from gst.execution.lanes import Lane
 from gst.programs import WORKLOADS
 
 ROOT = Path(__file__).parents[4]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiments.bench.gpu import record
-from gst.devices.describe.clocks import Clocks
+from gst.machine.clocks import Clocks
 
 XPU = torch.device("xpu", 0)
 

@@ -1,0 +1,210 @@
+"""The `gst` command line: subcommands, exit status, and errors of the user as one line and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from gst.util.interrupts import Stopped, stoppable
+from gst.util.progress import Verbosity, saying, verbosity
+from gst.util.version import version
+from gst.util.writing import directory_lock, write_json
+
+EVERYWHERE = ("--debug", "--quiet", "--verbose")
+TRAINING = {
+    "fit": "train a model (LightningCLI: every trainer flag works)",
+    "validate": "evaluate on the validation part",
+    "test": "evaluate on the test part",
+    "predict": "score the test part",
+}
+COMMANDS = (
+    "place", "demo", "estimate", "tune", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace",
+    "bench", "devices", "doctor",
+)  # fmt: skip
+GO_ON = {
+    "place": "the same command with --resume goes on",
+    "demo": "the same command with --resume goes on",
+    "measure": "the same command with --resume goes on",
+    "prepare": "the same command goes on where this one stopped",
+    "sweep": "the same command with --resume goes on",
+    "train-policy": "the same command with --resume goes on",
+    "fit": "the same command with --ckpt_path last goes on from the last checkpoint, if there is one",
+}
+
+
+def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.ArgumentParser] | None = None) -> int:
+    """Run one command of `gst`, or of another `parser`; returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    said = {flag for flag in EVERYWHERE if flag in arguments}
+    arguments = [argument for argument in arguments if argument not in said]
+    debug = "--debug" in said
+    level: Verbosity = "quiet" if "--quiet" in said else "verbose" if "--verbose" in said else "normal"
+    try:
+        with stoppable(), saying(level):
+            if parser is None and arguments and arguments[0] in TRAINING:
+                return _train(arguments)
+            return _run(arguments, _parser(arguments) if parser is None else parser())
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        print(f"gst: error: {_reason(error, arguments)}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        if debug:
+            raise
+        last = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+        print(f"gst: error: a benchmark process failed: {' '.join(last)}", file=sys.stderr)
+        return 1
+    except Stopped as stop:
+        print(f"gst: {stop}; every file is as it was last saved; {stop.advice or _advice(arguments)}", file=sys.stderr)
+        return stop.status
+
+
+def _reason(error: Exception, arguments: list[str]) -> str:
+    """The message of an error in one line; for a full disk with the remedy."""
+    words = " ".join(str(error).split())
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and "make room" not in words
+    return f"{words}; make room, then {_advice(arguments)}" if full else words
+
+
+def _advice(arguments: list[str]) -> str:
+    return GO_ON.get(arguments[0] if arguments else "", "run it again")
+
+
+def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
+    options.command = shlex.join([*parser.prog.split(), *arguments])
+    run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
+    with _alone(options):
+        result = run(options)
+        if options.json:
+            write_json(options.json, result)
+        if getattr(options, "wandb", False):
+            from gst.training.plan_run import log_plan
+
+            log_plan(options, result)
+    return int(result.get("exit_status", 0))
+
+
+def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Lock the directory of results of a command that can be resumed."""
+    return directory_lock(options.out) if hasattr(options, "resume") and options.out else nullcontext()
+
+
+def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of `gst` with the subcommand that the arguments name, whose module alone is imported; with all of them
+    where the arguments name none."""
+    parser = argparse.ArgumentParser(
+        prog="gst",
+        description="Learn how fast giant computation graphs run, and place them on real devices.",
+        epilog="First: gst doctor says what this machine lacks, gst demo shows the whole loop (minutes), and gst place "
+        "rnnlm --out runs/place/rnnlm places a bundled program. "
+        f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). To any command add "
+        "--quiet (results and errors alone), --verbose (bars of what is done stay) or --debug (tracebacks of errors).",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version()}")
+    parser.add_argument(
+        "--print-completion", choices=("bash", "zsh", "tcsh"), action=_Completion,
+        help='for your shell, such as: eval "$(gst --print-completion bash)"',
+    )  # fmt: skip
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in TRAINING.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    named = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    for name in COMMANDS if named is None else (named,):
+        if name not in commands.choices:  # some modules add two
+            _add(name, commands, with_benchmarks=named is not None or "--print-completion" in arguments)
+    return parser
+
+
+def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
+    """Import the module of a subcommand and add its parser; `with_benchmarks` imports those of `gst bench` too."""
+    match name:
+        case "place" | "demo":
+            from gst.cli.place import add_place as add
+        case "estimate":
+            from gst.cli.estimate import add_estimate as add
+        case "tune":
+            from experiments.reproductions.hlsyn.tune import add_tune as add
+        case "train-policy":
+            from experiments.reproductions.public_problems.train_policy import add_train_policy as add
+        case "sweep":
+            from gst.cli.sweep import add_sweep as add
+        case "measure":
+            from gst.cli.measure import add_measure as add
+        case "prepare" | "data":
+            from gst.cli.data import add_data as add
+        case "rank":
+            from gst.cli.training import add_rank as add
+        case "trace":
+            from gst.cli.programs import add_trace as add
+        case "devices":
+            from gst.cli.devices import add_devices as add
+        case "doctor":
+            from gst.cli.doctor import add_doctor as add
+        case _:
+            from gst.cli.bench import add_bench
+
+            return add_bench(commands, add_command, with_benchmarks)
+    add(commands, add_command)
+
+
+class _Completion(argparse.Action):
+    """Argparse action that prints a shell completion script."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
+        import shtab
+
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], dict[str, Any]], summary: str, examples: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand with `--help`, examples and `--json`; `run` takes its options and returns its result."""
+    indented = "\n".join(f"  {line}" for line in examples.splitlines())
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary, epilog=f"examples:\n{indented}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_argument("--json", type=Path, help="write the result here, for programs")
+    command.set_defaults(run=run)
+    return command
+
+
+def _train(arguments: list[str]) -> int:
+    from gst.training.cli import run
+
+    taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    taken.add_argument("--json", type=Path)
+    ours, rest = taken.parse_known_args(arguments)
+    if verbosity() == "quiet":
+        rest += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    try:
+        result = run(rest)
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        raise ValueError(
+            f"the file of --ckpt_path is of another model; give the configuration it was trained with ({error})"
+        ) from error
+    if ours.json:
+        write_json(ours.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""`gst devices`: what it takes, does and prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gst.util.progress import Bars
+from gst.util.tuning import wait_briefly
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gst.machine.devices import Device
+    from gst.machine.rates import Rates
+
+AGAIN_S = 120.0  # that rates may be measured again for, where other processes are busy
+
+
+def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    devices = command(
+        commands,
+        "devices",
+        _devices,
+        "the devices this process may use, and how fast they are",
+        "gst devices\ngst devices --measure --json devices.json\ngst devices --sets",
+    )
+    devices.add_argument(
+        "--measure",
+        action="store_true",
+        help="time operations on every kind of device and the links between devices; remembered for this machine "
+        "and this version of torch in $XDG_CACHE_HOME/gst/rates. Waits up to 20 seconds for quiet cores, and measures "
+        "again for up to two minutes more where other processes come back meanwhile",
+    )
+    devices.add_argument(
+        "--sets",
+        action="store_true",
+        help="list core sets too: 2, 4, 8, ... cores that work as one; they follow caches and NUMA nodes",
+    )
+
+
+def _devices(options: argparse.Namespace) -> dict[str, Any]:
+    # Read when torch is loaded: spinning OpenMP threads would steal the cores of other devices.
+    wait_briefly()
+    from dataclasses import asdict, replace
+
+    from rich.console import Console
+
+    from gst.execution.probes import measure_rates
+    from gst.machine.devices import core_sets, discover
+    from gst.machine.load import LoadGate, repeated_while_busy
+    from gst.machine.rates import save_rates, saved_rates
+    from gst.machine.topology import shared_domains
+
+    found = discover()
+    sets = core_sets(found, shared_domains())
+    if options.measure:
+        with Bars() as bars:
+            bars.show("waiting for quiet cores", 0, 1)
+            gate = LoadGate(progress=bars.show)
+            gate.wait()
+            measure = partial(measure_rates, [*found, *sets], found, progress=bars.show)
+            attempts = repeated_while_busy(measure, replace(gate, patience_s=AGAIN_S))
+            save_rates(min(attempts, key=lambda rates: rates.load))
+    rates = saved_rates()
+    console = Console()
+    listed = [*found, *sets] if options.sets else found
+    console.print(_device_table(listed, rates))
+    if rates:
+        console.print(_link_table(rates))
+    for line in _notes(found, sets, rates):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return {
+        "devices": [asdict(device) for device in found],
+        "sets": [asdict(device) for device in sets],
+        "rates": asdict(rates) if rates else None,
+    }
+
+
+def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
+    from rich.table import Table
+
+    title = ", ".join(dict.fromkeys(device.description for device in devices))
+    table = Table(title=title, min_width=min(len(title), 80))
+    table.add_column("device")
+    names = ("threads", "memory")
+    measured = ("matrix\nGFLOP/s", "convolution\nGFLOP/s", "pointwise\nGB/s", "sum\nGB/s", "small\nus") if rates else ()
+    for name in (*names, *measured):
+        table.add_column(name, justify="right")
+    for device in devices:
+        row = [device.name, str(device.threads), device.memory]
+        if rates:
+            known = rates.of(device)
+            row += ["-"] * 5 if known is None else [
+                f"{value:.3g}" for value in (
+                    known.matrix_gflops, known.convolution_gflops, known.elementwise_gb_per_s,
+                    known.reduction_gb_per_s, known.small_us,
+                )
+            ]  # fmt: skip
+        table.add_row(*row)
+    return table
+
+
+def _link_table(rates: Rates) -> Table:
+    """One row for links that are alike in kind, so that it stays short with many cores, and no column without a
+    value; --json has all of them."""
+    import numpy as np
+    from rich.table import Table
+
+    kinds: dict[str, list[Any]] = {}
+    for link in rates.links:
+        ends = [name.partition(":")[0] for name in (link.source, link.destination)]
+        same = "to itself" if link.source == link.destination else f"to another {ends[1]}"
+        kinds.setdefault(f"{ends[0]} {same}", []).append(link)
+    heads = {
+        "copy\nus": "latency_us", "copy\nGB/s": "gb_per_s", "both ways\nGB/s": "both_gb_per_s",
+        "pinned\nGB/s": "pinned_gb_per_s", "pinned both\nGB/s": "pinned_both_gb_per_s",
+    }  # fmt: skip
+
+    def median(values: list[float | None]) -> str:
+        measured = [value for value in values if value is not None]
+        return f"{np.median(measured):.3g}" if measured else "-"
+
+    columns = {"pairs": [str(len(links)) for links in kinds.values()]}
+    columns["hand-over\nus"] = [median([link.hand_over_us for link in links]) for links in kinds.values()]
+    for head, key in heads.items():
+        columns[head] = [
+            median([getattr(link.copies, key) for link in links if link.copies is not None]) for links in kinds.values()
+        ]
+    columns = {head: texts for head, texts in columns.items() if set(texts) != {"-"}}
+    table = Table("from, to", title="links, medians")
+    for head in columns:
+        table.add_column(head, justify="right")
+    for kind, *texts in zip(kinds, *columns.values(), strict=True):
+        table.add_row(kind, *texts)
+    return table
+
+
+def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None) -> list[str]:
+    from gst.machine.load import BUSY
+
+    lines = []
+    if sets:
+        lines.append(
+            f"Core sets are devices too: {sets[0].name} is {sets[0].threads} cores that work as one, so an operation "
+            "there waits for all of them. gst devices --sets lists more; --devices takes any, such as "
+            f"{found[0].name},{found[1].name},{sets[0].name}."
+        )
+    if gpu := next((device.name for device in found if device.is_accelerator), None):
+        lines.append(f"Streams of a GPU are devices too: {gpu}/stream:1 is one more stream of {gpu}.")
+    if rates:
+        lines.append("Values are handed over within a memory, and copied to and from GPUs.")
+    if rates is None:
+        lines.append("Not measured on this machine with this torch yet: gst devices --measure.")
+    elif rates.load > BUSY:
+        words = f"Others took {rates.load:.0%} of the cores while this was measured"
+        lines.append(f"{words}; gst devices --measure again when the machine is quiet.")
+    return lines

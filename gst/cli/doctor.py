@@ -1,0 +1,282 @@
+"""`gst doctor`: what is installed and what this machine has, and what to do where that is not enough."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gst.util.version import DISTRIBUTION, version_of
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+ENOUGH_GIB = 5  # of a disk, for traces, stores and checkpoints
+SYMBOLS = {"well": ("ok", "green"), "note": ("note", "yellow"), "problem": ("PROBLEM", "red")}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the answer.
+
+    Args:
+        what: was looked at.
+        state: `problem` where something will fail, `note` where it will be slower or poorer.
+        found: there.
+        advice: what to do; empty if all is well.
+    """
+
+    what: str
+    state: Literal["well", "note", "problem"]
+    found: str
+    advice: str = ""
+
+
+def add_doctor(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    command(
+        commands,
+        "doctor",
+        _doctor,
+        "check the installation, devices, threads, memory and W&B, and say what to do (exit 1 if something will fail)",
+        "gst doctor\ngst doctor --json doctor.json",
+    )
+
+
+def _doctor(options: argparse.Namespace) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.markup import escape
+
+    found, console = list(findings()), Console(soft_wrap=True, highlight=False)
+    width = max(len(each.what) for each in found)
+    for each in found:
+        symbol, colour = SYMBOLS[each.state]
+        console.print(f"[{colour}]{symbol:<8}[/] {each.what:<{width}}  {escape(each.found)}")
+        if each.advice:
+            console.print(f"{'':<{width + 9}}  -> {escape(each.advice)}")
+    problems = sum(each.state == "problem" for each in found)
+    console.print(f"{problems} problems, {sum(each.state == 'note' for each in found)} notes")
+    return {"exit_status": int(problems > 0), "findings": [asdict(each) for each in found]}
+
+
+def findings() -> Iterator[Finding]:
+    """All that is looked at, in the order of what depends on what."""
+    yield _python()
+    yield from _packages()
+    yield _extras()
+    yield _metis()
+    yield _compiler()
+    yield from _devices()
+    yield _load()
+    yield _threads()
+    yield _bf16()
+    yield _allocator()
+    yield from _room()
+    yield _wandb()
+
+
+def _python() -> Finding:
+    found = f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
+    if (3, 11) <= sys.version_info[:2] <= (3, 12):
+        return Finding("python", "well", found)
+    return Finding("python", "problem", found, "make a virtual environment with Python 3.11 or 3.12")
+
+
+def _requirements(extra: str = "") -> list[Requirement]:
+    """What the package requires by itself, or for one extra beside that."""
+    from packaging.requirements import Requirement
+
+    def applies(each: Requirement, name: str) -> bool:
+        return each.marker is None or each.marker.evaluate({"extra": name})
+
+    every = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
+    return [each for each in every if applies(each, extra) and not (extra and applies(each, ""))]
+
+
+def _packages() -> Iterator[Finding]:
+    """Those that are required, each in a version that fits."""
+    if not version_of(DISTRIBUTION):
+        yield Finding(
+            "packages", "problem", f"{DISTRIBUTION} is not installed: these are its files", "pip install -e ."
+        )
+        return
+    wrong, required = [], _requirements()
+    for each in required:
+        if not (version := version_of(each.name)):
+            wrong.append(f"{each} is missing")
+        elif not each.specifier.contains(version, prereleases=True):
+            wrong.append(f"{each} is wanted, {version} is here")
+    if wrong:
+        yield Finding("packages", "problem", "; ".join(wrong), f"pip install --upgrade {DISTRIBUTION}")
+    else:
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "lightning"))
+        yield Finding("packages", "well", f"{versions}; all {len(required)} required ones fit")
+
+
+def _extras() -> Finding:
+    """What is optional; of several packages of an extra the first stands for all."""
+    missing: list[str] = []
+    if not version_of(DISTRIBUTION):
+        return Finding("extras", "note", f"not looked for: {DISTRIBUTION} is not installed", "pip install -e .")
+    for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
+        absent = [each.name for each in _requirements(extra) if not version_of(each.name)]
+        if absent and extra not in ("dev", "docs"):
+            missing.append(f"{extra} ({absent[0]})")
+    if not missing:
+        return Finding("extras", "well", "all are here")
+    named = ", ".join(missing)
+    return Finding("extras", "well", f"not installed: {named}; pip install '{DISTRIBUTION}[NAME]' where you need one")
+
+
+def _metis() -> Finding:
+    try:
+        from pymetis import part_graph
+
+        part_graph(2, adjacency=[[1], [0, 2], [1, 3], [2]])
+    except Exception as error:  # whatever a broken build does
+        return Finding("metis", "problem", f"{type(error).__name__}: {error}", "pip install --force-reinstall pymetis")
+    return Finding("metis", "well", "cuts a graph")
+
+
+def _compiler() -> Finding:
+    from gst.execution.interpreter import compiler
+
+    if (found := compiler()) is None:
+        advice = "install g++ (Debian: apt install g++) or set CXX; plans on core sets and fusion need it"
+        return Finding("compiler", "problem", "no C++ compiler", advice)
+    return Finding("compiler", "well", found)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    from gst.machine.devices import discover
+    from gst.machine.load import BUSY
+    from gst.machine.rates import saved_rates
+
+    devices = discover()
+    names = f"{', '.join(device.name for device in devices)} ({devices[0].description})"
+    quota = _cores_of_group()
+    if quota is not None and quota < sum(device.kind == "cpu" for device in devices) - 0.5:
+        advice = f"this container gets the time of {quota:g} cores: bind it to as many (taskset -c, --cpuset-cpus)"
+        yield Finding("devices", "note", names, advice)
+    elif not torch.accelerator.is_available() and Path("/dev/nvidia0").exists():
+        advice = f"a GPU is here, but torch {torch.__version__} cannot use it: see pytorch.org/get-started"
+        yield Finding("devices", "note", names, advice)
+    else:
+        yield Finding("devices", "well", names)
+    if (rates := saved_rates()) is None:
+        yield Finding("rates", "note", "not measured with this torch", "gst devices --measure (a minute or two)")
+    elif rates.load > BUSY:
+        words = f"measured while others took {rates.load:.0%} of the cores"
+        yield Finding("rates", "note", words, "gst devices --measure when the machine is quiet")
+    else:
+        yield Finding("rates", "well", "measured on this machine with this torch")
+
+
+def _cores_of_group() -> float | None:
+    """How many cores' time this control group may take; None if there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _load() -> Finding:
+    from gst.machine.load import BUSY, LoadGate, LoadMeter
+
+    meter = LoadMeter()
+    LoadGate(interval_s=0.5, patience_s=0.0).wait()
+    share = meter.share()
+    if share > BUSY:
+        advice = "measurements wait for quiet cores, and are labelled where they get none; stop what computes beside"
+        return Finding("load", "note", f"others take {share:.0%} of the cores", advice)
+    return Finding("load", "well", f"others take {share:.0%} of the cores")
+
+
+def _threads() -> Finding:
+    import torch
+
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "KMP_AFFINITY")
+    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    found = f"{torch.get_num_threads()} of torch" + (f"; {given}" if given else "")
+    if "OMP_PROC_BIND" in os.environ or "KMP_AFFINITY" in os.environ:
+        return Finding("threads", "note", found, "unset these: plans pin the threads of their devices themselves")
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
+        advice = "unset OMP_WAIT_POLICY where plans run in your process (placed.module()) and before gst devices "
+        advice += "--measure: operations on core sets take twice as long"
+        return Finding("threads", "note", found, advice)
+    return Finding("threads", "well", found)
+
+
+def _bf16() -> Finding:
+    """Processors without instructions for it compute it by pieces of fp32."""
+    import time
+
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        nodes, weight = torch.ones(4096, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
+        times = []
+        for _ in range(4):
+            times.append(time.perf_counter())
+            torch.nn.functional.linear(nodes, weight)
+        return min(after - before for before, after in pairwise(times))
+
+    share = seconds(torch.bfloat16) / seconds(torch.float32)
+    found = f"a layer takes {share:.2g} times as long as in fp32 on this CPU"
+    if share > 1.1:
+        return Finding("bf16", "note", found, "train in fp32 here: leave --trainer.precision bf16-mixed away")
+    return Finding("bf16", "well", found)
+
+
+def _allocator() -> Finding:
+    from gst.util.tuning import keep_freed_memory
+
+    if loaded := os.environ.get("LD_PRELOAD"):
+        return Finding("allocator", "well", f"LD_PRELOAD={loaded}")
+    if keep_freed_memory():
+        return Finding("allocator", "well", "glibc's, which keeps freed memory for use again")
+    advice = "steps may spend their time in page faults; jemalloc or tcmalloc by LD_PRELOAD helps"
+    return Finding("allocator", "note", f"of {platform.libc_ver()[0] or 'an unknown C library'}", advice)
+
+
+def _room() -> Iterator[Finding]:
+    """Where results, caches and shared memory go."""
+    from gst.machine.devices import cache_directory
+
+    for what, folder in (("here", Path.cwd()), ("cache", cache_directory())):
+        home = next(each for each in (folder, *folder.parents) if each.exists())
+        free = shutil.disk_usage(home).free / 2**30
+        try:
+            tempfile.TemporaryFile(dir=home).close()
+        except OSError as error:
+            advice = "go to a directory you may write to" if what == "here" else "set XDG_CACHE_HOME to one"
+            yield Finding(what, "problem", f"{folder}: {error.strerror}", advice)
+            continue
+        if free < ENOUGH_GIB:
+            yield Finding(what, "note", f"{folder}: {free:.1f} GiB free", "make room: traces and stores take gigabytes")
+        else:
+            yield Finding(what, "well", f"{folder}: {free:.0f} GiB free")
+
+
+def _wandb() -> Finding:
+    """Told without loading the client, which only trainings do."""
+    from gst.training.plan_run import usual_mode
+
+    if mode := os.environ.get("WANDB_MODE"):
+        sent = "nothing is sent" if mode in ("offline", "disabled", "dryrun") else "runs are sent"
+        return Finding("wandb", "well", f"WANDB_MODE={mode}: {sent}")
+    if usual_mode() == "online":
+        return Finding("wandb", "well", "logged in")
+    return Finding("wandb", "well", "not logged in: runs stay on this machine (to send them: wandb login, wandb sync)")

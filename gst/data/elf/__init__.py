@@ -1,9 +1,0 @@
-"""Function-call graphs of the programs and libraries of a Debian machine."""
-
-from gst.data.elf.binary import Binary, open_binary
-from gst.data.elf.calls import NODE_FEATURES, CallGraph, call_graph, node_features
-from gst.data.elf.source import ElfBinaries
-
-__all__ = [
-    "NODE_FEATURES", "Binary", "CallGraph", "ElfBinaries", "call_graph", "node_features", "open_binary",
-]  # fmt: skip

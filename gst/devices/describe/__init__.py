@@ -1,1 +1,0 @@
-"""What this machine has, how fast it is, and whether its cores are free."""

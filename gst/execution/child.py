@@ -1,0 +1,201 @@
+"""Child process of `gst.execution.isolated`, which runs plans that may crash or hang it.
+
+    python -m gst.execution.child DESCRIPTOR    # of a connection to the parent
+
+The parent first sends its process id, the program and the devices, and hears the program's key. Then it sends requests:
+the name of a method of `Runner` and its arguments. Each answer is a value, an error to raise instead or None, and
+whether this process ends because it is not to be trusted any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.execution.costs import Costs, measure_costs, profile, profiled_costs
+from gst.execution.executor import AnyExecutor, executor
+from gst.execution.graph_executor import GraphExecutor
+from gst.execution.groups import group_records
+from gst.execution.measure import timed
+from gst.execution.native import NativeExecutor, runs_in_turns
+from gst.execution.pairs import pairs_of_lanes
+from gst.execution.reference import Reference, reference
+from gst.execution.transfers import measured_links
+from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
+from gst.machine.accelerators import limit_memory
+from gst.machine.devices import least_memory_limit
+from gst.programs import Program, kind_for, traced
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a run that it stopped itself
+
+
+def main() -> None:
+    parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    process, source, devices = parent.recv()
+    end_with_parent(process)
+    try:
+        is_saved = not isinstance(source, str)
+        program = Program.load(source) if is_saved else traced(source, kind=kind_for(each.kind for each in devices))
+        limit = least_memory_limit(devices)
+        with executor(program, devices) as made:
+            if isinstance(made, NativeExecutor):
+                made.memory_limit = None  # what is no run of a plan may take all there is
+            runner = Runner(made, reference(program, devices), limit)
+            parent.send((program.key, None, False))
+            with suppress(EOFError):
+                while not _answer(parent, runner, *parent.recv()):
+                    pass
+    except ValueError as error:
+        parent.send((None, ValueError(str(error)), True))
+
+
+def _answer(parent: Connection[Any, Any], runner: Runner, request: str, arguments: tuple[Any, ...]) -> bool:
+    """Send what a request gives; returns whether this process ends."""
+    value: Any = None
+    error: Exception | None = None
+    ends = False
+    try:
+        value = getattr(runner, request)(*arguments)
+    except ExecutionError as failure:
+        stopped = isinstance(runner.executor, NativeExecutor) and failure.reason.startswith(PAST_THE_LIMIT)
+        error, ends = ExecutionError(failure.reason if stopped else _reason(str(failure))), not stopped
+    except ValueError as refusal:
+        error = ValueError(str(refusal))
+    except Exception as failure:
+        error, ends = ExecutionError(_reason(f"{type(failure).__name__}: {failure}")), True
+    parent.send((value, error, ends))
+    return ends
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Does what `IsolatedExecutor` asks.
+
+    Args:
+        executor: of the program, entered.
+        reference: what outputs of plans are compared with.
+        limit: bytes that the intermediate values of a plan may take.
+    """
+
+    executor: AnyExecutor
+    reference: Reference
+    limit: int | None
+
+    def costs(self, repetitions: int) -> Costs:
+        """Times of each operation alone on each device, and all else that a simulation needs."""
+        if isinstance(self.executor, NativeExecutor):
+            return measure_costs(self.executor, repetitions)
+        program, devices = self.executor.program, self.executor.devices
+        times = profile_devices(program, self.executor, repetitions)
+        costs = profiled_costs(program, devices, times, measured_links(devices))
+        return replace(costs, pairs=pairs_of_lanes(program, devices, times, repetitions))
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[list[Timeline]]:
+        """The runs of each plan; none where nobody writes down when operations begin."""
+        return runs_in_turns(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """By the first node of each legal group of a plan the part of its time that it takes compiled; none where
+        nobody compiles groups."""
+        if isinstance(self.executor, GraphExecutor):
+            return self.executor.group_shares(plan)
+        if not isinstance(self.executor, NativeExecutor):
+            return {}
+        records = group_records(self.executor.program, plan, self.executor.devices)
+        return {group.nodes[0]: record.share for group, record in records}
+
+    def compile(self, plan: Plan) -> None:
+        """Work out a plan, and compile the groups that it fuses."""
+        self.executor.compile(plan)
+
+    def check(self, plan: Plan) -> str:
+        """Run a plan and compare its outputs; ExecutionError if they differ beyond rounding. The result says why it
+        runs eagerly where it should run by graphs; empty otherwise."""
+        with self._limited():
+            got = self.executor.run(plan)
+            reason = self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
+        if difference := self.reference.difference(got):
+            raise ExecutionError(f"wrong outputs: {difference}")
+        return reason
+
+    def time(self, plan: Plan) -> tuple[float, int | None]:
+        """Milliseconds of a run, and the most bytes that intermediate values took where that is counted."""
+        self.executor.compile(plan)
+        with self._limited():
+            if isinstance(self.executor, GraphExecutor):
+                return self.executor.time_ms(plan), None
+            elapsed_ms = timed(partial(self.executor.run, plan))
+        return elapsed_ms, self.executor.last_timeline.peak_bytes if isinstance(self.executor, NativeExecutor) else None
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Let runs take no more than `limit` bytes: of intermediate values where the compiled interpreter counts them,
+        else of each GPU or, on CPUs, of address space beyond what this process has."""
+        accelerators = {device.torch_device for device in self.executor.devices if device.is_accelerator}
+        if self.limit is None:
+            yield
+        elif isinstance(self.executor, NativeExecutor):
+            self.executor.memory_limit = self.limit
+            try:
+                yield
+            finally:
+                self.executor.memory_limit = None
+        elif accelerators:
+            for device in accelerators:
+                limit_memory(device, self.limit)
+            try:
+                yield
+            finally:
+                for device in accelerators:
+                    limit_memory(device, None)
+        else:
+            before = resource.getrlimit(resource.RLIMIT_AS)
+            in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (in_use + self.limit, before[1]))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
+    """Profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
+    kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
+    first = {kind: executor.devices[kinds.index(kind)].name for kind in kinds}
+    times = {kind: profile(program, executor, name, repetitions) for kind, name in first.items()}
+    return np.stack([times[kind] for kind in kinds])
+
+
+def _reason(words: str) -> str:
+    first = (words.strip().splitlines() or [""])[0]
+    return f"out of memory: {first}" if says_no_memory(words) else first
+
+
+def end_with_parent(parent: int) -> None:
+    """End when the thread that started this process ends, also in the midst of a run; write no core file; leave
+    Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (int(most != 0),) * 2)  # 1 byte: nor does Linux pipe one to a handler
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Costs of a program on devices, which the simulator needs: time and memory of each operation alone, and links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from gst.execution.event_times import event_times_us
+from gst.execution.executor import AnyExecutor
+from gst.execution.native import NativeExecutor
+from gst.execution.pair_records import Pairs
+from gst.execution.pairs import traffic_bytes
+from gst.lowering.calls import Call, Step, Values, bind, steps_in_order
+from gst.lowering.plan import Plan, Timeline
+from gst.lowering.storages import Storages, fixed_values, storages
+from gst.machine.devices import Device, select
+from gst.programs import Program, Reference
+
+Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
+COPY_US = 20.0  # from memory to memory where no link was measured
+COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What each operation costs on each device, alone.
+
+    Args:
+        devices: where operations may run.
+        edges: producer -> consumer.
+        computed: false for inputs and constants, which take no time and no memory.
+        kept: values that are outputs, never freed.
+        times_us: of each operation alone on each device; infinite where it cannot run.
+        output_bytes: of the value of each node, as it would be copied to another memory.
+        own_bytes: the most that each operation takes while it runs on each device, its result included.
+        storages: who allocates what, and who keeps it.
+        latency_us: fixed part of a transfer's time, from device (row) to device (column); 0 within a memory.
+        bytes_per_us: of a copy from a device to another; infinite within a memory.
+        copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
+            memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
+        pairs: of each accelerator of which several devices are lanes, what operations ask of it, and times of pairs of
+            them at once there.
+        load: share of the cores that other processes took while times were measured, 0 .. 1; None where it is unknown,
+            as of costs that are simulated.
+    """
+
+    devices: tuple[Device, ...]
+    edges: Int64[np.ndarray, "2 edges"]
+    computed: Bool[np.ndarray, " nodes"]
+    kept: Bool[np.ndarray, " nodes"]
+    times_us: Float64[np.ndarray, "devices nodes"]
+    output_bytes: Int64[np.ndarray, " nodes"]
+    own_bytes: Int64[np.ndarray, "devices nodes"]
+    storages: Storages
+    latency_us: Float64[np.ndarray, "devices devices"]
+    bytes_per_us: Float64[np.ndarray, "devices devices"]
+    copies_queue: bool = False
+    pairs: tuple[Pairs, ...] = ()
+    load: float | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.computed)
+
+    @property
+    def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
+        """Bytes that each operation reads and writes: of its result, and of each value it reads."""
+        return traffic_bytes(self.edges, self.output_bytes) * self.computed
+
+
+def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
+    """Run the program on each device alone; devices with as many threads share their times.
+
+    Args:
+        executor: entered; its program and devices are measured.
+        repetitions: runs on each kind of device; of each operation the shortest one counts.
+    """
+    program, devices = executor.program, executor.devices
+    by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for device in devices:
+        if device.threads not in by_threads:
+            by_threads[device.threads] = _measured(executor, device, repetitions)
+    times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
+    return Costs(
+        devices, program.graph.edges, _computed(program), _kept(program), times, program.output_bytes, own,
+        storages(program), np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
+    )  # fmt: skip
+
+
+def profiled_costs(
+    program: Program,
+    devices: Sequence[Device],
+    times_us: Float64[np.ndarray, "devices nodes"],
+    links: Links | None = None,
+) -> Costs:
+    """Costs where memory was not measured: an operation takes no more than its result.
+
+    Args:
+        program: what was run.
+        devices: where.
+        times_us: of each operation alone on each device; infinite where it cannot run.
+        links: latencies and bytes per microsecond (`gst.execution.transfers.measured_links`). If None, from
+            memory to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`.
+
+    Raises:
+        ValueError: an operation can run on none of the devices.
+    """
+    if (stuck := np.flatnonzero(np.isinf(times_us).all(0))).size:
+        names = ", ".join(device.name for device in devices)
+        what = program.operations[stuck[0]].target
+        raise ValueError(f"operation {stuck[0]} of {program.name} ({what}) can run on none of {names}")
+    apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
+    own_bytes = np.tile(program.output_bytes, (len(devices), 1))
+    latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
+    return Costs(
+        tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
+        own_bytes, storages(program), latency_us, bytes_per_us,
+    )  # fmt: skip
+
+
+def links_record(costs: Costs) -> dict[str, list[list[float]]]:
+    """Links of costs for JSON, which knows no infinite speed; `links_of` reads it."""
+    return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
+
+
+def links_of(record: Mapping[str, Any]) -> Links | None:
+    """Links for `profiled_costs`; None from records of releases that did not measure them.
+
+    Examples:
+        >>> latency_us, bytes_per_us = links_of({"latency_us": [[0, 7]], "us_per_byte": [[0, 0.5]]})
+        >>> latency_us.tolist(), bytes_per_us.tolist()
+        ([[0.0, 7.0]], [[inf, 2.0]])
+    """
+    if "us_per_byte" not in record:
+        return None
+    with np.errstate(divide="ignore"):
+        return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
+
+
+def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:
+    return np.array([each.kind == "operation" for each in program.operations])
+
+
+def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
+    kept = np.zeros(program.num_nodes, bool)
+    kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
+    return kept
+
+
+def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
+    """The least time and memory of each operation: what else happens on a machine only ever makes it slower."""
+    runs = alone(executor, device.name, repetitions)
+    return shortest_us(runs), np.min([each.own_bytes for each in runs], axis=0)
+
+
+def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
+    """Time of each operation in that of several runs of a plan in which it was shortest. Other processes interrupt some
+    operations of every run, but seldom the same one in all.
+
+    Examples:
+        >>> begins = np.zeros(2)
+        >>> runs = [Timeline(np.zeros(2, np.int64), begins, np.array(ends)) for ends in ([9.0, 2.0], [1.0, 3.0])]
+        >>> shortest_us(runs).tolist()
+        [1.0, 2.0]
+    """
+    return np.min([each.end_us - each.begin_us for each in runs], axis=0)
+
+
+def profile(
+    program: Program, executor: AnyExecutor | None = None, device: str | None = None, repetitions: int = 5
+) -> Float64[np.ndarray, " nodes"]:
+    """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
+
+    On a CPU the call itself is part of it, as it is in a run; one pass before warms up and is not counted. On an
+    accelerator it is the time by its own events (`event_times`), infinite where the operation cannot run there.
+
+    Args:
+        program: what to run.
+        executor: whose device to use; the calling thread with all its threads if None.
+        device: name of the device, the executor's first if None; one of one thread gives one-thread times.
+        repetitions: passes to take the median of.
+
+    Raises:
+        ValueError: the executor has no such device, or there are no repetitions.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.zeros(1000),))
+        >>> (profile(program) > 0).tolist()  # the input, and relu
+        [False, True]
+    """
+    if repetitions < 1:
+        raise ValueError(f"want repetitions >= 1, got {repetitions}")
+    if executor is None:
+        return _profile(program, torch.device("cpu"), repetitions)
+    chosen: Device = select([device or executor.devices[0].name], executor.devices)[0]
+    if isinstance(executor, NativeExecutor):
+        return np.median([each.end_us - each.begin_us for each in alone(executor, chosen.name, repetitions)], axis=0)
+    return executor.submit(chosen.name, partial(_profile, program, chosen.torch_device, repetitions))
+
+
+def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timeline]:
+    """Runs of the whole program on one device, after one that is not counted."""
+    plan = Plan((device,), np.zeros(executor.program.num_nodes, np.int64))
+    timelines = []
+    for _ in range(repetitions + 1):
+        executor.run(plan)
+        timelines.append(executor.last_timeline)
+    return timelines[1:]
+
+
+def _profile(program: Program, device: torch.device, repetitions: int) -> Float64[np.ndarray, " nodes"]:
+    if device.type != "cpu":
+        return event_times_us(program, device, repetitions)
+    calls: Sequence[Call | None] = bind(program, device)
+    order = [node for node, call in enumerate(calls) if call is not None]
+    steps = steps_in_order(program, calls, order)
+    fixed = [None if value is None else value.to(device) for value in fixed_values(program)]
+    times = np.zeros((repetitions, program.num_nodes))
+    with torch.no_grad():
+        _timed_pass(steps, fixed.copy(), np.zeros(program.num_nodes))
+        for row in times:
+            _timed_pass(steps, fixed.copy(), row)
+    return np.median(times, axis=0)
+
+
+def _timed_pass(steps: Sequence[Step], values: Values, times: Float64[np.ndarray, " nodes"]) -> None:
+    """Run all operations once and write the microseconds of each into `times`."""
+    for node, call, dead in steps:
+        start = perf_counter_ns()
+        values[node] = call(values)
+        times[node] = (perf_counter_ns() - start) / 1e3
+        for each in dead:
+            values[each] = None

@@ -1,0 +1,232 @@
+"""Run plans on accelerators of this machine by recorded graphs, alone or beside the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from gst.execution.lane_graphs import LaneGraph
+from gst.execution.lane_groups import LaneGroups
+from gst.execution.lanes import LaneExecutor, is_here
+from gst.execution.measure import timed
+from gst.execution.on_accelerator import num_weights
+from gst.execution.recording import Graph, new_graph
+from gst.execution.residents import Residents
+from gst.execution.worker import Worker, started
+from gst.lowering.calls import copied
+from gst.lowering.lower import ProvenLowering
+from gst.lowering.plan import ExecutionError, Plan, says_no_memory
+from gst.machine.devices import Device, select
+from gst.programs import Program
+
+MAX_PLANS = 64  # that stay lowered, and recorded as far as memory allows
+HOST = Device("host", "cpu", (), 1, "host", "the thread that launches graphs")
+
+Result = TypeVar("Result")
+
+
+class GraphExecutor:
+    """Runs plans of one program. Use it as a context manager.
+
+    A plan is lowered (`gst.lowering.lower`), its fusion groups are compiled where that is faster
+    (`LaneGroups`), and its lanes are recorded as graphs of their accelerators (`LaneGraph`). Where that is impossible
+    the lanes run eagerly. One thread launches everything and computes what is on the CPU, so several CPU devices would
+    take turns.
+
+    Recorded plans read inputs and constants, weights among them, in the same memory (`Residents`). Captured programs
+    write to none of them: what a training step renews is an output. So k recorded plans take one copy of the weights on
+    each accelerator, and the memory of the values between for each plan. A weight that a plan reads elsewhere has a
+    copy there, too, which goes with the last plan that reads it. A run copies inputs only where other values lie. If an
+    operation of the program does write into values in place, all inputs are copied anew before each run. Plans that run
+    eagerly have copies of their own.
+
+    Args:
+        program: what plans place.
+        devices: those plans may name.
+        recorded, graph: see `LaneGraph`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
+        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
+        >>> with GraphExecutor(program, [core]) as executor:
+        ...     plan = Plan(("cpu:0",), np.zeros(2, np.int64))
+        ...     executor.run(plan), executor.record(plan).reason
+        ([tensor([0., 2.])], 'graphs are recorded on an accelerator; this runs on cpu')
+    """
+
+    def __init__(
+        self, program: Program, devices: Sequence[Device], recorded: Collection[int] | None = None,
+        graph: Callable[[torch.device, Any], Graph] = new_graph,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
+        self._recorded, self._new_graph = recorded, graph
+        here = [
+            device.torch_device for device in self.devices if device.is_accelerator and is_here(device.torch_device)
+        ]
+        self._home = next(iter(here), None)
+        self._worker: Worker | None = None
+        self._lower = ProvenLowering(program, self.devices)
+        self._groups = LaneGroups(program, self.devices)
+        self._residents = Residents(program)
+        self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
+        self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
+        self._given: list[Tensor] | None = None  # inputs of runs that are timed
+
+    def __enter__(self) -> Self:
+        (self._worker,) = started([next((device for device in self.devices if not device.is_accelerator), HOST)])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._worker is not None and not sys.is_finalizing():  # the worker goes on no more then
+            self._on_worker(self._graphs.clear)
+            self._worker.close()
+        self._worker = None
+
+    def submit(self, device: str, function: Callable[[], Result]) -> Result:
+        """Call `function` on the thread that launches, and wait for it.
+
+        Raises:
+            ValueError: there is no such device.
+        """
+        select([device], self.devices)
+        return self._on_worker(function)
+
+    def compile(self, plan: Plan) -> LaneExecutor:
+        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are remembered
+        by key.
+
+        Raises:
+            ValueError: the plan does not fit the program or the devices.
+        """
+        return self._on_worker(partial(self._compile, plan))
+
+    def record(self, plan: Plan) -> LaneGraph:
+        """Record a plan, which runs it a few times. Where memory is short for it, recorded plans that were not asked
+        for lately are forgotten.
+
+        Raises:
+            ValueError: as `compile`.
+        """
+        return self._on_worker(partial(self._record, plan))
+
+    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
+        """Run the program once as `plan` says, and wait for all of it.
+
+        Args:
+            plan: for this program, on this executor's devices.
+            inputs: flat inputs; the examples if None. They are not changed.
+            num_steady: of the inputs, see `LaneGraph.run`.
+
+        Returns:
+            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, where
+            they are the caller's current stream's; without one each where it was made.
+
+        Raises:
+            ValueError: the plan or the inputs do not fit the program.
+            ExecutionError: an operation failed, or memory is short.
+        """
+        stream = None if self._home is None else torch.accelerator.current_stream(self._home)
+        return self._on_worker(partial(self._with_room, plan, partial(self._run, plan, inputs, num_steady, stream)))
+
+    def time_ms(self, plan: Plan) -> float:
+        """Milliseconds of a run as callers make it: with example inputs that lie on the first accelerator, of which
+        those that are no weights are copied to where the plan reads them, and outputs copied out. Where a plan runs
+        eagerly, all inputs lie where it reads them.
+
+        Raises:
+            ValueError, ExecutionError: as `run`.
+        """
+        graph, steady = self.record(plan), num_weights(self.program)
+
+        def time() -> float:
+            inputs = None if graph.reason else self._calls_inputs(steady)
+            stream = None if self._home is None else torch.accelerator.current_stream(self._home)
+            return timed(partial(self._run, plan, inputs, steady, stream))
+
+        return self._on_worker(partial(self._with_room, plan, time))
+
+    def _run(
+        self, plan: Plan, inputs: Sequence[Tensor] | None, num_steady: int, stream: torch.Stream | None
+    ) -> list[Any]:
+        graph = self._record(plan)
+        outputs = graph.run(inputs, num_steady)
+        if graph.reason and stream is None:
+            return outputs
+        with stream or nullcontext():  # the memory is the caller's, who may free it while work of that stream reads it
+            outputs = [self._handed_over(each) if isinstance(each, Tensor) else each for each in outputs]
+        graph.executor.synchronise()
+        return outputs
+
+    def _handed_over(self, value: Tensor) -> Tensor:
+        return value.clone() if self._home is None else value.to(self._home, copy=True)
+
+    def _calls_inputs(self, steady: int) -> list[Tensor]:
+        """What a caller gives who has all but the weights on the first accelerator."""
+        if self._given is None:
+            inputs, home = self.program.inputs, self._home
+            others = inputs[steady:] if home is None else [copied(value, home) for value in inputs[steady:]]
+            self._given = [*inputs[:steady], *others]
+        return self._given
+
+    def group_shares(self, plan: Plan) -> dict[int, float]:
+        """See `LaneGroups.shares`."""
+        return self._on_worker(partial(self._groups.shares, plan))
+
+    def _compile(self, plan: Plan) -> LaneExecutor:
+        key = plan.key
+        if key not in self._lanes:
+            streams = self._lower(plan)
+            groups = {} if plan.fusion is None else self._with_room(plan, partial(self._groups.calls, plan))
+            self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
+            if len(self._lanes) > MAX_PLANS:
+                oldest, _ = self._lanes.popitem(last=False)
+                self._graphs.pop(oldest, None)
+        self._lanes.move_to_end(key)
+        return self._lanes[key]
+
+    def _record(self, plan: Plan) -> LaneGraph:
+        lanes, key = self._compile(plan), plan.key
+        if key not in self._graphs:
+            while True:
+                graph = LaneGraph(lanes, self._recorded, self._new_graph, self._residents)
+                if not (says_no_memory(graph.reason) and self._forget_another(key)):
+                    break
+            self._graphs[key] = graph
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _with_room(self, plan: Plan, function: Callable[[], Result]) -> Result:
+        """What a function returns; where memory is short it is called again, with fewer recorded plans."""
+        while True:
+            try:
+                return function()
+            except RuntimeError as error:  # `ExecutionError` is one too
+                if not says_no_memory(str(error)):
+                    raise
+                if not self._forget_another(plan.key):
+                    raise ExecutionError(f"out of memory: {str(error).splitlines()[0]}") from error
+
+    def _forget_another(self, key: str) -> bool:
+        """Forget the recorded plan, other than that of `key`, that was not asked for longest; whether there was one."""
+        other = next((each for each in self._graphs if each != key), None)
+        if other is not None:
+            del self._graphs[other]
+        return other is not None
+
+    def _on_worker(self, function: Callable[[], Result]) -> Result:
+        if self._worker is None:
+            raise ValueError("the executor is closed; use it inside `with GraphExecutor(program, devices) as run:`")
+        return self._worker.submit(function).result()

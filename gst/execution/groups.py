@@ -1,0 +1,321 @@
+"""Fusion groups compiled by Inductor: each structure is compiled and timed once, and used where it is faster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from gst.execution.interpreter import load, lower, machine
+from gst.lowering.calls import Values, bind, copied, steps_in_order
+from gst.lowering.legality import Group, fusion_groups
+from gst.lowering.plan import Plan, contracted_plan
+from gst.lowering.rewrite import CompiledGroup, alone, renumbered, rewritten
+from gst.machine.devices import Device, cache_directory, cpu_model
+from gst.programs import Program, as_module, outputs_differ
+from gst.programs.operation import form_of, form_of_target
+from gst.util.progress import notice
+from gst.util.untrusted import read_object
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """What became of the groups of a plan.
+
+    Args:
+        program: in which each compiled group is one node.
+        plan: for that program; it fuses nothing more.
+        node_of: for each node of the old program the node of the new one that computes it.
+        num_groups: how many groups are compiled.
+        records: each legal group with what is known of its structure.
+    """
+
+    program: Program
+    plan: Plan
+    node_of: Int64[np.ndarray, " nodes"]
+    num_groups: int
+    records: tuple[tuple[Group, Record], ...]
+
+
+def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faster: bool = True) -> Fused:
+    """Compile the groups of a plan, as far as they are legal (`legalise`), each structure once on this machine.
+
+    A structure that was never seen is compiled by Inductor for the threads of its device, run in turns with its
+    operations one by one, and kept with both times in `$XDG_CACHE_HOME/gst/fusion`. One that cannot be compiled, or
+    whose outputs differ, runs as it did; its record says why.
+
+    Args:
+        program: what the plan is for.
+        plan: with `fusion`.
+        devices: those that the plan names, CPU devices.
+        keep_if_faster: leave groups alone that are slower compiled; otherwise fuse whatever can be compiled.
+
+    Raises:
+        ValueError: the plan is not for this program or these devices.
+    """
+    records = group_records(program, plan, devices)
+    chosen = {
+        group: CompiledGroup(library_path(record.key), len(group.nodes))
+        for group, record in records
+        if record.pays or (not keep_if_faster and not record.reason)
+    }
+    made = rewritten(program, chosen)
+    return Fused(
+        made.program, contracted_plan(plan, made.node_of, made.origin), made.node_of, len(chosen), tuple(records)
+    )
+
+
+def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> list[tuple[Group, Record]]:
+    """Each legal group of a plan with what is known of its structure, compiled and measured if nothing was (`fused`).
+
+    Raises:
+        ValueError: as `fused`.
+    """
+    by_name = {device.name: device for device in devices}
+    if missing := [name for name in plan.devices if name not in by_name]:
+        raise ValueError(f"the plan uses device {missing[0]!r}; there are {', '.join(by_name)}")
+    groups = [group for group in fusion_groups(program, plan) if group.outputs]
+    return _records(program, {group: by_name[plan.devices[plan.placement[group.nodes[0]]]] for group in groups})
+
+
+def _records(program: Program, home: Mapping[Group, Device]) -> list[tuple[Group, Record]]:
+    """Each group with its record; structures without one are made."""
+    keys: dict[Group, str] = {}
+    unknown: dict[str, Group] = {}
+    found: dict[str, Record] = {}
+    for group, device in home.items():
+        try:
+            key = structure_key(program, group, [layouts(program)[node] for node in group.inputs], device.threads)
+        except ValueError as error:
+            key = f"none of {group.nodes[0]}"
+            found[key] = Record("", len(group.nodes), device.threads, 0.0, None, None, str(error))
+        keys[group] = key
+        if key not in found and key not in unknown:
+            if (record := recorded(key)) is not None:
+                found[key] = record
+            else:
+                unknown[key] = group
+    values = example_values(program, {node for group in unknown.values() for node in group.inputs}) if unknown else {}
+    for number, (key, group) in enumerate(unknown.items(), 1):
+        notice(f"compiling group {number} of {len(unknown)} ({len(group.nodes)} operations, once)")
+        found[key] = make(key, program, group, [values[node] for node in group.inputs], home[group])
+    return [(group, found[key]) for group, key in keys.items()]
+
+
+LIBRARY, RECORD = "group.so", "record.json"
+REPETITIONS, WARMUP = 30, 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a structure.
+
+    Args:
+        key: of the structure.
+        num_operations: of the group.
+        threads: of the device and of the compiled code.
+        compile_s: how long compiling took, in seconds.
+        compiled_us: least time of the compiled group in the interpreter, in microseconds; None if it cannot run.
+        eager_us: least time of its operations one by one, in turns with the former; None likewise.
+        reason: why it cannot run compiled; empty if it can.
+    """
+
+    key: str
+    num_operations: int
+    threads: int
+    compile_s: float
+    compiled_us: float | None
+    eager_us: float | None
+    reason: str = ""
+
+    @property
+    def pays(self) -> bool:
+        """Is the compiled group there, and faster?"""
+        return self.share < 1.0
+
+    @property
+    def share(self) -> float:
+        """What part of the time of its operations the group takes; 1 where it runs as it did, one by one."""
+        if self.compiled_us is None or self.eager_us is None:
+            return 1.0
+        return min(1.0, self.compiled_us / self.eager_us)
+
+
+def library_path(key: str) -> Path:
+    """Where the compiled code of a structure lies if there is any."""
+    return _home(key) / LIBRARY
+
+
+def recorded(key: str) -> Record | None:
+    """What was measured before; None if nothing was, or the files of it are damaged."""
+    try:
+        record = Record(**read_object(_home(key) / RECORD))
+    except (OSError, ValueError, TypeError):
+        return None
+    return record if record.reason or library_path(key).exists() else None
+
+
+def make(key: str, program: Program, group: Group, inputs: Sequence[Tensor], device: Device) -> Record:
+    """Compile a group for a device and measure it against its operations one by one. What goes wrong is recorded, and
+    not tried again.
+
+    Args:
+        key: of the structure.
+        program: that the group is part of.
+        group: what is compiled, on its own.
+        inputs: example values of its inputs.
+        device: where it will run; the compiled code uses as many threads.
+    """
+    home = _home(key)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    compiled_us: float | None = None
+    eager_us: float | None = None
+    seconds, reason = 0.0, ""
+    with TemporaryDirectory(prefix="partial-", dir=home.parent) as partial:
+        path = Path(partial) / "kept"
+        path.mkdir()
+        try:
+            by_itself, begin = alone(program, group, inputs), time.perf_counter()
+            _compile(by_itself, Path(partial) / LIBRARY, device.threads)
+            seconds = time.perf_counter() - begin
+            for made in Path(partial).glob(f"{Path(LIBRARY).stem}.*"):
+                made.rename(path / made.name)
+            compiled_us, eager_us = _compare(by_itself, CompiledGroup(path / LIBRARY, len(group.nodes)), device)
+        except Exception as error:  # whatever a compiler or an operator raises
+            reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:300]}"
+        record = Record(key, len(group.nodes), device.threads, seconds, compiled_us, eager_us, reason)
+        (path / RECORD).write_text(json.dumps(asdict(record)))
+        if recorded(key) is None:
+            shutil.rmtree(home, ignore_errors=True)
+        with suppress(OSError):  # another process was quicker
+            path.rename(home)
+    return recorded(key) or record
+
+
+def _home(key: str) -> Path:
+    return cache_directory() / "fusion" / key
+
+
+def _compile(program: Program, library: Path, threads: int) -> None:
+    """Ahead of time, by AOTInductor; Inductor is described by Ansel et al., PyTorch 2, ASPLOS 2024."""
+    options = {"cpp.threads": threads, "compile_threads": 1, "aot_inductor.output_path": str(library)}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._inductor.aot_compile(as_module(program), program.inputs, options=options)
+
+
+def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple[float, float]:
+    """Microseconds of the compiled group and of its operations one by one, in turns, in the interpreter: the least of
+    all runs, which other work on this machine disturbs least.
+
+    Raises:
+        ValueError: their outputs differ in value or in layout, or one of them fails.
+    """
+    load()
+    inputs = range(len(program.inputs))
+    nodes = tuple(range(len(inputs), program.num_nodes))
+    group = Group(nodes, tuple(inputs), tuple(each.node for each in program.outputs))
+    both = (rewritten(program, {group: compiled}).program, program)
+    schedules = [
+        torch.classes.gst.Schedule(lower(each, 1), [0] * each.num_nodes, list(range(each.num_nodes))) for each in both
+    ]
+    runner, times = machine([device]), np.zeros((WARMUP + REPETITIONS, 2))
+    try:
+        for row in times:
+            outputs = []
+            for column, (each, schedule) in enumerate(zip(both, schedules, strict=True)):
+                runner.run(schedule, list(program.inputs), 0)
+                if runner.failed_node() >= 0:
+                    raise ValueError(runner.reason())
+                outputs.append(runner.results([output.node for output in each.outputs]))
+                row[column] = max(runner.ends()) - min(runner.begins()[len(inputs) :])
+            check_alike(*outputs)
+    finally:
+        runner.forget()
+        runner.close()
+    compiled_us, eager_us = times[WARMUP:].min(0).tolist()
+    return compiled_us, eager_us
+
+
+def check_alike(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    """Check outputs of a compiled group.
+
+    Raises:
+        ValueError: they differ from those of its operations in value or in layout.
+    """
+    if (difference := outputs_differ(got, want)) is not None:
+        raise ValueError(f"compiled, {difference}")
+    for position, (a, b) in enumerate(zip(got, want, strict=True)):
+        if layout(a) != layout(b):
+            raise ValueError(f"compiled, output {position} has strides {a.stride()} instead of {b.stride()}")
+
+
+SCHEMA = 1
+CPU = torch.device("cpu")
+Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
+
+
+@lru_cache(maxsize=16)
+def layouts(program: Program, device: torch.device = CPU) -> dict[int, Layout]:
+    """Shape, strides and dtype of every tensor of the program, from a run in program order on a device."""
+    return {node: layout(value) for node, value in _values(program, device) if isinstance(value, Tensor)}
+
+
+def example_values(program: Program, nodes: Collection[int], device: torch.device = CPU) -> dict[int, Tensor]:
+    """Tensors of these nodes for the example inputs, computed on a device."""
+    return {node: value for node, value in _values(program, device) if node in nodes and isinstance(value, Tensor)}
+
+
+def layout(value: Tensor) -> Layout:
+    """Shape, strides and dtype; the stride along an axis of one element, which says nothing, is 1."""
+    strides = (stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return tuple(value.shape), tuple(strides), str(value.dtype)
+
+
+def structure_key(program: Program, group: Group, inputs: Sequence[Layout], threads: int) -> str:
+    """16 hexadecimal digits: equal where operations, arguments, layouts of inputs, which values are outputs, threads,
+    version of torch and model of the processor are equal.
+
+    Raises:
+        ValueError: an operation or an argument has no form in a file.
+    """
+    number = {node: position for position, node in enumerate([*group.inputs, *group.nodes])}
+    operations = []
+    for node in group.nodes:
+        operation = program.operations[node]
+        args, kwargs = renumbered(operation.args, number), renumbered([*operation.kwargs.items()], number)
+        operations.append([form_of_target(operation.target), form_of(args), form_of(kwargs)])
+    outputs = [number[node] for node in group.outputs]
+    content = [SCHEMA, operations, inputs, outputs, threads, torch.__version__, cpu_model()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _values(program: Program, device: torch.device) -> Iterator[tuple[int, Any]]:
+    """Each node and its value on a device, freed when nothing reads it any more."""
+    values: Values = [*program.inputs]
+    values += [operation.constant for operation in program.operations[len(values) :]]
+    if device.type != "cpu":
+        values = [None if value is None else copied(value, device) for value in values]
+    yield from ((node, value) for node, value in enumerate(values) if value is not None)
+    calls = bind(program, device)
+    order = [node for node, call in enumerate(calls) if call is not None]
+    with torch.no_grad():
+        for node, call, dead in steps_in_order(program, calls, order):
+            values[node] = call(values)
+            yield node, values[node]
+            for each in dead:
+                values[each] = None

@@ -1,0 +1,286 @@
+"""Executor of plans in a child process: a plan that crashes or hangs it fails with a reason, and the caller goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from gst.execution.costs import Costs
+from gst.execution.measure import Measurement, measure
+from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
+from gst.machine.devices import Device, select
+from gst.machine.load import LoadGate, LoadMeter, accelerators_of, lock_devices
+from gst.util.progress import notice
+from gst.util.tuning import WAITING
+
+START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
+
+
+class IsolatedExecutor:
+    """Runs plans of one program in a child process, which ends with this one. Use it as a context manager.
+
+    In the child OpenMP's threads wait as `gst.util.tuning` says, since they would steal the cores of other devices.
+    After a crash, a timeout, an error or wrong outputs the next request starts a new child. The child ends when the
+    thread that started it ends.
+
+    Args:
+        program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
+        devices: those plans may name. The least of their memory limits holds for the intermediate values of a run of a
+            plan; without the compiled interpreter, for what the process may allocate.
+        time_limit_s: seconds for each run.
+
+    Raises:
+        ValueError: the program, or the devices, cannot be had, or the program does not run even by itself.
+    """
+
+    def __init__(self, program: Path | str, devices: Sequence[Device], time_limit_s: float = 60) -> None:
+        self.devices = tuple(select([device.name for device in devices], devices))
+        self.time_limit_s = time_limit_s
+        self.program_key, self.num_started = "", 0
+        self.lost: ValueError | None = None  # why no further child can be had
+        self._program = program
+        self._eager_reasons: set[str] = set()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def costs(self, repetitions: int = 5) -> Costs:
+        """What each operation costs alone on each device; no memory limit holds.
+
+        Raises:
+            ValueError: the program does not run on a device alone.
+        """
+        try:
+            with lock_devices(self.devices):
+                meter = LoadMeter()  # here, where the time of the child is not that of others
+                costs: Costs = self._ask(START_LIMIT_S, "costs", repetitions)
+                return replace(costs, load=round(meter.share(), 4))
+        except ExecutionError as failure:
+            names = ", ".join(device.name for device in self.devices)
+            raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
+        """When each operation began and ended in each run of each plan.
+
+        Raises:
+            ExecutionError: a plan fails.
+        """
+        with lock_devices(self.devices):
+            meter = LoadMeter()
+            runs = self._ask(START_LIMIT_S, "timelines", list(plans), repetitions)
+            return RunsInTurns(runs, round(meter.share(), 4))
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """By the first node of each group that a plan fuses: the part of its operations' time that it takes compiled
+        on its device, 1 where it is left alone. What this machine never saw is compiled and measured first, seconds for
+        each structure. Empty where the executor compiles none.
+
+        Raises:
+            ExecutionError, ValueError: as `check`.
+        """
+        with lock_devices(self.devices):
+            shares: dict[int, float] = self._ask(START_LIMIT_S, "groups", plan)
+            return shares
+
+    def compile(self, plan: Plan) -> None:
+        """Work out a plan. Groups of a new structure are compiled, which takes long.
+
+        Raises:
+            ExecutionError, ValueError: as `check`.
+        """
+        self._ask(START_LIMIT_S, "compile", plan)
+
+    def check(self, plan: Plan) -> None:
+        """Run a plan once and compare its outputs with those of the program run in order.
+
+        Raises:
+            ExecutionError: it fails, or gives other outputs; the message is the reason.
+            ValueError: it is no plan for this program on these devices.
+        """
+        self.compile(plan)
+        reason: str = self._ask(self.time_limit_s, "check", plan)
+        if reason and reason not in self._eager_reasons:
+            notice(f"a plan runs eagerly, not by graphs: {reason}")
+            self._eager_reasons.add(reason)
+
+    def time(self, plan: Plan) -> tuple[float, int | None]:
+        """Milliseconds of one run, and the most bytes that intermediate values took, where that is counted.
+
+        Raises:
+            ExecutionError, ValueError: as `check`.
+        """
+        elapsed_ms, peak_bytes = self._ask(self.time_limit_s, "time", plan)
+        return elapsed_ms, peak_bytes
+
+    @property
+    def next_child(self) -> int:
+        """Number of the child that will run the next plan."""
+        return self.num_started + (self._child is None)
+
+    def _start(self) -> None:
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        self._connection, its_end = Pipe()
+        with its_end:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "gst.execution.child", str(its_end.fileno())],
+                env={**os.environ, **WAITING},
+                pass_fds=[its_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+            )
+        self.num_started += 1
+        try:
+            self._greet()
+        except ValueError as error:
+            self._stop()
+            self.lost = error
+            raise
+
+    def _greet(self) -> None:
+        """Tell a new child what to run, and hear that it can."""
+        try:
+            key = self._tell(START_LIMIT_S, (os.getpid(), self._program, self.devices))
+        except ExecutionError as failure:
+            raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
+        if self.program_key not in ("", key):
+            raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
+        self.program_key = key
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            self._connection.close()
+            self._words.close()
+
+    def _ask(self, limit_s: float, request: str, *arguments: Any) -> Any:
+        """What a method of the child's `Runner` returns, of a new child if there is none.
+
+        Raises:
+            ExecutionError: the child fails, ends or takes longer than `limit_s`.
+            ValueError: the child refuses.
+        """
+        if self._child is None:
+            self._start()
+        return self._tell(limit_s, (request, arguments))
+
+    def _tell(self, limit_s: float, message: tuple[Any, ...]) -> Any:
+        try:
+            self._connection.send(message)
+            if not self._connection.poll(limit_s):
+                raise ExecutionError(f"timed out after {limit_s:g} s")
+            value, error, ends = self._connection.recv()
+        except (EOFError, ConnectionError):
+            raise ExecutionError(self._epitaph()) from None
+        except BaseException:
+            self._stop()
+            raise
+        if ends:
+            self._stop()
+        if error is not None:
+            raise error
+        return value
+
+    def _epitaph(self) -> str:
+        """The reason of an unexpected exit of the child: its exit status and last line of stderr, or its signal."""
+        assert self._child is not None
+        status = self._child.wait()
+        self._words.seek(0)
+        words = self._words.read().decode(errors="replace").strip().splitlines()
+        self._stop()
+        if status >= 0:
+            return f"stopped with status {status}: {words[-1] if words else 'without a word'}"
+        cause = ", as the system does when memory runs out" if -status == signal.SIGKILL else ""
+        return f"crashed: signal {-status} ({signal.strsignal(-status)}{cause})"
+
+
+def measure_plans(
+    isolated: IsolatedExecutor,
+    plans: Sequence[Plan],
+    repetitions: int = 5,
+    warmup: int = 1,
+    gate: LoadGate | None = None,
+    beside: Mapping[str, Callable[[], float]] = MappingProxyType({}),
+    progress: Callable[[int, int], None] | None = None,
+    seconds: float = math.inf,
+) -> list[Measurement]:
+    """Time plans in turns, as `gst.execution.measure.measure` does, each after a run whose outputs are compared.
+
+    A plan that fails in any of its runs is 'failed', and the others go on; those that then meet a fresh child are run
+    once without the clock before they go on.
+
+    Args:
+        isolated: entered.
+        repetitions, warmup, gate, progress, seconds: see `gst.execution.measure.measure`.
+        beside: what else takes turns with them, by label: a call runs it once and returns its milliseconds. Their
+            measurements follow those of the plans.
+
+    Raises:
+        ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
+    """
+    used = isolated.devices if beside else _in_use(isolated, plans)
+    with lock_devices(used):
+        turns = [_Turn(isolated, plan) for plan in plans]
+        runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
+        keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
+        seen = measure(
+            {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
+            seconds=seconds, accelerators=accelerators_of(used),
+        )  # fmt: skip
+    if isolated.lost is not None:  # that is no outcome of a plan
+        raise isolated.lost
+    measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
+    return measured + [seen[label] for label in beside]
+
+
+def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:
+    """The GPUs that plans use; all devices if they use a core, as cores share caches and memory."""
+    names = {plan.devices[place] for plan in plans for place in np.unique(plan.placement).tolist()}
+    used = [device for device in isolated.devices if device.name in names]
+    return used if all(device.is_accelerator for device in used) else list(isolated.devices)
+
+
+class _Turn:
+    """One of several plans that are timed in turns."""
+
+    def __init__(self, isolated: IsolatedExecutor, plan: Plan) -> None:
+        self.isolated, self.plan = isolated, plan
+        self.peak_bytes: int | None = None
+        self._failure: ExecutionError | None = None
+        try:
+            isolated.check(plan)
+        except ExecutionError as failure:
+            self._failure = failure
+        self._child = isolated.next_child
+
+    def run(self) -> float:
+        """Milliseconds of one run."""
+        if self._failure is not None:
+            raise self._failure
+        if self._child != self.isolated.next_child:
+            self.isolated.compile(self.plan)
+            self.isolated.time(self.plan)
+            self._child = self.isolated.next_child
+        elapsed_ms, self.peak_bytes = self.isolated.time(self.plan)
+        return elapsed_ms

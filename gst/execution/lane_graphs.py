@@ -1,0 +1,297 @@
+"""A stream program recorded as graphs of its accelerators, one for each stretch of one memory, and launched by those.
+
+Launching operations one by one costs microseconds each; a recorded graph is launched at once. Lanes fork from the
+stream that records and join it again by events. All lanes of one accelerator are one graph; with several, or beside the
+CPU, graphs end where values are exchanged (`gst.lowering.stretches`): copies go between them into buffers that
+stay, and the CPU computes meanwhile. One recording over several devices would be one launch, but the allocator of
+PyTorch keeps a graph's memory apart on the device alone that records it: on others it would be given away.
+
+Where recording is impossible lanes go on eagerly, and say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gst.execution.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
+from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.execution.residents import Resident, Residents
+from gst.lowering.stream_program import COPY, RUN
+from gst.lowering.stretches import Stretches, inner_steps, stretches
+from gst.programs import Program
+
+DRAWS_ON_HOST = "its random numbers are drawn on the host, which a graph cannot wait for"
+PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to or from; beyond that they are pageable
+
+
+class LaneGraph:
+    """Runs a stream program by graphs, or eagerly.
+
+    Args:
+        executor: of the stream program.
+        recorded: memories whose stretches are graphs; those of accelerators of this process if None.
+        graph: makes an empty graph, see `new_graph`.
+        residents: memory of inputs and constants, which other plans of the program may read, too, but not at the same
+            time; of its own if None.
+
+    Attributes:
+        reason: why it runs eagerly; empty if it runs by graphs.
+        num_graphs: that are launched in a run.
+
+    Examples:
+        >>> import numpy as np
+        >>> from gst.machine.devices import Device
+        >>> from gst.lowering.plan import Plan
+        >>> from gst.lowering.lower import stream_program
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
+        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
+        >>> streams = stream_program(program, Plan(("cpu:0",), np.zeros(2, np.int64)), [core])
+        >>> graph = LaneGraph(LaneExecutor(program, streams, [core]))
+        >>> graph.run(), graph.reason
+        ([tensor([0., 2.])], 'graphs are recorded on an accelerator; this runs on cpu')
+    """
+
+    def __init__(
+        self, executor: LaneExecutor, recorded: Collection[int] | None = None,
+        graph: Callable[[torch.device, Any], Graph] = new_graph, residents: Residents | None = None,
+    ) -> None:  # fmt: skip
+        self.executor, self._new_graph = executor, graph
+        self._all_residents = residents or Residents(executor.program)
+        self._residents: dict[tuple[int, int], Resident] = {}
+        self._num_fills = 0  # at which those hold the examples
+        devices = executor.devices
+        here = [memory for memory, device in enumerate(devices) if is_here(device)]
+        self._recorded = frozenset(here if recorded is None else recorded)
+        self._graphs: dict[int, list[Graph]] = {memory: [] for memory in self._recorded}
+        self._values: list[Values] = []
+        self._parts: list[_Part] = []
+        self._pinned_bytes = 0
+        self.reason = ""
+        if not self._recorded:
+            where = ", ".join(map(str, dict.fromkeys(devices)))
+            self.reason = f"graphs are recorded on an accelerator; this runs on {where}"
+            return
+        if draws_on_host(executor.program):
+            self.reason = DRAWS_ON_HOST
+            return
+        try:
+            with no_garbage():
+                self._record()
+        except Exception as error:  # whatever an operator does that a graph cannot, and memory that is short
+            self._graphs, self._values, self._parts, self._residents = {}, [], [], {}
+            self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    @property
+    def num_graphs(self) -> int:
+        return sum(map(len, self._graphs.values()))
+
+    def run(self, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
+        """Run the program once, and wait until it is done.
+
+        Args:
+            inputs: flat inputs; the examples if None. They are not changed.
+            num_steady: of the inputs the first so many, parameters as a rule, are copied to their memories only if they
+                are other tensors than in the run before, or were written to since (by their `_version`).
+
+        Returns:
+            Flat outputs. Those of graphs lie where the next run overwrites them.
+
+        Raises:
+            ValueError: the inputs do not fit the program.
+            ExecutionError: a step of an eager run failed.
+        """
+        executor = self.executor
+        if self.reason:
+            return executor.run(inputs)
+        self._fill(inputs, num_steady)
+        memories, done = self._memories(), list[Sequence[torch.Event]]()
+        for part in self._parts:
+            part.wait(done)
+            with part.lane.stream or nullcontext():
+                part.run(memories)
+            done.append(part.lane.record())
+        executor.synchronise()
+        self._forget_written()
+        return outputs_of(executor.program, executor.streams, memories)
+
+    def _fill(self, inputs: Sequence[Tensor] | None, num_steady: int) -> None:
+        """Copy inputs, or the examples, to where graphs read them, as far as they are not there."""
+        executor, shared = self.executor, self._all_residents
+        if inputs is None and self._num_fills == shared.num_fills:
+            return
+        executor.synchronise()  # the inputs may still be computed on another stream
+        if inputs is None:
+            for each in self._residents.values():
+                each.hold_example()
+            self._num_fills = shared.num_fills
+        else:
+            given = executor.program.check_inputs(inputs)
+            shared.num_fills += 1
+            for (node, _), each in self._residents.items():
+                if node < len(given):
+                    each.hold(given[node], node < num_steady)
+        executor.synchronise()
+
+    def _forget_written(self) -> None:
+        """Behind a run that may have written into inputs: they are copied anew before the next."""
+        if self._all_residents.writes:
+            self._all_residents.num_fills += 1
+            for each in self._residents.values():
+                each.forget()
+
+    def _memories(self) -> list[Values]:
+        """Values at the beginning of a run; what graphs make is always there, in the same place."""
+        return [values if memory in self._recorded else dict(values) for memory, values in enumerate(self._values)]
+
+    def _record(self) -> None:
+        """Run once, stretch by stretch: each is recorded and launched, so that the next finds its values."""
+        executor = self.executor
+        self._residents = self._all_residents.of(executor.streams, executor.devices)
+        self._fill(None, 0)
+        placed = {(node, executor.devices[memory]): each.value for (node, memory), each in self._residents.items()}
+        for _ in range(WARM_RUNS):
+            executor.run(placed=placed)
+        self._values = executor.residents(placed=placed)
+        hosts = [memory for memory in range(len(executor.devices)) if memory not in self._recorded]
+        cut = stretches(executor.streams, np.array(hosts, np.int64))
+        lanes = {key: Lane(executor.devices[key[0]], key[0]) for key in _keys(cut)}
+        for lane in executor.lanes:
+            lane.forget_arrivals()
+        memories, done = self._memories(), list[Sequence[torch.Event]]()
+        for stretch, (key, needs) in enumerate(zip(_keys(cut), cut.needs.lists(), strict=True)):
+            part = _Part(lanes[key], needs, lambda memories: None)
+            part.wait(done)
+            part.run = self._prepared(cut, stretch, part.lane, memories)
+            self._parts.append(part)
+            done.append(part.lane.record())
+        executor.synchronise()
+        self._forget_written()
+
+    def _prepared(self, cut: Stretches, stretch: int, lane: Lane, memories: list[Values]) -> Callable[..., None]:
+        """Run a stretch for the first time; what runs it again."""
+        executor, streams = self.executor, self.executor.streams
+        if cut.is_copy[stretch]:
+            return self._sent(cut.steps.lists()[stretch], lane, memories)
+        steps = inner_steps(streams, cut, stretch)
+        turns = executor.turns(steps)
+        issue = partial(executor.issue, turns=turns)
+        if lane.memory not in self._recorded:
+            issue(memories)
+            return issue
+        if not (streams.kind[steps] == RUN).any():  # it frees what earlier graphs have made
+            issue(memories)
+            return lambda memories: None
+        graph = self._graph(lane, turns, memories)
+        with lane.stream or nullcontext():
+            graph.replay()
+        return lambda memories: graph.replay()
+
+    def _graph(self, origin: Lane, turns: Turns, memories: list[Values]) -> Graph:
+        """Record steps of one memory, its lanes forked from a stream and joined with it."""
+        executor, graphs = self.executor, self._graphs[origin.memory]
+        executor.synchronise()
+        graph = self._new_graph(origin.device, graphs[0].pool() if graphs else None)
+        lanes = [executor.lanes[number] for number in dict.fromkeys(number for number, _ in turns)]
+        with origin.stream or nullcontext(), recorded(graph):
+            for lane in lanes:
+                lane.wait(origin.record())
+            executor.issue(memories, turns)
+            for lane in lanes:
+                origin.wait(lane.record())
+        graphs.append(graph)
+        return graph
+
+    def _sent(self, steps: Sequence[int], lane: Lane, memories: list[Values]) -> Callable[..., None]:
+        """Copy values into buffers that stay, for the first time; what copies them again."""
+        executor, streams, letters = self.executor, self.executor.streams, list[tuple[int, int, Any, Any, Any]]()
+        for step in steps:
+            if streams.kind[step] != COPY:
+                continue
+            node, target = int(streams.argument[step]), int(streams.target[step])
+            value = memories[lane.memory][node]
+            with lane.stream or nullcontext():
+                buffer = lane.copy(value, executor.devices[target])
+            buffer = memories[target][node] = self._pinned(buffer, lane)
+            is_staged = lane.memory not in self._recorded and is_here(executor.devices[target])
+            staging = self._staging(buffer) if is_staged else None
+            letters.append((node, target, value if lane.memory in self._recorded else None, staging, buffer))
+
+        def send(memories: list[Values]) -> None:
+            for node, target, value, staging, buffer in letters:
+                _refill(lane, buffer, staging, memories[lane.memory][node] if value is None else value)
+                memories[target][node] = buffer
+
+        return send
+
+    def _staging(self, buffer: Any) -> Any:
+        """Pinned memory on the host of the layout of a buffer, within the budget, otherwise None. From there an
+        accelerator copies while the host goes on; the next run begins when all copies have ended."""
+        if isinstance(buffer, list):
+            return [self._staging(each) for each in buffer]
+        if not isinstance(buffer, Tensor) or 0 in buffer.stride():
+            return None
+        if self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
+            return None
+        self._pinned_bytes += buffer.nbytes
+        return torch.empty_like(buffer, device="cpu", pin_memory=True)
+
+    def _pinned(self, buffer: Any, lane: Lane) -> Any:
+        """A copy on the host that an accelerator can write to while the host goes on, within the budget."""
+        if isinstance(buffer, list):
+            return [self._pinned(each, lane) for each in buffer]
+        if not isinstance(buffer, Tensor) or buffer.device.type != "cpu" or lane.stream is None:
+            return buffer
+        lane.stream.synchronize()
+        if 0 in buffer.stride():
+            return buffer
+        if self._pinned_bytes + buffer.nbytes > PINNED_BYTES:  # what an accelerator copied without waiting is pinned
+            return torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype).copy_(buffer)
+        self._pinned_bytes += buffer.nbytes
+        return buffer.pin_memory()
+
+
+def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
+    """Copy a value into a buffer by the memory between, where there is some."""
+    if isinstance(staging, list):
+        for each in zip(buffer, staging, value, strict=True):
+            _refill(lane, *each)
+    elif staging is None:
+        lane.refill(buffer, value)
+    else:
+        lane.refill(staging, value)
+        lane.refill(buffer, staging)
+
+
+def draws_on_host(program: Program) -> bool:
+    """Whether random numbers of a program depend on a seed, which the host reads: see `gst.programs.seeded`.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> draws_on_host(capture_module(torch.nn.ReLU(), (torch.ones(2),)))
+        False
+    """
+    return any(getattr(each.target, "namespace", "") == "gst" for each in program.operations)
+
+
+class _Part:
+    """One stretch: its lane, the stretches that it waits for, and what runs it."""
+
+    def __init__(self, lane: Lane, needs: Sequence[int], run: Callable[..., None]) -> None:
+        self.lane, self.needs, self.run = lane, needs, run
+
+    def wait(self, done: Sequence[Sequence[torch.Event]]) -> None:
+        for stretch in self.needs:
+            self.lane.wait(done[stretch])
+
+
+def _keys(cut: Stretches) -> list[tuple[int, bool]]:
+    """Of each stretch its memory and whether it copies: those of one key take turns on one lane."""
+    return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))

@@ -1,0 +1,339 @@
+"""Eager executor of stream programs: every lane is a stream of its accelerator, and its events are that stream's.
+
+One thread issues all steps, each wait behind the record of its event. A lane of the CPU computes when it is issued; so
+does a lane of an accelerator that is not here, whose values can only be fake tensors. `torch.accelerator`,
+`torch.Stream` and `torch.Event` are all that is asked of a device: no kind of accelerator is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gst.lowering.calls import bind, copied, laid_out, unexpanded
+from gst.lowering.plan import ExecutionError
+from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, StreamProgram
+from gst.machine.devices import Device
+from gst.programs import Program, Reference
+
+Values = dict[int, Any]  # of nodes, in one memory
+GroupCall = Callable[[Values], Iterable[tuple[int, Any]]]  # outputs of a fusion group: node and value of each
+Turns = list[tuple[int, list[int]]]  # lane, and steps that it takes one after the other
+Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
+
+
+def is_here(device: torch.device) -> bool:
+    """Whether this process has an accelerator of the device's kind.
+
+    Examples:
+        >>> is_here(torch.device("cpu"))
+        False
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type == device.type
+
+
+def residents_of(
+    program: Program, streams: StreamProgram, places: Sequence[torch.device], inputs: Sequence[Tensor] | None,
+    placed: Placed,
+) -> Iterator[tuple[int, int, Tensor]]:  # fmt: skip
+    """What lies in each memory when a run begins: node, memory and value.
+
+    Args:
+        places: device of each memory.
+        inputs: flat inputs; the examples if None.
+        placed: examples and constants that were brought to devices before; those brought now are added.
+
+    Raises:
+        ValueError: the inputs do not fit the program.
+    """
+    given = program.check_inputs(inputs)
+    if inputs is not None:
+        given = [laid_out(value, like) for value, like in zip(given, program.inputs, strict=True)]
+    for node, memory in streams.residents.T.tolist():
+        key = node, places[memory]
+        if inputs is not None and node < len(given):
+            yield node, memory, _at(given[node].detach(), places[memory])
+            continue
+        if key not in placed:
+            value = given[node] if node < len(given) else program.operations[node].constant
+            assert value is not None, f"node {node} is no constant"
+            placed[key] = _at(value.detach(), places[memory])
+        yield node, memory, placed[key]
+
+
+def _at(value: Tensor, device: torch.device) -> Tensor:
+    """The value on a device with the strides that it has, itself if it is there."""
+    return value if value.device == device else copied(value, device)
+
+
+def outputs_of(program: Program, streams: StreamProgram, memories: Sequence[Any]) -> list[Any]:
+    """Flat outputs of the program, from the values of nodes in each memory at the end."""
+    where = dict(streams.results.T.tolist())
+    return [memories[where[each.node]][each.node] if isinstance(each, Reference) else each for each in program.outputs]
+
+
+def synchronise(devices: Iterable[torch.device]) -> None:
+    """Wait for all work on those of the devices that are accelerators of this process."""
+    for device in dict.fromkeys(devices):
+        if is_here(device):
+            torch.accelerator.synchronize(device)
+
+
+def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) -> Ints:
+    """All steps in an order in which one thread can issue them: those of each lane in their order, and each wait
+    behind the record of its event. A wait that was issued before would wait for nothing.
+
+    Args:
+        streams: a stream program.
+        rng: chooses the lane of the next step; lanes in turns, each as far as it goes, if None.
+
+    Raises:
+        ExecutionError: lanes wait for each other for ever.
+
+    Examples:
+        >>> from gst.lowering.stream_program import example
+        >>> issue_order(example()).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    """
+    kind, argument = streams.kind.tolist(), streams.argument.tolist()
+    place, ends = streams.bounds[:-1].tolist(), streams.bounds[1:].tolist()
+    recorded: set[int] = set()
+    order: list[int] = []
+
+    def advance(lane: int, most: int) -> bool:
+        """Issue at most so many steps of a lane; whether there was one."""
+        begin = place[lane]
+        while place[lane] < min(ends[lane], begin + most):
+            step = place[lane]
+            if kind[step] == WAIT and argument[step] not in recorded:
+                break
+            if kind[step] == RECORD:
+                recorded.add(argument[step])
+            order.append(step)
+            place[lane] += 1
+        return place[lane] > begin
+
+    lanes = np.arange(len(ends))
+    while len(order) < len(kind):
+        turn = lanes if rng is None else rng.permutation(lanes)
+        most = len(kind) if rng is None else int(rng.integers(1, 4))
+        if not sum(advance(lane, most) for lane in turn.tolist()):
+            lane = next(lane for lane in lanes.tolist() if place[lane] < ends[lane])
+            raise ExecutionError(f"{streams.place_words(place[lane])} waits for ever: no lane can go on")
+    return np.array(order, np.int64)
+
+
+class LaneExecutor:
+    """Runs one stream program, as often as it is called.
+
+    Args:
+        program: what was lowered.
+        streams: its lowered form.
+        devices: for which it was lowered; their memories are those of the stream program.
+        order: of its steps, see `issue_order`, which is asked if None.
+        groups: by its operations, what computes the outputs of a fusion group; others run operation by operation.
+
+    Raises:
+        ValueError: a memory of the stream program is that of no device.
+
+    Examples:
+        >>> from gst.lowering.plan import Plan
+        >>> from gst.lowering.lower import stream_program
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
+        >>> devices = [Device(f"cpu:{number}", "cpu", (), 1, f"cpu:{number}", "example") for number in range(2)]
+        >>> streams = stream_program(program, Plan(("cpu:0", "cpu:1"), np.array([0, 1])), devices)
+        >>> LaneExecutor(program, streams, devices).run()
+        [tensor([0., 2.])]
+    """
+
+    def __init__(
+        self, program: Program, streams: StreamProgram, devices: Sequence[Device], order: Ints | None = None,
+        groups: Mapping[tuple[int, ...], GroupCall] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        of_memory = {device.memory: device.torch_device for device in devices}
+        if missing := [memory for memory in streams.memories if memory not in of_memory]:
+            raise ValueError(f"no device has the memory {missing[0]!r}; there are {', '.join(of_memory)}")
+        self.program, self.streams = program, streams
+        self.devices = [of_memory[memory] for memory in streams.memories]
+        self._calls = [bind(program, device) for device in self.devices]
+        self._members, self._writes = streams.members.lists(), [set(each) for each in streams.writes.lists()]
+        self._compiled = [groups.get(tuple(sorted(members))) for members in self._members]
+        self._lane_of_step = streams.lane_of_step.tolist()
+        self._turns = self.turns(issue_order(streams) if order is None else order)
+        memories = streams.lane_memory.tolist()
+        self.lanes = [Lane(self.devices[memory], memory) for memory in memories]
+        self._placed: Placed = {}
+
+    def run(self, inputs: Sequence[Tensor] | None = None, placed: Placed | None = None) -> list[Any]:
+        """Run the program once, and wait until every lane is done.
+
+        Args:
+            inputs: flat inputs; the examples if None, which are brought to the devices once. They are not changed.
+            placed: where examples and constants lie; where this has brought them if None.
+
+        Returns:
+            Flat outputs, each in the memory where the stream program leaves it.
+
+        Raises:
+            ValueError: the inputs do not fit the program.
+            ExecutionError: a step failed; the message names it.
+        """
+        memories = self.residents(inputs, placed)
+        self.synchronise()
+        self.issue(memories)
+        self.synchronise()
+        return self.outputs(memories)
+
+    def residents(self, inputs: Sequence[Tensor] | None = None, placed: Placed | None = None) -> list[Values]:
+        """What lies in each memory when a run begins; see `run`."""
+        memories: list[Values] = [{} for _ in self.devices]
+        where = self._placed if placed is None else placed
+        for node, memory, value in residents_of(self.program, self.streams, self.devices, inputs, where):
+            memories[memory][node] = value
+        return memories
+
+    def turns(self, order: Ints) -> Turns:
+        """Steps in an order in which they can be issued, and the lane of each."""
+        return [(lane, list(steps)) for lane, steps in groupby(order.tolist(), self._lane_of_step.__getitem__)]
+
+    def issue(self, memories: list[Values], turns: Turns | None = None) -> None:
+        """Hand steps to their lanes; accelerators may still be at work when this returns.
+
+        Args:
+            memories: what lies in each; afterwards it holds the results too.
+            turns: the steps, with all records for which they wait; every step if None.
+        """
+        streams, events = self.streams, dict[int, list[torch.Event]]()
+        kind, argument, target = streams.kind.tolist(), streams.argument.tolist(), streams.target.tolist()
+        step = -1
+        try:
+            with torch.no_grad():
+                for number, steps in self._turns if turns is None else turns:
+                    lane = self.lanes[number]
+                    with lane.stream or nullcontext():
+                        for step in steps:
+                            if kind[step] == RUN:
+                                self._compute(argument[step], lane.memory, memories[lane.memory])
+                            elif kind[step] == COPY:
+                                value = memories[lane.memory][argument[step]]
+                                value = lane.copy(value, self.devices[target[step]])
+                                _write(memories[target[step]], argument[step], value)
+                            elif kind[step] == RECORD:
+                                events[argument[step]] = lane.record()
+                            elif kind[step] == WAIT:
+                                lane.wait(events[argument[step]])
+                            else:
+                                assert kind[step] == FREE
+                                lane.free(memories[lane.memory].pop(argument[step]))
+        except Exception as error:  # whatever operators raise
+            raise ExecutionError(f"{streams.place_words(step)}: {type(error).__name__}: {error}") from error
+
+    def _compute(self, group: int, memory: int, values: Values) -> None:
+        if (compiled := self._compiled[group]) is not None:
+            for node, value in compiled(values):
+                _write(values, node, value)
+            return
+        calls, writes = self._calls[memory], self._writes[group]
+        members = self._members[group]
+        for node in members:
+            _write(values, node, calls[node](values))  # type: ignore[misc, arg-type]
+        for node in members:
+            if node not in writes:
+                del values[node]
+
+    def outputs(self, memories: Sequence[Values]) -> list[Any]:
+        """Flat outputs of the program, from what lies in each memory at the end."""
+        return outputs_of(self.program, self.streams, memories)
+
+    def synchronise(self) -> None:
+        """Wait for all work on the accelerators of the lanes."""
+        synchronise(self.devices)
+
+
+class Lane:
+    """A lane of a memory: its stream, and for each accelerator to which it copies a stream on that.
+
+    Args:
+        device: where its memory is.
+        memory: number of that memory.
+    """
+
+    def __init__(self, device: torch.device, memory: int) -> None:
+        self.device, self.memory = device, memory
+        self.stream = torch.Stream(device) if is_here(device) else None
+        self._arrivals: dict[torch.device, torch.Stream] = {}
+
+    def copy(self, value: Any, device: torch.device) -> Any:
+        """A copy on another device. Which side's stream copies differs between kinds of devices, so both are the
+        lane's, and its events are of both."""
+        if isinstance(value, list | tuple):
+            return [self.copy(each, device) for each in value]
+        if not isinstance(value, Tensor):
+            return value
+        with self._arrival(device):
+            return copied(value, device, non_blocking=True)
+
+    def refill(self, buffer: Any, value: Any) -> None:
+        """Copy a value into what `copy` gave for one like it."""
+        if isinstance(buffer, list):
+            for each, part in zip(buffer, value, strict=True):
+                self.refill(each, part)
+        elif isinstance(buffer, Tensor):
+            with self._arrival(buffer.device):
+                unexpanded(buffer).copy_(unexpanded(value), non_blocking=True)
+
+    def forget_arrivals(self) -> None:
+        """Send no more copies on the streams of before: where the lane is recorded, its events are its own stream's."""
+        self._arrivals.clear()
+
+    def _arrival(self, device: torch.device) -> AbstractContextManager[Any]:
+        if not is_here(device):
+            return nullcontext()
+        if device not in self._arrivals:
+            self._arrivals[device] = torch.Stream(device)
+        return self._arrivals[device]
+
+    def record(self) -> list[torch.Event]:
+        """Events that have happened when all that was issued to this lane is done."""
+        return [stream.record_event() for stream in self.every_stream()]
+
+    def wait(self, events: Sequence[torch.Event]) -> None:
+        """What is issued to this lane afterwards begins when these have happened."""
+        for event in events:
+            if self.stream is None:
+                event.synchronize()
+            else:
+                self.stream.wait_event(event)
+
+    def free(self, value: Any) -> None:
+        """Give memory back once this lane is here; it has waited for all other readers. The allocator knows only the
+        stream on which it was taken."""
+        if self.stream is not None:
+            _each_tensor(value, lambda tensor: tensor.record_stream(self.stream))  # type: ignore[arg-type]
+
+    def every_stream(self) -> list[torch.Stream]:
+        """Its own, and those of copies that it sends."""
+        return [*([] if self.stream is None else [self.stream]), *self._arrivals.values()]
+
+
+def _write(values: Values, node: int, value: Any) -> None:
+    if node in values:
+        raise LookupError(f"value {node} is there already")
+    values[node] = value
+
+
+def _each_tensor(value: Any, function: Callable[[Tensor], object]) -> None:
+    if isinstance(value, Tensor):
+        function(value)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _each_tensor(each, function)

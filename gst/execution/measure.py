@@ -1,0 +1,286 @@
+"""Times of callables, warmed up, in turns, on quiet cores, with a bootstrap interval of the median; logs on disk."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from gst.lowering.plan import ExecutionError
+from gst.machine.accelerators import synchronise_accelerators
+from gst.machine.clocks import ReadClocks
+from gst.machine.devices import machine_record
+from gst.machine.load import LoadGate, LoadMeter
+from gst.machine.nvml import read_clocks
+from gst.util.untrusted import parse_json, plain, shown
+
+RESAMPLES = 1000
+LEAST_ROUNDS = 7  # that are timed, however long they take
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of one callable, or why it failed. Times are milliseconds, NaN if it failed.
+
+    Args:
+        label: what it was called.
+        plan_key: key of the plan that ran, if it was a plan.
+        samples_ms: one time for each repetition, in order.
+        median_ms: of the samples.
+        low_ms: lower end of the bootstrap 95 % interval of the median.
+        high_ms: its upper end.
+        outcome: 'failed' if the callable raised; it was then not called again.
+        reason: what it raised.
+        load: share of the cores that other processes took meanwhile, 0 .. 1.
+        quiet: whether the gate found the cores free whenever it was asked; true where it never was.
+        machine: see `machine_record`.
+        time: when it ended, UTC, ISO 8601.
+        peak_bytes: the most that intermediate values took in a run, where that was counted.
+        clocks: of each accelerator in use by name, right after the last timed run
+            (`gst.machine.clocks.Clocks`); empty where they cannot be read.
+    """
+
+    label: str
+    plan_key: str | None
+    samples_ms: tuple[float, ...]
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    outcome: Literal["ok", "failed"] = "ok"
+    reason: str = ""
+    load: float = 0.0
+    quiet: bool = True
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    time: str = ""
+    peak_bytes: int | None = None
+    clocks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def repetitions(self) -> int:
+        return len(self.samples_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a `Log`; NaN becomes None, and `clocks` is left out where there are none."""
+        record = {key: None if value != value else value for key, value in asdict(self).items()}
+        return record if self.clocks else {key: value for key, value in record.items() if key != "clocks"}
+
+    @staticmethod
+    def from_dict(record: Mapping[str, Any]) -> Measurement:
+        """What `to_dict` wrote."""
+        times = {
+            key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
+        }
+        return Measurement(**{**record, **times, "samples_ms": tuple(record["samples_ms"])})
+
+
+def measure(
+    callables: Mapping[str, Callable[[], Any]],
+    repetitions: int = 20,
+    warmup: int = 3,
+    gate: LoadGate | None = None,
+    seed: int = 0,
+    plan_keys: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    time_of: Callable[[Callable[[], Any]], float] | None = None,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
+    accelerators: Sequence[str] = (),
+    clocks: ReadClocks = read_clocks,
+) -> dict[str, Measurement]:
+    """Time callables in turns, so that what changes on the machine changes for all: each once in a round, in an order
+    drawn for it, so that none always follows the same other and meets the caches and idle threads that this one leaves.
+
+    Args:
+        callables: by label; each is called `warmup + repetitions` times.
+        repetitions: timed calls of each.
+        warmup: calls of each before, not timed.
+        gate: asked before every round; its patience is for the whole call. No waiting if None.
+        seed: of the order in each round, and of the bootstrap.
+        plan_keys: key of the plan for some labels.
+        progress: called with rounds done and rounds in all.
+        time_of: calls one of them and returns its milliseconds; `timed` if None.
+        seconds: no round begins after so many by `clock`, once `LEAST_ROUNDS` are timed.
+        accelerators: names of those in use, whose clocks are read once, after the last timed call.
+        clocks: reads them.
+
+    Returns:
+        For each label its measurement. A callable that raises is 'failed', and the others go on.
+
+    Raises:
+        ValueError: fewer than one repetition.
+
+    Examples:
+        >>> measurements = measure({"sum": lambda: sum(range(100)), "bad": lambda: 1 / 0}, repetitions=3, warmup=1)
+        >>> len(measurements["sum"].samples_ms), measurements["bad"].reason
+        (3, 'ZeroDivisionError: division by zero')
+    """
+    if repetitions < 1 or warmup < 0:
+        raise ValueError(f"want repetitions >= 1 and warmup >= 0, got {repetitions} and {warmup}")
+    samples: dict[str, list[float]] = {label: [] for label in callables}
+    failures: dict[str, str] = {}
+    labels, order = list(callables), np.random.default_rng(seed)
+    time_of, meter = time_of or timed, LoadMeter()
+    quiet, patience = True, gate.patience_s if gate else 0.0
+    ends = clock() + seconds
+    for number in range(warmup + repetitions):
+        if number >= warmup + LEAST_ROUNDS and clock() > ends:
+            break
+        if gate is not None and number >= warmup and patience > 0:
+            spent, is_quiet = gate.wait(patience)
+            quiet = quiet and is_quiet
+            patience -= 0.0 if is_quiet and spent <= 2 * gate.interval_s else spent
+        if number == warmup:
+            meter.start()
+        for label in (labels[each] for each in order.permutation(len(labels))):
+            if label in failures:
+                continue
+            try:
+                elapsed_ms = time_of(callables[label])
+            except Exception as error:
+                failures[label] = (
+                    str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
+                )
+                continue
+            if number >= warmup:
+                samples[label].append(elapsed_ms)
+        if progress is not None:
+            progress(number + 1, warmup + repetitions)
+    last_clocks = {name: each.to_dict() for name, each in clocks(accelerators).items()} if accelerators else {}
+    load, machine, now = (
+        round(meter.share(), 4),
+        machine_record(),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    keys, rng = plan_keys or {}, np.random.default_rng(seed)
+    result = {}
+    for label, times in samples.items():
+        failed = label in failures
+        median, low, high = (float("nan"),) * 3 if failed else median_interval(times, rng)
+        result[label] = Measurement(
+            label, keys.get(label), tuple(times), median, low, high, "failed" if failed else "ok",
+            failures.get(label, ""), load, quiet, machine, now, clocks=last_clocks,
+        )  # fmt: skip
+    return result
+
+
+def median_interval(samples: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
+    """The median of the samples and its bootstrap 95 % interval (percentiles), which contains it."""
+    values = np.asarray(samples, np.float64)
+    median = float(np.median(values))
+    medians = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return median, min(float(low), median), max(float(high), median)
+
+
+def timed(function: Callable[[], object]) -> float:
+    """Milliseconds of one call, until its work on accelerators is done too."""
+    synchronise_accelerators()
+    start = time.perf_counter()
+    result = function()
+    synchronise_accelerators()
+    elapsed_ms = (time.perf_counter() - start) * 1e3
+    del result  # freed outside the clock
+    return elapsed_ms
+
+
+# Log ------------------------------------------------------------------------------------------------------------------
+
+SCHEMA = 1
+"""Of the lines; one without a number has this one."""
+
+
+class Log:
+    """An append-only file of JSON lines. Processes that append at once wait for each other (flock(2)).
+
+    Args:
+        path: created, with its folders, by the first `append`.
+
+    Examples:
+        >>> log = Log(Path("runs.jsonl"))
+        >>> log.append({"plan": "heft", "ms": 12.5})
+        >>> log.read()
+        [{'plan': 'heft', 'ms': 12.5}]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record and wait until the disk has it; what a crash left of a line is cut off first.
+
+        Raises:
+            ValueError: the record holds NaN, infinity or something else that is not JSON.
+            OSError: the disk is full, or the file cannot be written; it then ends with the record before.
+        """
+        try:
+            line = json.dumps({"schema": SCHEMA, **record}, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"cannot write a record to {self.path}: {error}") from error
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _cut_unfinished_line(file)
+            _write_whole(file, line.encode())
+
+    def read(self) -> list[dict[str, Any]]:
+        """All records in the order of writing, none if there is no file; an unfinished last line is left out.
+
+        Raises:
+            ValueError: another line is damaged or of another schema; the message names file and line.
+        """
+        if not self.path.exists():
+            return []
+        records = []
+        *lines, _unfinished = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = parse_json(line)
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.path}:{number}: not JSON ({plain(error)}); remove the line to go on"
+                ) from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{self.path}:{number}: {type(record).__name__} instead of an object")
+            if (schema := record.pop("schema", SCHEMA)) != SCHEMA:
+                raise ValueError(
+                    f"{self.path}:{number}: schema {shown(schema)}, this version reads {SCHEMA}; go on with the "
+                    "version that wrote it, or give another directory"
+                )
+            records.append(record)
+        return records
+
+
+def _cut_unfinished_line(file: FileIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _write_whole(file: FileIO, line: bytes) -> None:
+    """At the end of the file and onto the disk; nothing of it where that cannot be."""
+    start = file.seek(0, os.SEEK_END)
+    try:
+        written = 0
+        while written < len(line):
+            written += file.write(line[written:])
+        os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            file.truncate(start)
+        message = f"cannot write to {file.name}: {error.strerror}; what was written before is kept; make room and go on"
+        raise OSError(error.errno, message) from error

@@ -1,0 +1,164 @@
+"""Run plans on CPU core sets by the compiled interpreter."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from gst.execution.groups import fused
+from gst.execution.interpreter import load, lower, machine
+from gst.lowering.calls import laid_out
+from gst.lowering.plan import ExecutionError, Plan, Timeline, positions_of_nodes, ranks
+from gst.machine.devices import MOST_CORES, Device, least_memory_limit, select, supports
+from gst.programs import Program, Reference
+from gst.util.tuning import keep_freed_memory
+
+MAX_SCHEDULES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """A plan, ready to run.
+
+    Args:
+        schedule: the interpreter's form of it.
+        home: position of the device of each node of the program.
+        outputs: of the program that runs.
+        node_of: which node of that program computes each node, if groups are compiled into one; None if no two are.
+    """
+
+    schedule: Any
+    home: Int64[np.ndarray, " nodes"]
+    outputs: tuple[Any, ...]
+    node_of: Int64[np.ndarray, " nodes"] | None
+
+
+class NativeExecutor:
+    """Runs plans of one program on CPU devices of one memory, which may share cores. Use it as a context manager.
+
+    A core runs the ready operation of the greatest priority among those that use it, and an operation on several cores
+    starts when it is the choice of all of them. There is one persistent thread for the first core of each device.
+
+    Args:
+        program: what plans place.
+        devices: those plans may name.
+
+    Attributes:
+        memory_limit: bytes that intermediate values may take, the least limit of the devices; a run that needs more
+            fails.
+
+    Raises:
+        ValueError: a device is no CPU device or has a memory of its own, or there is no C++ compiler.
+    """
+
+    def __init__(self, program: Program, devices: Sequence[Device]) -> None:
+        self.program = program
+        self.devices = tuple(select([device.name for device in devices], devices))
+        if not supports(self.devices):
+            raise ValueError(f"the compiled interpreter runs CPU devices of one memory, at most {MOST_CORES:,} cores")
+        self.memory_limit = least_memory_limit(self.devices)
+        load()
+        keep_freed_memory()  # else each run meets pages that the last one gave back, the more so where plans take turns
+        self._lowered = lower(program, len(self.devices))
+        self._machine: Any = None
+        self._schedules: OrderedDict[str, Scheduled] = OrderedDict()
+        self._last: Scheduled | None = None
+
+    def __enter__(self) -> Self:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.util.tuning`
+        self._machine = machine(self.devices)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        closing, self._machine = self._machine, None
+        closing.close()
+        torch.set_num_threads(self._threads)
+
+    def compile(self, plan: Plan) -> Scheduled:
+        """Work out a plan once; the most recent are remembered. Groups that the plan fuses are compiled and measured
+        if this machine never saw their like, and run compiled if that is faster (see `gst.execution.groups.fused`).
+
+        Raises:
+            ValueError: the plan does not fit the program or the devices.
+        """
+        key = plan.key
+        if key not in self._schedules:
+            home = positions_of_nodes(plan, self.program, self.devices)
+            program, lowered, node_of, homes = self.program, self._lowered, None, home
+            if plan.fusion is not None:
+                made = fused(program, plan, self.devices)
+                if made.num_groups:
+                    program, plan, node_of = made.program, made.plan, made.node_of
+                    lowered = lower(program, len(self.devices))
+                    homes = positions_of_nodes(plan, program, self.devices)
+            schedule = torch.classes.gst.Schedule(lowered, homes.tolist(), ranks(plan).tolist())
+            self._schedules[key] = Scheduled(schedule, home, program.outputs, node_of)
+            if len(self._schedules) > MAX_SCHEDULES:
+                self._schedules.popitem(last=False)
+        self._schedules.move_to_end(key)
+        return self._schedules[key]
+
+    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None) -> list[Any]:
+        """Run the program once as `plan` says, and wait for all of it; `last_timeline` tells of it.
+
+        Args:
+            plan: for this program, on this executor's devices.
+            inputs: flat inputs; the examples if None. They are not changed.
+
+        Returns:
+            Flat outputs (`program.unflatten` gives them structure).
+
+        Raises:
+            ValueError: the plan or the inputs do not fit the program.
+            ExecutionError: an operation failed, or the memory limit was passed.
+        """
+        if self._machine is None:
+            raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
+        self._last = scheduled = self.compile(plan)
+        given = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
+        if inputs is not None:
+            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
+        self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
+        if (failed := self._machine.failed_node()) >= 0:
+            node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
+            raise ExecutionError(self._machine.reason(), self.devices[scheduled.home[node]].name, node)
+        made = iter(self._machine.results([each.node for each in scheduled.outputs if isinstance(each, Reference)]))
+        return [next(made) if isinstance(each, Reference) else each for each in scheduled.outputs]
+
+    @property
+    def last_timeline(self) -> Timeline:
+        """Of the last run. Operations that ran as one have the times and bytes of that one."""
+        assert self._last is not None, "nothing has run"
+        ran = self._machine
+        node_of = slice(None) if self._last.node_of is None else self._last.node_of
+        return Timeline(
+            self._last.home,
+            np.array(ran.begins())[node_of],
+            np.array(ran.ends())[node_of],
+            np.array(ran.live())[node_of],
+            np.array(ran.within())[node_of],
+            ran.peak(),
+        )
+
+
+def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:
+    """Run plans in turns, equal ones once; the runs of each of `plans`, in order, without what memory they took."""
+    distinct = {plan.key: plan for plan in plans}
+    runs: dict[str, list[Timeline]] = {key: [] for key in distinct}
+    for _ in range(repetitions):
+        for key, plan in distinct.items():
+            executor.run(plan)
+            latest = executor.last_timeline
+            runs[key].append(Timeline(latest.device, latest.begin_us, latest.end_us))
+    return [runs[plan.key] for plan in plans]

@@ -1,0 +1,257 @@
+"""Pairs of operations timed at once on two streams of one accelerator, beside the time of each alone, and what each
+takes of the accelerator's threads, of its memory's rate and of its rate of arithmetic.
+
+Two kernels that each leave much of an accelerator idle run at once as fast as alone; two that each fill it take turns.
+What a pair takes is fitted by `gst.simulation.share_fit`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import combinations_with_replacement, cycle
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from gst.execution.event_times import can_be_recorded, first_runs, signature_of
+from gst.execution.kernels import Kernels, kernels_of
+from gst.execution.lanes import Lane, is_here, synchronise
+from gst.execution.pair_records import Pair, Pairs
+from gst.execution.spans import Graphs, NewGraph, first_line, graph_maker, graph_us, repeated, timing_on
+from gst.machine.devices import Device
+from gst.machine.rates import saved_rates
+from gst.programs import Program
+from gst.programs.features import flops
+
+log = logging.getLogger("gst")
+
+NUM_PAIRS = 36
+SPAN_US = 100.0  # that each of a pair takes alone, about, so that they run at once for most of it
+MOST_CALLS = 64  # of an operation in a graph
+LEAST_US = 0.5  # of an operation of a pair: what takes less is no kernel
+PEAK = 0.95  # quantile of the rates of operations: a gather reads less of a large table than its traffic says
+
+
+def pairs_of_lanes(
+    program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"], repetitions: int = 5
+) -> tuple[Pairs, ...]:
+    """Pairs of operations of a program on each accelerator of this process of which several devices are lanes. Of
+    accelerators that are alike those of the first are timed. Pairs make a simulation better, and no more: where an
+    operation fails while it is timed, the log says so and its pair is left out.
+
+    Args:
+        program: whose operations are sampled.
+        devices: that plans name.
+        times_us: of each operation alone on each device.
+        repetitions: of each span, of which the median counts.
+    """
+    lanes = Counter(device.torch_device for device in devices if device.is_accelerator)
+    alike: dict[tuple[str, str], Pairs] = {}
+    pairs = []
+    for where in (each for each, count in lanes.items() if count > 1 and is_here(each)):
+        number = next(number for number, device in enumerate(devices) if device.torch_device == where)
+        kind = devices[number].kind, devices[number].description
+        if kind in alike:
+            pairs.append(replace(alike[kind], device=str(where), pairs=()))
+            continue
+        gb_per_s, gflops = _measured_rates(devices[number])
+        try:
+            alike[kind] = measured_pairs(
+                program, where, times_us[number], repetitions, peak_gb_per_s=gb_per_s, peak_gflops=gflops
+            )
+        except ValueError as error:  # it records no graphs
+            log.warning("no pairs of operations are timed on %s: %s", where, first_line(error))
+            continue
+        pairs.append(alike[kind])
+    return tuple(pairs)
+
+
+def measured_pairs(
+    program: Program, device: torch.device, times_us: Float64[np.ndarray, " nodes"], repetitions: int = 5,
+    count: int = NUM_PAIRS, graph: NewGraph | None = None, peak_gb_per_s: float = 0.0, peak_gflops: float = 0.0,
+) -> Pairs:  # fmt: skip
+    """What operations of a program ask of an accelerator, and times of pairs of them. Pairs that fail or cannot be
+    recorded, or for which memory is short, are left out.
+
+    Args:
+        program: whose operations are sampled (`sampled_pairs`).
+        device: an accelerator of this process, or with a `graph` any device.
+        times_us: of each operation alone there; infinite where it cannot run.
+        repetitions: of each span, of which the median counts.
+        count: of pairs.
+        graph: makes an empty graph; see `gst.execution.spans.graph_maker`.
+        peak_gb_per_s: rate of the memory where it was measured; if 0, the quantile `PEAK` of the operations' rates.
+        peak_gflops: rate of matrix products where it was measured; if 0, the greatest rate of an operation.
+
+    Raises:
+        ValueError: there is no such device here, or nothing can be recorded on it.
+    """
+    make = graph_maker(device, graph)
+    if make is None:
+        raise ValueError(f"pairs of operations are timed in graphs of an accelerator, {device} records none")
+    can_be_paired = np.array(
+        [each.kind == "operation" and can_be_recorded(program, node) for node, each in enumerate(program.operations)]
+    )
+    can_be_paired &= np.isfinite(times_us) & (times_us >= LEAST_US)
+    traffic, arithmetic = traffic_bytes(program.graph.edges, program.output_bytes), flops(program.operations)
+    pairs = Pairs(
+        str(device), peak_gb_per_s or _quantile_of_rates(traffic, times_us, can_be_paired, PEAK),
+        peak_gflops or _quantile_of_rates(arithmetic, times_us, can_be_paired, 1.0),
+        _parts_of_threads(program, device), tuple(arithmetic.tolist()), (),
+    )  # fmt: skip
+    chosen = sampled_pairs(times_us, program.output_bytes.astype(np.float64), can_be_paired, count)
+    timed: list[Pair] = []
+    with timing_on(device):
+        try:
+            calls, threads = _calls_on_values(
+                program, device, {node for pair in chosen for node in pair}, kernels_of(device)
+            )
+            synchronise([device])  # lanes read the values on streams of their own
+        except RuntimeError as error:  # values of many operations are held at once
+            log.warning("no pairs of operations are timed on %s: %s", device, first_line(error))
+            return pairs
+        pairs = replace(pairs, threads=tuple(threads.get(node, part) for node, part in enumerate(pairs.threads)))
+        parts = pairs.parts(times_us, traffic)
+        lanes, graphs = [Lane(device, 0) for _ in range(3)], Graphs(device, make)
+        for nodes in chosen:
+            both = [(calls[node], _num_calls(times_us[node], times_us[list(nodes)].max())) for node in nodes]
+            try:
+                one, other, together = (
+                    _span_us(each, lanes, graphs, repetitions) for each in (both[:1], both[1:], both)
+                )
+            except RuntimeError as error:  # also one that the first calls raise, on a stream of their own
+                names = " and ".join(str(program.operations[node].target) for node in nodes)
+                log.warning("a pair of operations is left out, %s: %s", names, first_line(error))
+                continue
+            if one is not None and other is not None and together is not None:
+                first, second = (tuple(parts[node].tolist()) for node in nodes)
+                timed.append(Pair((first, second), (one, other), together))
+    return replace(pairs, pairs=tuple(timed))
+
+
+def sampled_pairs(
+    times_us: Float64[np.ndarray, " nodes"], output_bytes: Float64[np.ndarray, " nodes"],
+    can_be_paired: Bool[np.ndarray, " nodes"], count: int,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Pairs of nodes, the same for the same arguments: of short and long ones with small and large results each with
+    each, in turns.
+
+    Args:
+        times_us: of each operation alone.
+        output_bytes: of its result.
+        can_be_paired: which may be sampled.
+        count: of pairs; fewer if there are no operations.
+
+    Examples:
+        >>> sampled_pairs(np.array([1.0, 9.0]), np.array([4.0, 4.0]), np.array([True, False]), 2)
+        [(0, 0), (0, 0)]
+    """
+    nodes = np.flatnonzero(can_be_paired)
+    if not len(nodes):
+        return []
+    is_long = times_us[nodes] > np.median(times_us[nodes])
+    is_large = output_bytes[nodes] > np.median(output_bytes[nodes])
+    classes = [nodes[(is_long == long) & (is_large == large)] for long in (False, True) for large in (False, True)]
+    kinds = cycle(combinations_with_replacement([each for each in classes if len(each)], 2))
+    rng = np.random.default_rng(0)
+    return [
+        (int(rng.choice(one)), int(rng.choice(other))) for _, (one, other) in zip(range(count), kinds, strict=False)
+    ]
+
+
+def traffic_bytes(
+    edges: Int64[np.ndarray, "2 edges"], output_bytes: Int64[np.ndarray, " nodes"]
+) -> Float64[np.ndarray, " nodes"]:
+    """Bytes that each node reads and writes: of its result, and of each value it reads.
+
+    Examples:
+        >>> traffic_bytes(np.array([[0], [1]]), np.array([4, 8])).tolist()
+        [4.0, 12.0]
+    """
+    size = output_bytes.astype(np.float64)
+    return np.bincount(edges[1], size[edges[0]], len(size)) + size
+
+
+def _calls_on_values(
+    program: Program, device: torch.device, nodes: set[int], kernels: Kernels | None
+) -> tuple[dict[int, partial[Any]], dict[int, float]]:
+    """Calls of some operations by node, each with the values that it reads; and of all operations whose kernels are
+    told, the part of the accelerator's threads that they want."""
+    calls, threads, of_signature = {}, dict[int, float](), dict[Hashable, float | None]()
+    for node, call, values, reason in first_runs(program, device):
+        if node in nodes:
+            arguments: Any = {each: values[each] for each in program.operations[node].producers}  # as calls index them
+            calls[node] = partial(call, arguments)
+        if kernels is None or reason or not can_be_recorded(program, node):
+            continue
+        signature = signature_of(program.operations[node], values)
+        if signature not in of_signature:
+            of_signature[signature] = kernels.part_of_threads(partial(call, values))
+        if (part := of_signature[signature]) is not None:
+            threads[node] = part
+    return calls, threads
+
+
+def _num_calls(time_us: float, longer_us: float) -> int:
+    return int(np.clip(round(max(longer_us, SPAN_US) / time_us), 1, MOST_CALLS))
+
+
+def _span_us(
+    calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane], graphs: Graphs, repetitions: int
+) -> float | None:
+    """Median microseconds of calls, each on a lane of its own, in one graph; None where they cannot be recorded."""
+    for lane, (call, _) in zip(lanes[1:], calls, strict=False):  # libraries take their workspaces for each stream
+        with lane.stream or nullcontext():
+            repeated(call, 2)
+    synchronise([graphs.device])
+    with lanes[0].stream or nullcontext():
+        graph = graphs.record(partial(_fork, calls, lanes))
+    return None if graph is None else graph_us(graph, graphs.device, repetitions)
+
+
+def _fork(calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane]) -> None:
+    """Launch calls, each on a lane of its own, forked from the first lane and joined with it."""
+    origin, *forks = lanes
+    begun = origin.record()
+    for lane, (call, times) in zip(forks, calls, strict=False):
+        lane.wait(begun)
+        with lane.stream or nullcontext():
+            repeated(call, times)
+        origin.wait(lane.record())
+
+
+def _parts_of_threads(program: Program, device: torch.device) -> tuple[float, ...]:
+    """Part of an accelerator's threads that each operation wants, where nobody tells its kernels: a thread for each 4
+    bytes of its result. 0 where PyTorch does not say how many threads it holds."""
+    properties = torch.get_device_module(device).get_device_properties(device) if is_here(device) else None
+    each = getattr(properties, "max_threads_per_multi_processor", None)
+    count = getattr(properties, "multi_processor_count", None)
+    if each is None or count is None:
+        return (0.0,) * program.num_nodes
+    return tuple((program.output_bytes / 4 / (int(each) * int(count))).tolist())
+
+
+def _quantile_of_rates(
+    amount: Float64[np.ndarray, " nodes"], times_us: Float64[np.ndarray, " nodes"],
+    is_counted: Bool[np.ndarray, " nodes"], quantile: float,
+) -> float:  # fmt: skip
+    """Of thousands of what operations read, write or compute in a microsecond: GB/s of bytes, GFLOP/s of operations."""
+    return float(np.quantile(amount[is_counted] / times_us[is_counted] / 1e3, quantile)) if is_counted.any() else 0.0
+
+
+def _measured_rates(device: Device) -> tuple[float, float]:
+    """GB/s of element-wise operations and GFLOP/s of matrix products where this machine was measured (`gst devices
+    --measure`), otherwise 0."""
+    try:
+        rates = saved_rates()
+    except ValueError:  # a damaged file is no reason to place nothing
+        return 0.0, 0.0
+    of_device = None if rates is None else rates.of(device)
+    return (0.0, 0.0) if of_device is None else (of_device.elementwise_gb_per_s, of_device.matrix_gflops)

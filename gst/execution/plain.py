@@ -1,0 +1,224 @@
+"""A step run by PyTorch itself, as written or compiled, with all threads, in a process of its own.
+
+The process that runs plans keeps idle OpenMP threads from spinning, since they would steal the cores of other devices.
+That slows PyTorch's own threads, so the line that every claim is held against is measured where it does not hold.
+
+    python -m gst.execution.plain PROGRAM [--saved] [--compiled]    # a line in: a step; out: its milliseconds
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from threading import Timer
+from types import MappingProxyType, TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from gst.execution.child import end_with_parent
+from gst.execution.compiling import compiled_by_threads
+from gst.execution.measure import timed
+from gst.lowering.calls import eager, pytorch
+from gst.lowering.plan import ExecutionError
+from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding, resolve, traced
+from gst.programs.seeded import unseeded
+from gst.util.tuning import WAITING, keep_freed_memory
+
+START_LIMIT_S = 900.0  # to import, trace, and compile
+SPIN_S = 0.01  # for which idle OpenMP threads of this process may go on spinning, at the cost of whatever runs next
+LONG_MS = 500.0  # of a step for which the caches and threads that it finds matter little
+FAILED = "failed: "  # what a child answers, with the reason, instead of milliseconds
+PYTORCH, COMPILED = "pytorch", "compiled"  # the step as written, and as torch.compile makes it
+
+
+@contextmanager
+def steps_beside(
+    program: Path | str,
+    skip_reason: str = "",
+    here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    compile_s: float = START_LIMIT_S,
+) -> Iterator[dict[str, Callable[[], float]]]:
+    """What runs a step without a plan, to be timed in turns with plans: `pytorch`, `compiled` and what else there is;
+    each call is one step and returns its milliseconds. A step that does not compile, or then gives other outputs,
+    raises the reason (`ExecutionError`) whenever it is called.
+
+    Args:
+        program: see `PlainPyTorch`.
+        skip_reason: why the step is not compiled; it is if empty.
+        here: by name, what runs the step in this process; `pytorch` and `compiled` have processes of their own if they
+            are not among them.
+        compile_s: seconds after which the step that is being compiled is given up.
+    """
+    with ExitStack() as stack:
+        runs: dict[str, Callable[[], float]] = {}
+        if PYTORCH not in here:
+            runs[PYTORCH] = stack.enter_context(PlainPyTorch(program)).__call__
+        runs |= {name: partial(rested, step) for name, step in here.items()}
+        try:
+            if COMPILED not in here:
+                if skip_reason:
+                    raise ValueError(skip_reason)
+                child = PlainPyTorch(program, compiled=True, start_limit_s=min(compile_s, START_LIMIT_S))
+                runs[COMPILED] = stack.enter_context(child).__call__
+        except ValueError as error:
+            runs[COMPILED] = partial(failing, str(error))
+        yield runs
+
+
+def rested(step: Callable[[], object]) -> float:
+    """Milliseconds of a step in this process after one of its own, as in a loop: what ran before may have used another
+    number of threads, which start anew; a long step does not feel that, and runs once. Afterwards a rest, until its
+    idle threads sleep."""
+    elapsed_ms = timed(step)
+    if elapsed_ms < LONG_MS:
+        elapsed_ms = timed(step)
+    time.sleep(SPIN_S)
+    return elapsed_ms
+
+
+def failing(reason: str) -> NoReturn:
+    """Stands for a step that cannot run.
+
+    Raises:
+        ExecutionError: always, with the reason.
+    """
+    raise ExecutionError(reason)
+
+
+def compiled_step(program: Program) -> Callable[[Sequence[Tensor]], list[Any]]:
+    """A program compiled whole by `torch.compile`, which the first call does: flat inputs to flat outputs."""
+    module = torch.compile(as_module(program))
+    compiling: AbstractContextManager[None] = compiled_by_threads()
+
+    def run(inputs: Sequence[Tensor]) -> list[Any]:
+        nonlocal compiling
+        with torch.no_grad(), compiling:
+            compiling = nullcontext()
+            return list(module(*inputs))
+
+    return run
+
+
+class PlainPyTorch:
+    """A child process that runs a step whenever this is called. Use it as a context manager.
+
+    Args:
+        program: name of the step, which runs as written; or the directory of a saved program, whose operations run one
+            by one in order.
+        compiled: run it as `torch.compile` makes it, all of its operations at once. That takes minutes for thousands of
+            them.
+        start_limit_s: seconds until it is ready, compiled included.
+        child: module of another child that answers each line by milliseconds, and the arguments that it takes after the
+            program; then `compiled` does not count.
+
+    Attributes:
+        said: the line by which the child said that it is ready.
+
+    Raises:
+        ValueError: the child could not start or died, or what is compiled gives other outputs than the program; the
+            message repeats its last words.
+    """
+
+    def __init__(
+        self, program: Path | str, compiled: bool = False, start_limit_s: float = START_LIMIT_S,
+        child: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        module, flags = (child[0], child[1:]) if child else ("gst.execution.plain", ["--compiled"] * compiled)
+        self._arguments = [module, str(program), *["--saved"] * isinstance(program, Path), *flags]
+        self._what, self._start_limit_s = "torch.compile" if compiled else "plain PyTorch", start_limit_s
+        self.said = ""
+
+    def __enter__(self) -> Self:
+        self._words = tempfile.TemporaryFile("w+")
+        environment = {key: value for key, value in os.environ.items() if key not in WAITING}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", *self._arguments],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+        )
+        limit = Timer(self._start_limit_s, self._child.kill)
+        limit.start()
+        try:
+            self.said = self._answer()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        finally:
+            limit.cancel()
+        return self
+
+    def __call__(self, what: str = "step") -> float:
+        """Run one step; its milliseconds, by the clock of the child.
+
+        Raises:
+            ExecutionError: it failed; the child can be asked again.
+            ValueError: the child died.
+        """
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{what}\n")
+        self._child.stdin.flush()
+        answer = self._answer()
+        if answer.startswith(FAILED):
+            raise ExecutionError(answer.removeprefix(FAILED).strip())
+        return float(answer)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.kill()
+        self._child.communicate()
+        self._words.close()
+
+    def _answer(self) -> str:
+        assert self._child.stdout is not None
+        if line := self._child.stdout.readline():
+            return line
+        self._words.seek(0)
+        words = self._words.read().strip().splitlines() or [f"no answer within {self._start_limit_s:g} s"]
+        raise ValueError(f"{self._what} stopped: {words[-1]}")
+
+
+def main() -> None:
+    end_with_parent(os.getppid())
+    keep_freed_memory()  # as the process that runs plans does: else memory, and not placement, would be compared
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the program prints is no answer
+    name, flags = sys.argv[1], sys.argv[2:]
+    run = _runner(name, "--saved" in flags, "--compiled" in flags)
+    print("ready", file=answers)
+    for _ in sys.stdin:
+        print(timed(run), file=answers)
+
+
+def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
+    if not saved and not compiled:
+        return partial(_as_written, resolve(name))
+    program = Program.load(Path(name)) if saved else traced(name)
+    if not compiled:
+        return partial(eager, program)
+    run = partial(compiled_step(program), program.inputs)
+    if difference := differ_beyond_rounding(run(), eager(program), partial(eager, program), program.inputs):
+        raise ValueError(f"wrong outputs: {difference}")
+    return run
+
+
+def _as_written(step: TrainingStep) -> None:
+    """With the random numbers of the process, as the step would be without a seed."""
+    with unseeded():
+        pytorch(step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Files that are whole or not there, that one process has for itself, or that nobody vouches for."""

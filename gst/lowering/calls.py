@@ -1,0 +1,174 @@
+"""Operations of a program as Python calls on a list of values: the short path between two kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gst.lowering.plan import ExecutionError
+from gst.programs import Operation, Program, Reference, TrainingStep
+from gst.programs.operation import references
+
+HOST = torch.device("cpu")
+Values = list[Any]  # the value of each node, None where not (or no longer) known
+Call = Callable[[Values], Any]
+Step = tuple[int, Call, tuple[int, ...]]  # node, its call, nodes whose values nobody reads afterwards
+
+
+@lru_cache(maxsize=16)
+def bind(program: Program, device: torch.device) -> tuple[Call | None, ...]:
+    """For each operation a function of the list of values; None for inputs and constants.
+
+    Each is one generated lambda, `lambda v: f(v[3], v[7], [1], dim=0)`: no loop over arguments while it runs.
+    Operations that name a device (`zeros`, `arange`, `_to_copy`) are given `device` instead.
+    """
+    names: dict[str, Any] = {}
+    lambdas = [_lambda(node, operation, device, names) for node, operation in enumerate(program.operations)]
+    # The source holds names made here, integers and keywords of operator schemas, no text of the user.
+    return tuple(eval(compile(f"[{','.join(lambdas)}]", f"<{program.name}>", "eval"), names))
+
+
+def _lambda(node: int, operation: Operation, device: torch.device, names: dict[str, Any]) -> str:
+    if operation.kind != "operation":
+        return "None"
+
+    def text(value: Any) -> str:
+        if isinstance(value, Reference):
+            return f"v[{value.node}]"
+        if isinstance(value, list | tuple) and any(True for _ in references(value)):
+            return f"[{','.join(map(text, value))}]"
+        names[f"c{len(names)}"] = value
+        return f"c{len(names) - 1}"
+
+    kwargs = {key: device if key == "device" else value for key, value in operation.kwargs.items()}
+    arguments = [text(value) for value in operation.args]
+    arguments += [f"{key}={text(value)}" for key, value in kwargs.items()]
+    function = f"f{node}"
+    names[function] = operation.target
+    return f"lambda v:{function}({','.join(arguments)})"
+
+
+def steps_in_order(program: Program, calls: Sequence[Call | None], order: Sequence[int]) -> list[Step]:
+    """The operations in `order` with what can be freed after each; outputs of the program are never freed."""
+    kept = {each.node for each in program.outputs if isinstance(each, Reference)}
+    last_reader: dict[int, int] = {}
+    for node in order:
+        last_reader.update(dict.fromkeys((node, *program.operations[node].producers), node))
+    dead: dict[int, list[int]] = {}
+    for node, reader in last_reader.items():
+        if node not in kept:
+            dead.setdefault(reader, []).append(node)
+    steps = []
+    for node in order:
+        call = calls[node]
+        assert call is not None, f"node {node} is no operation"
+        steps.append((node, call, tuple(dead.get(node, ()))))
+    return steps
+
+
+def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
+    """Run operations one after the other on this thread; `values` holds inputs and constants, then outputs.
+
+    Raises:
+        ExecutionError: an operation failed; it names `device`.
+    """
+    node = -1
+    try:
+        for node, call, dead in steps:
+            values[node] = call(values)
+            for each in dead:
+                values[each] = None
+    except Exception as error:
+        raise ExecutionError(f"{type(error).__name__}: {error}", device, node) from error
+
+
+def laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """`value` with the strides of `like`, for which views were captured and groups compiled: itself if it has them, or
+    if `like` is expanded, whose layout other values cannot have."""
+    if value.stride() == like.stride() or is_expanded(like):
+        return value
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device).copy_(value)
+
+
+def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+    """A copy on a device, in which what was expanded is expanded again: written out, it would have other strides than
+    those for which views were captured, and so would all that is computed from it.
+
+    Args:
+        value: on any device.
+        device: where the copy lies; that of the value too.
+        non_blocking: an accelerator may still be at work when this returns.
+
+    Examples:
+        >>> copied(torch.ones(2, 1, 3).expand(2, 4, 3), torch.device("cpu")).stride()
+        (3, 0, 1)
+    """
+    if 0 not in value.stride():
+        return value.to(device, non_blocking=non_blocking, copy=True)
+    return unexpanded(value).to(device, non_blocking=non_blocking, copy=True).expand(value.shape)
+
+
+def is_expanded(value: Tensor) -> bool:
+    """Whether several elements of a tensor are one place in memory.
+
+    Examples:
+        >>> is_expanded(torch.ones(2, 1).expand(2, 4)), is_expanded(torch.ones(2, 4))
+        (True, False)
+    """
+    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
+def unexpanded(value: Tensor) -> Tensor:
+    """A view of a tensor in which what was expanded is there once.
+
+    Examples:
+        >>> unexpanded(torch.ones(2, 1, 3).expand(2, 4, 3)).shape
+        torch.Size([2, 1, 3])
+    """
+    sizes = [size if stride else min(size, 1) for size, stride in zip(value.shape, value.stride(), strict=True)]
+    return value.as_strided(sizes, value.stride()) if 0 in value.stride() else value
+
+
+def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torch.device = HOST) -> list[Any]:
+    """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs.
+
+    Args:
+        program: what to run.
+        inputs: in the memory of the host, or for an accelerator anywhere; those of the program if None.
+        device: of all operations and of the outputs.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> eager(capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
+        [tensor([0., 2.])]
+    """
+    values: Values = [*program.check_inputs(inputs)]
+    values += [operation.constant for operation in program.operations[len(values) :]]
+    if device != HOST:
+        values = [None if value is None else copied(value.detach(), device) for value in values]
+    with torch.no_grad():
+        run_steps(in_program_order(program, device), values, "the calling thread")
+    return [values[each.node] if isinstance(each, Reference) else each for each in program.outputs]
+
+
+def pytorch(step: TrainingStep) -> list[Any]:
+    """Run the step as written, not captured, with PyTorch's own threads: the line to beat; flat outputs.
+
+    Examples:
+        >>> from gst.programs import inference_step
+        >>> pytorch(inference_step(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
+        [tensor([0., 2.])]
+    """
+    return pytree.tree_leaves(step.function(*step.inputs))
+
+
+@lru_cache(maxsize=16)
+def in_program_order(program: Program, device: torch.device = HOST) -> list[Step]:
+    """Every operation in the order of the program, on one device."""
+    order = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
+    return steps_in_order(program, bind(program, device), order)

@@ -1,0 +1,287 @@
+"""Plans, the device, priority and fusion group of every operation of a program; timelines and errors of their runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.machine.devices import Device
+from gst.programs import Program
+from gst.util.untrusted import plain, read_json, shown
+from gst.util.writing import atomic_write
+
+SCHEMA = 1
+
+
+NO_MEMORY = (
+    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",
+    "alloc_failed",
+)  # fmt: skip
+
+
+def says_no_memory(words: str) -> bool:
+    """Whether an error, of whatever library, says that memory is short.
+
+    Examples:
+        >>> says_no_memory("CUDA error: out of memory"), says_no_memory("CUBLAS_STATUS_ALLOC_FAILED")
+        (True, True)
+    """
+    return any(each in words.lower() for each in NO_MEMORY)
+
+
+class ExecutionError(RuntimeError):
+    """A run of a program or plan failed. What ran it can be used again.
+
+    Args:
+        reason: what was raised, or how the process that ran it ended.
+        device: name of the device on which an operation failed; empty if the run failed as a whole.
+        node: that operation, or -1 if the device failed before its first.
+
+    Examples:
+        >>> print(ExecutionError("timed out after 60 s"))
+        timed out after 60 s
+        >>> print(ExecutionError("IndexError: index out of range", "cpu:1", 7))
+        node 7 failed on cpu:1: IndexError: index out of range
+    """
+
+    def __init__(self, reason: str, device: str = "", node: int = -1) -> None:
+        super().__init__(reason, device, node)  # all of them, so that it can be pickled
+        self.reason, self.device, self.node = reason, device, node
+
+    def __str__(self) -> str:
+        return f"node {self.node} failed on {self.device}: {self.reason}" if self.device else self.reason
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A plan for one program on named devices. Frozen: a changed plan is a new plan.
+
+    Args:
+        devices: names of the devices, as `gst.machine.devices` gives them.
+        placement: index into `devices` for every node of the program.
+        priority: among the operations that are ready on one device, the one with the greatest number runs first;
+            program order if not given.
+        fusion: operations with the same number >= 0 are compiled into one; -1 = alone. None fused if not given.
+
+    Raises:
+        ValueError: lengths differ, or a node is placed on a device that is not in the list.
+
+    Examples:
+        >>> plan = Plan(("cpu:0", "cpu:1"), np.array([0, 1, 1]), priority=np.array([0, 2, 5]))
+        >>> Plan.from_dict(plan.to_dict()).key == plan.key
+        True
+    """
+
+    devices: tuple[str, ...]
+    placement: Int64[np.ndarray, " nodes"]
+    priority: Int64[np.ndarray, " nodes"] | None = None
+    fusion: Int64[np.ndarray, " nodes"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.placement.size and not 0 <= int(self.placement.min()) <= int(self.placement.max()) < len(self.devices):
+            raise ValueError(
+                f"placement uses devices {int(self.placement.min())}..{int(self.placement.max())}, "
+                f"but the plan names {len(self.devices)}: {', '.join(self.devices)}"
+            )
+        for label in ("priority", "fusion"):
+            values = getattr(self, label)
+            if values is not None and values.shape != self.placement.shape:
+                raise ValueError(f"{label} has shape {values.shape}, want {self.placement.shape} like placement")
+
+    @cached_property
+    def key(self) -> str:
+        """The same for equal plans, whatever made them: 16 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict:
+        """For JSON; `from_dict` reads it."""
+        as_list = lambda values: None if values is None else values.tolist()  # noqa: E731
+        return {
+            "schema": SCHEMA,
+            "devices": list(self.devices),
+            "placement": self.placement.tolist(),
+            "priority": as_list(self.priority),
+            "fusion": as_list(self.fusion),
+        }
+
+    @staticmethod
+    def from_dict(record: Any) -> Plan:
+        """What `to_dict` gave.
+
+        Raises:
+            ValueError: it is something else, or of another version.
+        """
+        if not isinstance(record, dict):
+            raise ValueError(f"a plan is an object, got {shown(record)}")
+        if record.get("schema") != SCHEMA:
+            raise ValueError(
+                f"plan has schema {shown(record.get('schema'))}, this version reads {SCHEMA}; make the plan again"
+            )
+        devices = record.get("devices")
+        if not isinstance(devices, list) or not all(isinstance(name, str) for name in devices):
+            raise ValueError(f"devices of a plan are {shown(devices)}, want a list of names")
+        optional = lambda key: None if record.get(key) is None else _numbers(record, key)  # noqa: E731
+        return Plan(tuple(devices), _numbers(record, "placement"), optional("priority"), optional("fusion"))
+
+    def save(self, path: Path) -> None:
+        """Write `path` at once or not at all."""
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file)
+
+    @staticmethod
+    def load(path: Path) -> Plan:
+        """What `save` wrote.
+
+        Raises:
+            ValueError: it is missing or no plan; the message names the file.
+        """
+        try:
+            return Plan.from_dict(read_json(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is no plan ({plain(error)})") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When each operation of a plan ran, or is simulated to run, and on which device.
+
+    Args:
+        device: position of the device of each node among those of the executor or the simulator.
+        begin_us: when each operation began, since the start of the run; 0 for inputs and constants.
+        end_us: when it ended.
+        live_bytes: bytes of intermediate values, outputs included, when it had ended; empty if they were not counted.
+        own_bytes: the most that the operation itself took while it ran, its result included; empty likewise.
+        peak_bytes: the most bytes at any moment, what operations take only while they run included; None likewise.
+    """
+
+    device: Int64[np.ndarray, " nodes"]
+    begin_us: Float64[np.ndarray, " nodes"]
+    end_us: Float64[np.ndarray, " nodes"]
+    live_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
+    own_bytes: Int64[np.ndarray, " counted"] = field(default_factory=partial(np.zeros, 0, np.int64))
+    peak_bytes: int | None = None
+
+    @property
+    def makespan_us(self) -> float:
+        """When the last operation ends."""
+        return float(self.end_us.max(initial=0.0))
+
+    @property
+    def order(self) -> Int64[np.ndarray, " nodes"]:
+        """Nodes in the order in which they began; of several that began at once those that ended first."""
+        return np.lexsort((self.end_us, self.begin_us))
+
+
+@dataclass(frozen=True, eq=False)
+class RunsInTurns:
+    """Runs of several plans, which took turns.
+
+    Args:
+        runs: of each plan, in the order in which they ran; empty where nobody writes down when operations begin.
+        load: share of the cores that other processes took meanwhile, 0 .. 1.
+    """
+
+    runs: Sequence[Sequence[Timeline]]
+    load: float
+
+    def with_more(self, later: RunsInTurns) -> RunsInTurns:
+        """These and later runs of the same plans. The load is the lesser one: who takes the shortest run of each
+        operation has what it takes while the cores are least busy.
+
+        Examples:
+            >>> one = Timeline(np.zeros(1, np.int64), np.zeros(1), np.ones(1))
+            >>> both = RunsInTurns([[one]], 0.5).with_more(RunsInTurns([[one, one]], 0.1))
+            >>> [len(each) for each in both.runs], both.load
+            ([3], 0.1)
+        """
+        runs = [[*mine, *more] for mine, more in zip(self.runs, later.runs, strict=True)]
+        return RunsInTurns(runs, min(self.load, later.load))
+
+
+def _numbers(record: dict[str, Any], key: str) -> Int64[np.ndarray, " nodes"]:
+    values = record.get(key)
+    if not isinstance(values, list) or not all(type(value) is int and abs(value) < 2**63 for value in values):
+        raise ValueError(f"{key} of a plan is {shown(values)}, want a list of whole numbers of 64 bits")
+    return np.array(values, np.int64)
+
+
+def positions_of_nodes(plan: Plan, program: Program, devices: Sequence[Device]) -> Int64[np.ndarray, " nodes"]:
+    """For each node the position of its device in `devices`.
+
+    Raises:
+        ValueError: the plan has another number of nodes than the program, or names a device not in `devices`.
+    """
+    if len(plan.placement) != program.num_nodes:
+        raise ValueError(
+            f"the plan places {len(plan.placement)} nodes, program {program.name!r} has {program.num_nodes}; "
+            "make the plan again for this program"
+        )
+    positions = {device.name: position for position, device in enumerate(devices)}
+    for name in plan.devices:
+        if name not in positions:
+            raise ValueError(f"the plan uses device {name!r}; the executor has {', '.join(positions)}")
+    return np.array([positions[name] for name in plan.devices], np.int64)[plan.placement]
+
+
+def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
+    """Ranks 0 .. nodes - 1 of the nodes, distinct: of ready operations the one of least rank runs first. A greater
+    priority gives a lesser rank; equal priorities keep the order of the program.
+
+    Examples:
+        >>> ranks(Plan(("cpu:0",), np.array([0, 0, 0]), priority=np.array([1, 7, 1]))).tolist()
+        [1, 0, 2]
+    """
+    order = np.arange(len(plan.placement)) if plan.priority is None else np.argsort(-plan.priority, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
+
+
+def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """`Plan.priority` of an order of all nodes: the first gets the greatest number, the last 0.
+
+    Examples:
+        >>> priority_of(np.array([2, 0, 1])).tolist()
+        [1, 0, 2]
+    """
+    priority = np.empty(len(order), np.int64)
+    priority[order] = np.arange(len(order))[::-1]
+    return priority
+
+
+def in_order_of(plan: Plan, run: Timeline) -> Plan:
+    """The plan whose priorities are the order in which operations began in a run of it. Lanes that take operations in
+    the order of their priorities, without looking which of them are ready, then stand still no more than that run.
+
+    Examples:
+        >>> plan = Plan(("cpu:0",), np.array([0, 0, 0]))
+        >>> run = Timeline(plan.placement, np.array([0.0, 7.0, 5.0]), np.array([5.0, 9.0, 7.0]))
+        >>> ranks(in_order_of(plan, run)).tolist()
+        [0, 2, 1]
+    """
+    return replace(plan, priority=priority_of(run.order))
+
+
+def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:
+    """The plan of a program in which several nodes became one, which runs where they did, with the greatest of their
+    priorities; nothing more is fused.
+
+    Args:
+        plan: of the old program; nodes that became one are on one device.
+        node_of: for each old node the new one that computes it.
+        origin: for each new node an old one that it stands for.
+    """
+    priority = None
+    if plan.priority is not None:
+        greatest = np.full(len(origin), np.iinfo(np.int64).min)
+        np.maximum.at(greatest, node_of, plan.priority)
+        priority = greatest[node_of[origin]]
+    return Plan(plan.devices, plan.placement[origin], priority)

@@ -1,0 +1,278 @@
+"""Stream programs: for each lane of each memory the steps it takes, as flat arrays; from lowering to text, JSON, runs.
+
+A lane is a thread or a stream: it takes its steps one after the other, and other lanes know of them by events alone.
+Each memory (of a GPU, of a host) has lanes of its own, one for each device that computes there and one for the copies
+that leave it. A value is what one node makes; in each memory that it reaches it is written once, read, and freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from gst.util.untrusted import shown
+
+SCHEMA = 1
+RUN, COPY, RECORD, WAIT, FREE = range(5)
+LARGEST = 2**40  # node or number of bytes in a file: products of them with numbers of memories fit into 64 bits
+VERBS = ("run", "copy", "record", "wait", "free")
+Ints = Int64[np.ndarray, " _"]
+
+
+class Rows(NamedTuple):
+    """Lists of whole numbers one after the other; list i is `items[bounds[i]:bounds[i + 1]]`.
+
+    Examples:
+        >>> Rows(np.array([0, 2, 2, 3]), np.array([7, 8, 9])).lists()
+        [[7, 8], [], [9]]
+    """
+
+    bounds: np.ndarray
+    items: np.ndarray
+
+    def lists(self) -> list[list[int]]:
+        """The lists as Python's."""
+        bounds, items = self.bounds.tolist(), self.items.tolist()
+        return [items[begin:end] for begin, end in pairwise(bounds)]
+
+
+def rows(keys: Ints, items: Ints, count: int) -> Rows:
+    """The items of each key 0 .. count - 1, in their order.
+
+    Examples:
+        >>> rows(np.array([1, 0, 1]), np.array([7, 8, 9]), 3).lists()
+        [[8], [7, 9], []]
+    """
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(keys, minlength=count), out=bounds[1:])
+    return Rows(bounds, items[np.argsort(keys, kind="stable")].astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class StreamProgram:
+    """What every lane does in one run of a program under a plan. Frozen: a changed program is a new one.
+
+    Args:
+        memories: names of the memories.
+        lanes: names of the lanes.
+        lane_memory: memory of each lane.
+        bounds: steps of lane i are those from `bounds[i]` to `bounds[i + 1]`, in the order in which it takes them.
+        kind: of each step: `RUN`, `COPY`, `RECORD`, `WAIT` or `FREE`.
+        argument: of each step: the group that it runs in the memory of its lane, the node whose value it copies from
+            that memory or frees in it, or the event that it records or waits for. Each event is recorded once.
+        target: of each step: the memory to which it copies; -1 for other steps.
+        members: nodes of each group, in the order in which they are computed.
+        reads: nodes outside each group whose values it reads.
+        writes: nodes of each group whose values others read or the program returns.
+        residents: pairs (node, memory) of inputs and constants that are there from the start and are never freed.
+        results: pairs (node, memory) of the values that must be there at the end.
+        made: pairs (node, memory) of the values that a run makes, in increasing order.
+        holds: buffers in which each of `made` lies; a view lies in those of its base, several results in several.
+        buffer_bytes: of each buffer. It is taken when its first value is made, and given back when its last is freed.
+        transient_bytes: that each group takes while it runs, beside the buffers of what it writes.
+        resident_bytes: of each of `residents`.
+    """
+
+    memories: tuple[str, ...]
+    lanes: tuple[str, ...]
+    lane_memory: Int64[np.ndarray, " lanes"]
+    bounds: Int64[np.ndarray, " bounds"]
+    kind: Int64[np.ndarray, " steps"]
+    argument: Int64[np.ndarray, " steps"]
+    target: Int64[np.ndarray, " steps"]
+    members: Rows
+    reads: Rows
+    writes: Rows
+    residents: Int64[np.ndarray, "2 residents"]
+    results: Int64[np.ndarray, "2 results"]
+    made: Int64[np.ndarray, "2 values"]
+    holds: Rows
+    buffer_bytes: Int64[np.ndarray, " buffers"]
+    transient_bytes: Int64[np.ndarray, " groups"]
+    resident_bytes: Int64[np.ndarray, " residents"]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.kind)
+
+    @property
+    def num_events(self) -> int:
+        is_event = (self.kind == RECORD) | (self.kind == WAIT)
+        return int(self.argument[is_event].max(initial=-1)) + 1
+
+    @property
+    def lane_of_step(self) -> Int64[np.ndarray, " steps"]:
+        """Lane of each step."""
+        return np.repeat(np.arange(len(self.lanes)), np.diff(self.bounds))
+
+    def step_words(self, step: int, name: Callable[[int], str] = str) -> str:
+        """One step in words; `name` gives the name of a node.
+
+        Examples:
+            >>> example().step_words(3, lambda node: "wxy"[node])
+            'copy x to gpu'
+        """
+        kind, argument = int(self.kind[step]), int(self.argument[step])
+        if kind == RUN:
+            return f"run {' + '.join(map(name, _row(self.members, argument)))}"
+        if kind == COPY:
+            return f"copy {name(argument)} to {self.memories[self.target[step]]}"
+        return f"{VERBS[kind]} {name(argument) if kind == FREE else f'event {argument}'}"
+
+    def place_words(self, step: int) -> str:
+        """Where a step stands: 'step 3 of cpu:0 (free 7)'."""
+        lane = int(np.searchsorted(self.bounds, step, "right")) - 1
+        return f"step {step - self.bounds[lane]} of {self.lanes[lane]} ({self.step_words(step)})"
+
+    def text(self, name: Callable[[int], str] = str, most: int = 1_000) -> str:
+        """The program for people: each lane that has steps, one step a line, at most `most` of each lane.
+
+        Examples:
+            >>> print(example().text(lambda node: "wxy"[node]))
+            host starts with w
+            lane cpu:0 in host, 2 steps
+              run x
+              record event 0
+            lane copies of host in host, 4 steps
+              wait event 0
+              copy x to gpu
+              record event 1
+              free x
+            lane gpu:0 in gpu, 3 steps
+              wait event 1
+              run y
+              free x
+            gpu ends with y
+        """
+        return "\n".join(self._lines(name, most))
+
+    def _lines(self, name: Callable[[int], str], most: int) -> Iterator[str]:
+        for pairs, verb in ((self.residents, "starts"), (self.results, "ends")):
+            if verb == "ends":
+                yield from self._lane_lines(name, most)
+            for memory, label in enumerate(self.memories):
+                nodes = pairs[0, pairs[1] == memory].tolist()
+                if nodes:
+                    more = f" and {len(nodes) - most:,} more" if len(nodes) > most else ""
+                    yield f"{label} {verb} with {', '.join(map(name, nodes[:most]))}{more}"
+
+    def _lane_lines(self, name: Callable[[int], str], most: int) -> Iterator[str]:
+        for lane, label in enumerate(self.lanes):
+            begin, end = int(self.bounds[lane]), int(self.bounds[lane + 1])
+            if begin < end:
+                yield f"lane {label} in {self.memories[self.lane_memory[lane]]}, {end - begin:,} steps"
+                yield from (f"  {self.step_words(step, name)}" for step in range(begin, min(end, begin + most)))
+                if end - begin > most:
+                    yield f"  and {end - begin - most:,} more"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` reads it."""
+        record: dict[str, Any] = {"schema": SCHEMA}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Rows):
+                record[field.name] = [value.bounds.tolist(), value.items.tolist()]
+            else:
+                record[field.name] = value.tolist() if isinstance(value, np.ndarray) else list(value)
+        return record
+
+    @staticmethod
+    def from_dict(record: Any) -> StreamProgram:
+        """What `to_dict` gave. `gst.lowering.race_check.check` says whether it can be run.
+
+        Raises:
+            ValueError: it is something else, of another version, or its numbers do not fit each other.
+
+        Examples:
+            >>> StreamProgram.from_dict(example().to_dict()).text() == example().text()
+            True
+        """
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+            raise ValueError(f"a stream program is an object of schema {SCHEMA}, got {shown(record)}")
+        made = {field.name: _read(field.name, record.get(field.name)) for field in fields(StreamProgram)}
+        program = StreamProgram(**made)
+        program._check()
+        return program
+
+    def _check(self) -> None:
+        """Every number names something that is there: whoever runs a program of a file relies on it."""
+        steps, groups, memories = self.num_steps, len(self.transient_bytes), len(self.memories)
+        _within("lane_memory", self.lane_memory, memories, len(self.lanes))
+        _bounds("bounds", self.bounds, len(self.lanes), steps)
+        _within("kind", self.kind, len(VERBS), steps)
+        for label, count in (("members", groups), ("reads", groups), ("writes", groups), ("holds", self.made.shape[1])):
+            lists = getattr(self, label)
+            _bounds(label, lists.bounds, count, len(lists.items))
+            _within(label, lists.items, len(self.buffer_bytes) if label == "holds" else LARGEST)
+        for label in ("residents", "results", "made"):
+            _within(label, getattr(self, label)[1], memories)
+            _within(label, getattr(self, label)[0], LARGEST)
+        _within("argument", self.argument, LARGEST, steps)
+        _within("argument", self.argument[self.kind == RUN], groups)
+        _within("argument", self.argument[(self.kind == RECORD) | (self.kind == WAIT)], steps)
+        _within("target", self.target + 1, memories + 1, steps)
+        _within("target", self.target[self.kind == COPY], memories)
+        _within("resident_bytes", self.resident_bytes, LARGEST, self.residents.shape[1])
+        _within("buffer_bytes", self.buffer_bytes, LARGEST)
+        _within("transient_bytes", self.transient_bytes, LARGEST)
+
+
+def example() -> StreamProgram:
+    """Two lanes in two memories and one for copies: `x` is made of `w` on the host, copied, and `y` made of it."""
+    numbers = lambda *values: np.array(values, np.int64)  # noqa: E731
+    return StreamProgram(
+        memories=("host", "gpu"), lanes=("cpu:0", "copies of host", "gpu:0"), lane_memory=numbers(0, 0, 1),
+        bounds=numbers(0, 2, 6, 9), kind=numbers(RUN, RECORD, WAIT, COPY, RECORD, FREE, WAIT, RUN, FREE),
+        argument=numbers(0, 0, 0, 1, 1, 1, 1, 1, 1), target=numbers(-1, -1, -1, 1, -1, -1, -1, -1, -1),
+        members=Rows(numbers(0, 1, 2), numbers(1, 2)), reads=Rows(numbers(0, 1, 2), numbers(0, 1)),
+        writes=Rows(numbers(0, 1, 2), numbers(1, 2)), residents=numbers(0, 0).reshape(2, 1),
+        results=numbers(2, 1).reshape(2, 1), made=numbers(1, 1, 2, 0, 1, 1).reshape(2, 3),
+        holds=Rows(numbers(0, 1, 2, 3), numbers(0, 1, 2)), buffer_bytes=numbers(8, 8, 8),
+        transient_bytes=numbers(0, 0), resident_bytes=numbers(8),
+    )  # fmt: skip
+
+
+def _row(lists: Rows, position: int) -> list[int]:
+    return lists.items[lists.bounds[position] : lists.bounds[position + 1]].tolist()
+
+
+def _read(label: str, value: Any) -> Any:
+    if label in ("memories", "lanes"):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{label} of a stream program are {shown(value)}, want a list of names")
+        return tuple(value)
+    if label in ("members", "reads", "writes", "holds"):
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"{label} of a stream program are {shown(value)}, want two lists")
+        return Rows(_numbers(label, value[0]), _numbers(label, value[1]))
+    if label in ("residents", "results", "made"):
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"{label} of a stream program are {shown(value)}, want two lists")
+        nodes, memories = (_numbers(label, each) for each in value)
+        if len(nodes) != len(memories):
+            raise ValueError(f"{label} of a stream program are {len(nodes)} nodes in {len(memories)} memories")
+        return np.stack([nodes, memories])
+    return _numbers(label, value)
+
+
+def _numbers(label: str, value: Any) -> Ints:
+    if not isinstance(value, list) or not all(type(each) is int and abs(each) < 2**62 for each in value):
+        raise ValueError(f"{label} of a stream program is {shown(value)}, want a list of whole numbers")
+    return np.array(value, np.int64)
+
+
+def _within(label: str, values: Ints, end: int, count: int | None = None) -> None:
+    if count is not None and len(values) != count:
+        raise ValueError(f"{label} of a stream program has {len(values)} numbers, want {count}")
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < end:
+        raise ValueError(f"{label} of a stream program goes from {values.min()} to {values.max()}, want 0 .. {end - 1}")
+
+
+def _bounds(label: str, bounds: Ints, count: int, items: int) -> None:
+    if len(bounds) != count + 1 or bounds[0] != 0 or bounds[-1] != items or (np.diff(bounds) < 0).any():
+        raise ValueError(f"{label} of a stream program does not divide {items} items into {count} lists")

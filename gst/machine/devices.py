@@ -1,0 +1,276 @@
+"""This machine: its compute devices (CPU cores, sets of cores, streams of GPUs) by name, and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gst.machine.accelerators import accelerator_names
+from gst.machine.topology import Domain, core_groups, numbers_of, ranges, shared_domains
+
+SINGLE = re.compile(r"cpu:\d+")
+SET = re.compile(r"cpu:\d+(-\d+|(-\d+)?(\+\d+(-\d+)?)+)")
+STREAM = re.compile(r"((?!cpu)[a-z]+:\d+)/stream:\d+")
+MOST_CORES = 1024  # and accelerators, of one task: one bit each
+MOST_SETS = 64  # of cores, beside the cores themselves
+NUMBERS_OF_CPU = {"cpu family": "family", "model": "model", "CPU part": "part"}  # as Linux calls them
+BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CPU core, a set of cores or a stream of a GPU, which runs one operation at a time. CPU devices may share cores:
+    then one of them waits.
+
+    Args:
+        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'xpu:0', 'xpu:0/stream:1': what plans call it.
+        kind: 'cpu', or that of an accelerator as PyTorch calls it.
+        cores: numbers of the CPU cores its worker may use; empty = any.
+        threads: intra-operation threads of its worker.
+        memory: name of its memory; within one memory a value is handed over as it is, otherwise copied.
+        description: for people.
+        memory_limit: bytes that a plan may take of its memory; None = all there is.
+    """
+
+    name: str
+    kind: str
+    cores: tuple[int, ...]
+    threads: int
+    memory: str
+    description: str
+    memory_limit: int | None = None
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether it is no CPU core."""
+        return self.kind != "cpu"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors live."""
+        return torch.device(self.name.partition("/")[0] if self.is_accelerator else "cpu")
+
+
+def discover(separate_memory: bool = False) -> list[Device]:
+    """One device of one thread for each CPU core this process may use, then every accelerator.
+
+    Args:
+        separate_memory: give each CPU device its own memory, so that every value that crosses is really
+            copied, as between accelerators; otherwise they share the memory 'host'.
+
+    Examples:
+        >>> {device.threads for device in discover()}
+        {1}
+    """
+    devices = [
+        Device(f"cpu:{number}", "cpu", (core,), 1, f"cpu:{number}" if separate_memory else "host", cpu_model())
+        for number, core in enumerate(usable_cores())
+    ]
+    accelerators = accelerator_names().items()
+    return [*devices, *(Device(name, name.partition(":")[0], (), 1, name, what) for name, what in accelerators)]
+
+
+def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
+    """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3, `cpu:0-1+8-9`
+    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `xpu:0/stream:1` is
+    one more stream of `xpu:0`, in its memory.
+
+    Raises:
+        ValueError: a name is not there, or is given twice, or a set reaches over several memories.
+
+    Examples:
+        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(4)]
+        >>> [(device.name, device.threads) for device in select(["cpu:2", "cpu:0-1"], cores)]
+        [('cpu:2', 1), ('cpu:0-1', 2)]
+    """
+    found = {device.name: device for device in devices}
+    for name in names:
+        if name not in found and SET.fullmatch(name):
+            found[name] = _core_set(name, found)
+        if (stream := STREAM.fullmatch(name)) and name not in found and stream[1] in found:
+            found[name] = replace(found[stream[1]], name=name)
+        if name not in found:
+            here = ", ".join(found) or "none"
+            lacks_cuda = name.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None
+            why = f": this PyTorch, {torch.__version__}, is a build without CUDA" if lacks_cuda else ""
+            raise ValueError(
+                f"there is no device {name!r} here{why}; there are {here}, and sets of cores such as cpu:0-1"
+            )
+    if len(set(names)) < len(names):
+        raise ValueError(f"devices are named twice in {', '.join(names)}; name each once")
+    return [found[name] for name in names]
+
+
+def overlap(devices: Sequence[Device]) -> bool:
+    """Whether two devices share a core.
+
+    Examples:
+        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(2)]
+        >>> overlap(cores), overlap(select(["cpu:0", "cpu:0-1"], cores))
+        (False, True)
+    """
+    cores = [core for device in devices for core in device.cores]
+    return len(set(cores)) < len(cores)
+
+
+def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
+    """The cores of each device, numbered 0, 1, ... in the order of the system's numbers, as bits of the simulator and
+    of the interpreter; a device free to use any core has a number of its own. The first is that of the thread which
+    runs the device."""
+    number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
+    own = count(len(number))
+    return [[number[core] for core in device.cores] or [next(own)] for device in devices]
+
+
+def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
+    """Sets of 2, 4, 8, ... neighbouring CPU devices of one memory, side by side, and the set of all of them, smallest
+    first: the `MOST_SETS` or fewer of most cores, as all sets of a size are left out together. `select` makes any other
+    by its name.
+
+    Args:
+        domains: cores that share a cache, a NUMA node or more (`shared_domains`): each is a set, and no other set
+            reaches over the border of one.
+    """
+    cpus = {device.cores[0]: device for device in devices if SINGLE.fullmatch(device.name) and device.cores}
+    if len(cpus) < 2 or len({device.memory for device in cpus.values()}) > 1:
+        return []
+    groups = core_groups(list(cpus), domains)
+    while len(groups) > MOST_SETS:
+        groups = [group for group in groups if len(group) > len(groups[0])]
+    number = {core: int(device.name.removeprefix("cpu:")) for core, device in cpus.items()}
+    return select([f"cpu:{ranges(sorted(number[core] for core in group))}" for group in groups], list(cpus.values()))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
+
+    Raises:
+        ValueError: the text is no size, or its size is 0.
+
+    Examples:
+        >>> parse_bytes("2KiB"), parse_bytes("1.5 kB")
+        (2048, 1500)
+    """
+    found = BYTES.fullmatch(text.strip())
+    unit = (found[2] or "B").upper() if found else ""
+    power = "BKMGT".find(unit[:1])
+    size = int(float(found[1]) * (1024 if "I" in unit else 1000) ** power) if found else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is no size of memory; write a number and a unit, such as 512MiB, 2GiB or 1.5GB")
+    return size
+
+
+def _core_set(name: str, found: Mapping[str, Device]) -> Device:
+    numbers = numbers_of(name.removeprefix("cpu:"))
+    wanted = [f"cpu:{number}" for number in numbers]
+    missing = [each for each in wanted if each not in found]
+    if name != f"cpu:{ranges(sorted(set(numbers)) or [0])}" or len(numbers) < 2 or missing:
+        order = "each number must be greater than the one before, and neighbours are a range"
+        why = f"there is no {missing[0]}" if missing else order
+        raise ValueError(f"core set {name!r}: {why}")
+    members = [found[each] for each in wanted]
+    if len({member.memory for member in members}) > 1:
+        raise ValueError(f"core set {name!r} reaches over several memories; leave separate_memory away")
+    cores = tuple(core for member in members for core in member.cores)
+    return Device(name, "cpu", cores, len(members), members[0].memory, members[0].description)
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """The processor's name as far as the system tells, its family and model, and the widest instructions that torch
+    uses: virtual machines call many by one name, though times differ and code compiled for one can fail on another."""
+    path, said = Path("/proc/cpuinfo"), dict[str, str]()
+    if path.exists():
+        first, _, _ = path.read_text().partition("\n\n")
+        said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [f"{known} {said[name]}" for name, known in NUMBERS_OF_CPU.items() if name in said]
+    name = said.get("model name") or platform.processor() or platform.machine()
+    return f"{name} ({', '.join([*numbers, torch.backends.cpu.get_cpu_capability()])})"
+
+
+def supports(devices: Sequence[Device]) -> bool:
+    """Are these CPU devices that hand values over within one memory?"""
+    numbers = {number for mine in core_numbers(devices) for number in mine}
+    in_one_memory = len({device.memory for device in devices}) == 1
+    return in_one_memory and all(device.kind == "cpu" for device in devices) and len(numbers) <= MOST_CORES
+
+
+def least_memory_limit(devices: Sequence[Device]) -> int | None:
+    """The least memory limit of devices, in bytes, which holds for a run that uses all of them; None without any.
+
+    Examples:
+        >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example", 2**30 >> core) for core in range(2)]
+        >>> least_memory_limit(cores), least_memory_limit([])
+        (536870912, None)
+    """
+    return min((device.memory_limit for device in devices if device.memory_limit is not None), default=None)
+
+
+def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
+    """Devices of this machine by name, or all of them, its cores in sets that follow caches and NUMA nodes
+    (`with_core_sets`); with a limit of their memory."""
+    found = discover()
+    chosen = with_core_sets(found, shared_domains()) if names is None else select(names, found)
+    return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
+
+
+def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
+    """Devices, as many as are simulated, and sets of their cores (`core_sets`); beside accelerators all cores as one
+    device, so that plans run by graphs (`gst.execution.graph_executor`)."""
+    cores = [device for device in devices if device.kind == "cpu"]
+    others = [device for device in devices if device.kind != "cpu"]
+    cores = cores[: MOST_CORES - len(others)]
+    if others:
+        return [*(core_sets(cores)[-1:] or cores), *others]
+    return [*cores, *(core_sets(cores, domains) if supports(cores) else ())]
+
+
+# Identity -------------------------------------------------------------------------------------------------------------
+
+
+def this_machine() -> dict[str, Any]:
+    """`machine_record` without the number of threads, which is the caller's affair."""
+    return {key: value for key, value in machine_record().items() if key != "threads"}
+
+
+def machine_file(what: str, directory: Path | None = None) -> Path:
+    """The JSON file of this machine in `directory`; in `what` below `cache_directory()` if None."""
+    digest = hashlib.sha256(json.dumps(this_machine(), sort_keys=True).encode()).hexdigest()[:16]
+    return (directory or cache_directory() / what) / f"{digest}.json"
+
+
+def machine_record() -> dict[str, Any]:
+    """What a reader of a time must know of the machine; no names of hosts or people.
+
+    Examples:
+        >>> {"cpu", "cores", "torch", "threads"} <= set(machine_record())
+        True
+    """
+    record: dict[str, Any] = {"cpu": cpu_model(), "cores": len(usable_cores()), "torch": torch.__version__}
+    record["threads"] = torch.get_num_threads()
+    if accelerators := accelerator_names():
+        record["accelerators"] = list(accelerators.values())
+    return record
+
+
+def cache_directory() -> Path:
+    """What is compiled for this machine lies here: `$XDG_CACHE_HOME/gst`, or `~/.cache/gst`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"

@@ -1,0 +1,206 @@
+"""Load of the CPU cores by other processes: a meter, a gate that waits for quiet cores, and locks of devices."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from gst.machine.devices import Device, cache_directory, usable_cores
+from gst.util.progress import Progress, no_progress
+
+BUSY = 0.15  # share of the cores that others take, beyond which they are waited for
+ReadBusy = Callable[[], tuple[float, float]]
+
+
+def read_busy() -> tuple[float, float]:
+    """Seconds this process's cores have been busy since boot, and seconds of this process, its children and theirs.
+
+    From /proc/stat rather than /proc/pressure/cpu: pressure is missing in many containers, remembers our own
+    load, and does not see a neighbour who keeps one core busy while we sleep. Time stolen by a hypervisor is
+    busy. Without /proc (macOS) nothing is seen: no other process is ever found.
+    """
+    wanted = {f"cpu{core}" for core in usable_cores()}
+    path = Path("/proc/stat")
+    ticks = 0
+    for line in path.read_text().splitlines() if path.exists() else ():
+        label, *fields = line.split()
+        if label in wanted:
+            user, nice, system, _idle, _iowait, *interrupts = map(int, fields[:8])
+            ticks += user + nice + system + sum(interrupts)
+    living = _ticks_of_descendants()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    per_second = os.sysconf("SC_CLK_TCK")
+    return ticks / per_second, time.process_time() + ended.ru_utime + ended.ru_stime + living / per_second
+
+
+def _ticks_of_descendants() -> int:
+    """Ticks that living children and theirs took, with those of children that they waited for."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_bytes().rpartition(b")")[2].split()  # the name before may hold any bytes
+        except OSError:  # it ended
+            continue
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(map(int, fields[11:15]))
+    total, waiting = 0, [os.getpid()]
+    while waiting:
+        own = children.pop(waiting.pop(), [])
+        total += sum(ticks[each] for each in own)
+        waiting += own
+    return total
+
+
+class LoadMeter:
+    """Share of the cores that other processes took since `start` (0 = none, 1 = all)."""
+
+    def __init__(self, read: ReadBusy = read_busy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._read, self._clock, self._cores = read, clock, len(usable_cores())
+        self.start()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._since, (self._busy, self._own) = self._clock(), self._read()
+
+    def share(self) -> float:
+        """The share since `start`; the kernel counts in ticks (10 ms), so short intervals are coarse."""
+        elapsed, (busy, own) = self._clock() - self._since, self._read()
+        others = (busy - self._busy) - (own - self._own)
+        return min(1.0, max(0.0, others / max(elapsed * self._cores, 1e-9)))
+
+
+@dataclass(frozen=True)
+class LoadGate:
+    """Waits until other processes leave the cores alone.
+
+    Examples:
+        >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
+        >>> seconds, is_quiet = idle.wait()
+        >>> is_quiet
+        True
+
+    Args:
+        threshold: share of the cores that others may take.
+        patience_s: after waiting so long in all, go on and say that it was loaded.
+        interval_s: length of one look; this process sleeps meanwhile.
+        read: where busy times come from.
+        sleep: how to wait.
+        clock: seconds, increasing.
+        progress: told after each look at busy cores what it waits for, and how many seconds more at most.
+    """
+
+    threshold: float = BUSY
+    patience_s: float = 20.0
+    interval_s: float = 0.1
+    read: ReadBusy = read_busy
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.perf_counter
+    progress: Progress = no_progress
+
+    def wait(self, patience_s: float | None = None) -> tuple[float, bool]:
+        """Look until it is quiet, at most `patience_s` (the gate's own if None), at least once.
+
+        Returns:
+            Seconds spent, and whether it was quiet at the end.
+        """
+        start, patience = self.clock(), self.patience_s if patience_s is None else patience_s
+        meter = LoadMeter(self.read, self.clock)
+        while True:
+            meter.start()
+            self.sleep(self.interval_s)
+            share, spent = meter.share(), self.clock() - start
+            quiet = share <= self.threshold
+            if quiet or spent >= patience:
+                return spent, quiet
+            words = f"waiting for quiet cores, {share:.0%} busy with other work, at most {patience - spent:.0f} s more"
+            self.progress(words, int(spent), math.ceil(patience))
+
+
+class Loaded(Protocol):
+    """What was measured; `load` is the share of the cores that other processes took meanwhile, None = unknown."""
+
+    @property
+    def load(self) -> float | None: ...
+
+
+Result = TypeVar("Result", bound=Loaded)
+
+
+def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int = 3) -> list[Result]:
+    """Measure, and again as soon as the gate finds the cores quiet, until other processes left them alone meanwhile.
+
+    Args:
+        measure: called at least once, at most `most` times.
+        gate: says how much others may take; its patience is for all that follows the first result, waits and
+            measurements, if these take as long as the one before.
+
+    Returns:
+        The results in order. The last one may still be of busy cores: patience has ended, or it was the last attempt.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> results = iter(SimpleNamespace(load=load) for load in (0.5, 0.02, 0.0))
+        >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
+        >>> [each.load for each in repeated_while_busy(lambda: next(results), idle)]
+        [0.5, 0.02]
+    """
+    began = gate.clock()
+    results = [measure()]
+    ended = gate.clock()
+    took, ends = ended - began, ended + gate.patience_s
+    while len(results) < most and (results[-1].load or 0.0) > gate.threshold and ended + took <= ends:
+        _, is_quiet = gate.wait(ends - took - ended)
+        if not is_quiet:
+            break
+        began = gate.clock()
+        results.append(measure())
+        ended = gate.clock()
+        took = ended - began
+    return results
+
+
+def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Names of the accelerators that devices are streams of, each once.
+
+    Examples:
+        >>> lanes = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "example") for lane in range(2)]
+        >>> accelerators_of(lanes)
+        ('xpu:0',)
+    """
+    return tuple(dict.fromkeys(str(device.torch_device) for device in devices if device.is_accelerator))
+
+
+@contextmanager
+def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
+    """Lock the cores and GPUs of devices against other processes of this user, after those that hold them now.
+
+    Every process takes the locks in one order, so that none waits in a circle; they are free again at the end, also
+    of a process that is killed. Threads of one process exclude each other too.
+    """
+    directory = cache_directory() / "locks"
+    directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for name in physical(devices):
+            fcntl.flock(stack.enter_context((directory / name).open("a")), fcntl.LOCK_EX)
+        yield
+
+
+def physical(devices: Sequence[Device]) -> list[str]:
+    """Names of the cores and GPUs that devices use, in order; a device free to use any core uses all."""
+    names = set()
+    for device in devices:
+        if device.is_accelerator:
+            names.add(str(device.torch_device).replace(":", "-"))
+        else:
+            names |= {f"core-{core}" for core in device.cores or usable_cores()}
+    return sorted(names)

@@ -1,0 +1,151 @@
+"""Rates of the devices of this machine (FLOP/s, GB/s) and of the links between them, kept in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gst.machine.devices import Device, machine_file, this_machine
+from gst.util.untrusted import plain, read_object
+from gst.util.writing import atomic_write
+
+SCHEMA = 3
+OF_CORES = 2  # an earlier one, which holds the same of cores; links to accelerators were measured otherwise
+
+
+@dataclass(frozen=True)
+class CopyRates:
+    """Copies from one memory to another take `latency_us` and their bytes over `gb_per_s`, fitted to several sizes.
+
+    Args:
+        latency_us: of a copy from or to pageable memory of a host, or between accelerators.
+        gb_per_s: of it, alone.
+        both_gb_per_s: of it, while one thread copies as much the other way. From and to pageable memory that is hardly
+            at the same time: the thread waits until an accelerator has written there.
+        pinned_latency_us: from or to pinned memory of a host; None between devices of one kind.
+        pinned_gb_per_s: likewise, alone.
+        pinned_both_gb_per_s: likewise, while as much is copied the other way.
+    """
+
+    latency_us: float
+    gb_per_s: float
+    both_gb_per_s: float
+    pinned_latency_us: float | None
+    pinned_gb_per_s: float | None
+    pinned_both_gb_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one device to another, or from an operation to the next on the same device.
+
+    Args:
+        source: name of the device that has a value.
+        destination: name of the one that wants it.
+        hand_over_us: from the end of an operation to the start of the next, which reads its value, within a memory;
+            None between memories, or without a C++ compiler.
+        copies: if the two had memories of their own; None within a GPU.
+    """
+
+    source: str
+    destination: str
+    hand_over_us: float | None
+    copies: CopyRates | None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was measured of a machine.
+
+    Args:
+        machine: processor, cores, version of torch and GPUs; rates are those of no other.
+        operations: one for each number of threads that was measured, and for each GPU.
+        links: for each pair of devices.
+        load: share of the cores that others took meanwhile, 0 .. 1.
+        time: when, UTC, ISO 8601.
+    """
+
+    machine: Mapping[str, Any]
+    operations: tuple[OperationRates, ...]
+    links: tuple[Link, ...]
+    load: float
+    time: str
+
+    def of(self, device: Device) -> OperationRates | None:
+        """Of a device like this one, if one was measured."""
+        for each in self.operations:
+            if each.device == device.name or (each.kind == device.kind == "cpu" and each.threads == device.threads):
+                return each
+        return None
+
+
+def rates_path(directory: Path | None = None) -> Path:
+    """Where rates of this machine lie: `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) if no directory is given."""
+    return machine_file("rates", directory)
+
+
+def save_rates(rates: Rates, directory: Path | None = None) -> Path:
+    """Write them at once or not at all."""
+    path, record = rates_path(directory), asdict(rates)
+    with atomic_write(path) as file:
+        json.dump({"schema": SCHEMA, **record}, file, indent=1)
+    return path
+
+
+def saved_rates(directory: Path | None = None) -> Rates | None:
+    """What was measured before on this machine with this version of torch; None if nothing was.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
+    path = rates_path(directory)
+    if not path.exists():
+        return None
+    try:
+        record = read_object(path)
+        schema = record.pop("schema")
+        if schema not in (OF_CORES, SCHEMA) or record["machine"] != this_machine():
+            return None
+        operations = tuple(OperationRates(**each) for each in record.pop("operations"))
+        links = tuple(map(_link, record.pop("links")))
+        if schema == OF_CORES and any(each.copies and each.copies.pinned_gb_per_s is not None for each in links):
+            return None
+        return Rates(operations=operations, links=links, **record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: damaged rates of devices ({plain(error)}); run gst devices --measure") from error
+
+
+def _link(record: dict[str, Any]) -> Link:
+    copies = record.pop("copies")
+    return Link(copies=None if copies is None else CopyRates(**copies), **record)
+
+
+@dataclass(frozen=True)
+class OperationRates:
+    """Of one device, and so of every device of its kind with as many threads; fp32.
+
+    Args:
+        device: that was measured.
+        kind: see `Device`.
+        threads: of it.
+        matrix_gflops: of matrix products.
+        convolution_gflops: of convolutions.
+        elementwise_gb_per_s: read and written by element-wise operations.
+        reduction_gb_per_s: read by sums.
+        small_us: of an operation on eight elements; on a CPU the call is all there is to it.
+        launch_us: that an operation takes longer on an accelerator if the host launches it alone instead of in a graph;
+            None on CPUs, and where nothing was recorded.
+    """
+
+    device: str
+    kind: str
+    threads: int
+    matrix_gflops: float
+    convolution_gflops: float
+    elementwise_gb_per_s: float
+    reduction_gb_per_s: float
+    small_us: float
+    launch_us: float | None = None

@@ -1,0 +1,122 @@
+"""A plan as the report draws it (segments, devices, timeline), and explained in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gst.data.measured_plans import core_use
+from gst.execution.trace import KINDS, kind_of
+from gst.graphs.segments import segment
+from gst.lowering.plan import Plan
+from gst.placement.planning import METHODS
+from gst.placement.task import Task
+from partitioners import usual_method
+
+PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
+NUM_NAMED = 3
+SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
+
+
+def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
+    """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.reporting`."""
+    graph = task.graph
+    max_nodes = max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes)))
+    cut = segment(graph, max_nodes, usual_method())
+    part = np.empty(graph.num_nodes, np.int64)
+    part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
+    run = task.simulator.run(plan)
+    nodes = np.flatnonzero(task.costs.computed & (run.end_us > run.begin_us))
+    kinds = _kinds(task)
+    return {
+        "num_edges": graph.num_edges,
+        "devices": [{"name": device.name, "description": device.description} for device in task.devices],
+        "graph": {
+            "edges": graph.edges.tolist(),
+            "segment": part.tolist(),
+            "device": plan.placement.tolist(),
+            "opcode": _opcodes(task),
+        },
+        "timeline": {
+            "kinds": list(KINDS),
+            "bars": [
+                [int(run.device[n]), run.begin_us[n] / 1e3, run.end_us[n] / 1e3, KINDS.index(kinds[n])] for n in nodes
+            ],
+        },
+    }
+
+
+def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
+    """Where the time goes under a plan, and why it is no faster, in a few lines. Times of operations are simulated."""
+    run = task.simulator.run(plan)
+    span = max(run.makespan_us, 1e-9)
+    took = (run.end_us - run.begin_us) * task.costs.computed
+    use = core_use(task.devices)
+    lines = [f"{task.name}: {task.num_nodes:,} operations, best plan {result['best']}, {_outcome(result)}"]
+    for position, device in enumerate(task.devices):
+        mine = (plan.placement == position) & task.costs.computed
+        kinds = Counter(np.array(_opcodes(task), object)[mine].tolist()).most_common(NUM_NAMED)
+        what = ", ".join(f"{name} {count:,}" for name, count in kinds) or "nothing"
+        lines.append(f"  {device.name}: {mine.sum():,} operations, busy {took[mine].sum() / span:.0%} ({what})")
+    shares = [took[use[plan.placement, core]].sum() / span for core in range(use.shape[1])]
+    lines.append(f"cores are in use for {', '.join(f'{share:.0%}' for share in shares)} of the simulated run")
+    producers, consumers = task.costs.edges
+    crossing = plan.placement[producers] != plan.placement[consumers]
+    size = task.costs.output_bytes[np.unique(producers[crossing])].sum() / 2**20
+    lines.append(f"{crossing.sum():,} of {len(crossing):,} edges join two devices ({size:.1f} MiB of values)")
+    bound = result["lower_bound"]
+    ratio = result["objective"] / bound
+    lines.append(f"no plan can take less than {bound:.2f} ms by these costs; this one takes {ratio:.2f} times that")
+    return "\n".join(lines)
+
+
+def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The fastest of the plans that each part of the loop makes possible, a line for each.
+
+    Examples:
+        >>> print(*contributions({
+        ...     "heft": {"feasible": True, "median_ms": 4.0}, "annealing": {"feasible": True, "median_ms": 3.0},
+        ...     "pytorch": {"feasible": True, "median_ms": 5.0, "seconds_to_plan": None},
+        ...     "guided_search": {"feasible": False}}), sep="\\n")
+        without a plan: pytorch, 5.00 ms
+        baselines: heft, 4.00 ms
+        search in simulation: annealing, 3.00 ms
+    """
+    best: dict[str, tuple[float, str]] = {}
+    for name, plan in plans.items():
+        if plan["feasible"]:
+            ms = float(plan.get("median_ms", plan.get("latency", math.nan)))
+            part = PARTS[0] if plan.get("seconds_to_plan", 0.0) is None else _part(name)
+            best[part] = min(best.get(part, (math.inf, "")), (ms, name))
+    return [f"{part}: {best[part][1]}, {best[part][0]:.2f} ms" for part in PARTS if part in best]
+
+
+def _part(name: str) -> str:
+    """The part of the loop to which a plan is owed."""
+    if name == "guided_search":
+        return PARTS[4]
+    if name.endswith((":fused", ":segments")):
+        return PARTS[3]
+    return PARTS[2] if name in METHODS else PARTS[1]
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    words = f"{result['objective']:.2f} ms {result['runtime']}"
+    plain = result.get("pytorch_ms")
+    return words if not plain else f"{words}, plain PyTorch {plain:.2f} ms ({plain / result['objective']:.2f}x)"
+
+
+def _opcodes(task: Task) -> list[str]:
+    if task.program is None:
+        return ["operator"] * task.num_nodes
+    return [operation.name.rsplit("_", 1)[0] for operation in task.program.operations]
+
+
+def _kinds(task: Task) -> list[str]:
+    if task.program is None:
+        return ["other"] * task.num_nodes
+    return [kind_of(operation) for operation in task.program.operations]

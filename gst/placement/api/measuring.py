@@ -1,0 +1,250 @@
+"""`gst measure`: plans of a program measured a few at a time into a directory, so that a killed command goes on; on
+this host, or on those of a fleet, each kind of host in a directory of its own."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.data.measured_plans import LOG, MeasuredPlans, Profiled, read_measured, write_header
+from gst.execution.costs import Costs
+from gst.execution.isolated import IsolatedExecutor, measure_plans
+from gst.execution.measure import Log, Measurement
+from gst.graphs.store import prepare
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, discover, select, this_machine
+from gst.machine.load import LoadGate, repeated_while_busy
+from gst.placement.fleet.cluster import joined, kinds_with
+from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.search.population import random_plans
+from gst.placement.task import Task, check_same, load_plan
+from gst.programs import Program, kind_for, traced
+from gst.util.progress import Progress, no_progress
+
+Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
+AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
+
+
+@dataclass(frozen=True)
+class MeasuringSettings:
+    """What to measure of a program, and how.
+
+    Args:
+        program: its name, see `gst.programs.resolve`.
+        out: directory of what is measured: `graph.npz`, `measurements.jsonl`, which grows, and `dataset/`, a store; of
+            a cluster a directory of these for each kind of host.
+        device_names: which of the devices found to use; all if None.
+        plan_files: plans to measure, before random ones.
+        num_random: how many plans of `random_plans` to measure.
+        repetitions: timed runs of each plan.
+        seed: of the random plans.
+        memory_limit, time_limit_s: of each run, see `IsolatedExecutor`.
+        patience_s: how long to wait for quiet cores before the profile and before each four plans, see `LoadGate`.
+        resume: go on with what is in `out`, if anything is.
+    """
+
+    program: str
+    out: Path
+    device_names: Sequence[str] | None = None
+    plan_files: Sequence[Path] = ()
+    num_random: int = 0
+    repetitions: int = 5
+    seed: int = 0
+    memory_limit: int | None = None
+    time_limit_s: float = 60.0
+    patience_s: float = 20.0
+    resume: bool = False
+
+    def header(self, program: Program, machine: dict[str, Any]) -> dict[str, Any]:
+        """The first record of a log."""
+        return {
+            "name": self.program,
+            "program": program.key,
+            "seed": self.seed,
+            "memory_limit": self.memory_limit,
+            "time_limit_s": self.time_limit_s,
+            "machine": machine,
+        }
+
+    def check_new(self, logs: Iterable[Path]) -> None:
+        """Raises:
+        ValueError: one of the logs has entries, and `resume` is not set.
+        """
+        if begun := [path for path in logs if not self.resume and Log(path).read()]:
+            raise ValueError(f"{begun[0]} is there already; add --resume to go on with it, or give another --out")
+
+
+def measure_program(settings: MeasuringSettings, progress: Progress = no_progress) -> dict[str, Any]:
+    """Measure plans of a program in a child process and make a dataset of those that ran.
+
+    Returns:
+        program, key, devices, plans (numbers: measured, ran, and of each reason of failure), the fastest and the
+        slowest median in ms, profile_load (share of the cores that other processes took while operations were
+        profiled; None of earlier versions), dataset (its directory), machine.
+
+    Raises:
+        ValueError: measurements are there and `resume` is not given, or they are of another program, other devices, or
+            another machine; a plan is for another program or other devices; no plan ran.
+    """
+    log = settings.out / LOG
+    settings.check_new([log])
+    found = discover()
+    chosen = found if settings.device_names is None else select(settings.device_names, found)
+    devices = tuple(replace(each, memory_limit=settings.memory_limit) for each in chosen)
+    progress("capturing", 0, 1)
+    program = traced(settings.program, kind=kind_for(each.kind for each in devices))
+    from_files = [load_plan(path, program, devices) for path in settings.plan_files]
+    with IsolatedExecutor(settings.program, devices, settings.time_limit_s) as isolated:
+        if isolated.program_key != program.key:
+            raise ValueError(
+                f"program {settings.program!r} is another one each time it is traced; draw its constants from a seed"
+            )
+        gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+
+        def profile() -> Costs:
+            def costs() -> Costs:
+                progress("profiling", 0, 1)
+                return isolated.costs()
+
+            spent = gate.wait()[0] if settings.patience_s > 0 else 0.0
+            attempts = repeated_while_busy(costs, replace(gate, patience_s=settings.patience_s - spent))
+            return min(attempts, key=lambda costs: costs.load or 0.0)
+
+        left = _plans_left(settings, settings.out, program, devices, this_machine(), from_files, profile)
+        for start in range(0, len(left), AT_ONCE):
+            progress("measuring", start, len(left))
+            few = left[start : start + AT_ONCE]
+            measurements = measure_plans(isolated, [plan for _, plan in few], settings.repetitions, gate=gate)
+            _write(Log(log), program.key, few, measurements)
+        progress("measuring", len(left), len(left))
+    return summary(settings.out)
+
+
+def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progress = no_progress) -> dict[str, Any]:
+    """Measure the same plans of a program on every kind of host that has the devices; hosts of a kind share the work.
+
+    Writes to `out/KIND`, for each kind, what `measure_program` writes. A row is on disk as soon as it is known; the
+    `machine` of its measurement says its `kind` and its `host`.
+
+    Args:
+        settings: devices are those of the hosts.
+        address: of the cluster, see `gst.placement.fleet.cluster.joined`.
+
+    Returns:
+        program, key, and for each of `kinds`: hosts, and what `measure_program` returns.
+
+    Raises:
+        ValueError: as `measure_program`, or the cluster cannot be had, has no such devices, or lost its last host.
+    """
+    out = settings.out
+    settings.check_new(out.glob(f"*/{LOG}"))
+    with joined(address), ExitStack() as stack:
+        progress("starting workers", 0, 1)
+        kinds = kinds_with(settings.device_names)
+        progress("capturing", 0, 1)
+        every = [each for kind in kinds for each in kind.selected(settings.device_names, with_sets=False)]
+        program = traced(settings.program, kind=kind_for(each.kind for each in every))
+        fleets = []
+        for kind in kinds:
+            chosen = kind.selected(settings.device_names, with_sets=False)
+            on_hosts = [replace(each, memory_limit=settings.memory_limit) for each in chosen]
+            limits = (settings.time_limit_s, settings.repetitions)
+            fleet = FleetWorkers(kind, program, on_hosts, *limits, patience_s=settings.patience_s)
+            fleets.append(stack.enter_context(fleet))
+        left = []
+        for number, fleet in enumerate(fleets):
+            progress("profiling", number, len(fleets))
+            from_files = [load_plan(path, program, fleet.devices) for path in settings.plan_files]
+            described = (settings, out / fleet.kind.key, program, fleet.devices, fleet.kind.machine)
+            left.append(_plans_left(*described, from_files, fleet.costs))
+        jobs: list[Job] = []
+        for fleet, plans in zip(fleets, left, strict=True):
+            for start in range(0, len(plans), AT_ONCE):
+                few = plans[start : start + AT_ONCE]
+                jobs.append((fleet.submit([plan for _, plan in few]), Log(out / fleet.kind.key / LOG), few))
+        _write_as_they_come(jobs, program, progress)
+    by_kind = {fleet.kind.key: {"hosts": fleet.kind.num_hosts, **summary(out / fleet.kind.key)} for fleet in fleets}
+    return {"program": settings.program, "key": program.key, "kinds": by_kind}
+
+
+def _plans_left(
+    settings: MeasuringSettings, out: Path, program: Program, devices: tuple[Device, ...], machine: dict[str, Any],
+    from_files: Sequence[Plan], profile: Callable[[], Costs],
+) -> list[tuple[str, Plan]]:  # fmt: skip
+    """Plans from files and random ones, each with its kind, that are not in the log in `out`; a new log is begun, with
+    a profile, if there is none.
+
+    Raises:
+        ValueError: the log is of another program, other devices, another memory limit or machine.
+    """
+    header = settings.header(program, machine)
+    if not Log(out / LOG).read():
+        costs = profile()
+        profiled = Profiled(program.graph, program.output_bytes, devices, _finite(costs.times_us, devices))
+        write_header(out, {**header, "profile_load": costs.load}, profiled)
+    measured = read_measured(out)
+    then = {**measured.header, "devices": [device.name for device in measured.profiled.devices]}
+    now = {**header, "devices": [device.name for device in devices]}
+    check_same(out / LOG, then, {what: now[what] for what in ("program", "devices", "memory_limit", "machine")})
+    task = Task.of_profile(program, measured.profiled.devices, measured.profiled.times_us)
+    random = islice(random_plans(task, settings.seed), settings.num_random)
+    plans = {plan.key: (kind, plan) for kind, plan in [*(("given", plan) for plan in from_files), *random]}
+    is_measured = {plan.key for plan in measured.plans}
+    return [entry for key, entry in plans.items() if key not in is_measured]
+
+
+def _finite(
+    times_us: Float64[np.ndarray, "devices nodes"], devices: Sequence[Device]
+) -> Float64[np.ndarray, "devices nodes"]:
+    """The times, if every device can run every operation: measured plans place operations anywhere."""
+    if (stuck := np.argwhere(np.isinf(times_us))).size:
+        device, node = stuck[0].tolist()
+        raise ValueError(f"operation {node} cannot run on {devices[device].name}; leave that device out (--devices)")
+    return times_us
+
+
+def _write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], measurements: Sequence[Measurement]) -> None:
+    """Append a row for each plan."""
+    for (kind, plan), measurement in zip(few, measurements, strict=True):
+        log.append({"program": program_key, "kind": kind, "plan": plan.to_dict(), "measurement": measurement.to_dict()})
+
+
+def summary(out: Path) -> dict[str, Any]:
+    """Make a dataset of all that was measured into `out`; what `measure_program` returns."""
+    measured = read_measured(out)
+    ran = [each.median_ms for each in measured.measurements if each.outcome == "ok"]
+    failed = Counter(each.reason for each in measured.measurements if each.outcome == "failed")
+    dataset = prepare(MeasuredPlans([glob.escape(str(out))]), out / "dataset")
+    return {
+        "program": measured.header["name"],
+        "key": measured.header["program"],
+        "devices": [device.name for device in measured.profiled.devices],
+        "plans": {"measured": len(measured.plans), "ran": len(ran), "failed": dict(failed.most_common())},
+        "fastest_ms": min(ran),
+        "slowest_ms": max(ran),
+        "profile_load": measured.header.get("profile_load"),
+        "quiet": sum(each.quiet for each in measured.measurements) / len(measured.measurements),
+        "dataset": str(dataset),
+        "machine": measured.header["machine"],
+    }
+
+
+def _write_as_they_come(jobs: Sequence[Job], program: Program, progress: Progress) -> None:
+    total, done = sum(len(few) for _, _, few in jobs), 0
+    by_future = {future: (log, few) for future, log, few in jobs}
+    progress("measuring", done, total)
+    for future in as_completed(by_future):
+        log, few = by_future[future]
+        _write(log, program.key, few, future.result())
+        done += len(few)
+        progress("measuring", done, total)

@@ -1,0 +1,113 @@
+"""Arrays of a placement problem, as compiled schedulers and bounds read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.simulation.simulator import neighbour_lists
+from gst.util.compiled import compiled
+
+
+class EdgeLists(NamedTuple):
+    """Edges from both of their ends, in compressed rows.
+
+    Args:
+        indptr, consumers, out_edges: who reads the value of each node, and the number of what moves there.
+        producer_indptr, producers, in_edges: whose values each node reads, likewise.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    out_edges: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    in_edges: Int64[np.ndarray, " edges"]
+
+
+def edge_lists(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, by_node: bool = False) -> EdgeLists:
+    """The lists of some edges.
+
+    Args:
+        edges: producer -> consumer.
+        by_node: whether what moves has the number of its producer, in place of that of its edge.
+
+    Examples:
+        >>> lists = edge_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
+        >>> lists.consumers.tolist(), lists.out_edges.tolist(), lists.in_edges.tolist()
+        ([1, 2, 2], [0, 1, 2], [0, 1, 2])
+    """
+    number = edges[0] if by_node else np.arange(edges.shape[1])
+    rows = []
+    for ends in (edges, edges[::-1]):
+        rows += [*neighbour_lists(ends, num_nodes), neighbour_lists(np.stack([ends[0], number]), num_nodes)[1]]
+    return EdgeLists(*rows)
+
+
+class Arrays(NamedTuple):
+    """Operations, devices and links of a program or of a published problem. Nodes are in topological order.
+
+    Args:
+        indptr, consumers, out_edges, producer_indptr, producers, in_edges: see `EdgeLists`; the numbers are positions
+            in `amounts`.
+        times: of each node on each device; infinite where it cannot run.
+        amounts: of what moves: one for each edge, or one for each node where all readers of a node read all of it.
+        fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
+        table: time of each amount between two kinds of devices, in place of those two; no entries where there is none.
+        kind: of each device.
+        groups: of each node; nodes of one are on one device.
+        member_indptr, members: nodes of each group.
+        sizes: bytes of each group.
+        memory: of each device.
+        limits: bytes of each memory.
+        file_rank: position of each node in the file.
+    """
+
+    indptr: Int64[np.ndarray, " nodes_plus_one"]
+    consumers: Int64[np.ndarray, " edges"]
+    out_edges: Int64[np.ndarray, " edges"]
+    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
+    producers: Int64[np.ndarray, " edges"]
+    in_edges: Int64[np.ndarray, " edges"]
+    times: Float64[np.ndarray, "devices nodes"]
+    amounts: Float64[np.ndarray, " amounts"]
+    fixed: Float64[np.ndarray, "devices devices"]
+    per_amount: Float64[np.ndarray, "devices devices"]
+    table: Float64[np.ndarray, "pairs kinds kinds"]
+    kind: Int64[np.ndarray, " devices"]
+    groups: Int64[np.ndarray, " nodes"]
+    member_indptr: Int64[np.ndarray, " groups_plus_one"]
+    members: Int64[np.ndarray, " nodes"]
+    sizes: Float64[np.ndarray, " groups"]
+    memory: Int64[np.ndarray, " devices"]
+    limits: Float64[np.ndarray, " memories"]
+    file_rank: Int64[np.ndarray, " nodes"]
+
+
+def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarray, " nodes"]:
+    """Time of each node, mean over the devices that can run it; 0 where none can.
+
+    Examples:
+        >>> mean_times(np.array([[1.0, np.inf], [3.0, 5.0]])).tolist()
+        [2.0, 5.0]
+    """
+    able = np.isfinite(times)
+    return np.where(able, times, 0.0).sum(0) / np.maximum(able.sum(0), 1)
+
+
+@compiled
+@no_type_check
+def moved(edge, here, there, arrays):
+    """Time that an amount takes from a device to another.
+
+    Args:
+        edge: its position in `amounts`.
+        arrays: `Arrays`.
+    """
+    if here == there:
+        return 0.0
+    if len(arrays.table):
+        return arrays.table[edge, arrays.kind[here], arrays.kind[there]]
+    return arrays.fixed[here, there] + arrays.amounts[edge] * arrays.per_amount[here, there]

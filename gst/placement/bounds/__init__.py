@@ -1,1 +1,0 @@
-"""Lower bounds of the makespan of any plan, for programs and published problems alike."""

@@ -1,0 +1,178 @@
+"""Worker processes that measure plans while this one goes on: one measurement at a time on each core and GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from gst.execution.isolated import IsolatedExecutor, measure_plans
+from gst.execution.measure import Measurement
+from gst.lowering.plan import Plan
+from gst.machine.load import LoadGate
+from gst.placement.objectives import Batches, as_completed_batches
+
+Worker = TypeVar("Worker")
+Answer = TypeVar("Answer")
+
+
+class WorkerLost(Exception):
+    """A worker failed, not what it was asked to do; the message says why."""
+
+
+class NoWorker(WorkerLost):
+    """Another worker cannot be had."""
+
+
+class Pool(Generic[Worker]):
+    """Threads that drive a worker each and take jobs from one queue. Use it as a context manager.
+
+    A worker that is lost is replaced. A thread that can have none ends and leaves its job to the others; when the last
+    one ends, all jobs that are left fail.
+
+    Args:
+        make: makes a worker, which a thread enters and keeps; raises `NoWorker` if there is none to be had.
+        count: of threads.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Worker]], count: int) -> None:
+        if count < 1:
+            raise ValueError(f"count is {count}; measuring needs at least one worker")
+        self._make = make
+        self._jobs: deque[tuple[Callable[[Worker], Any], Future[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._num_busy, self._num_threads, self._closed, self._reason = 0, count, False, ""
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for all jobs; after an error only for those that have begun, and the others are cancelled."""
+        with self._changed:
+            self._closed = True
+            dropped = [answer for _, answer in self._jobs] if kind is not None else []
+            if kind is not None:
+                self._jobs.clear()
+            self._changed.notify_all()
+        for answer in dropped:
+            answer.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def call(self, work: Callable[[Worker], Answer], first: bool = False) -> Future[Answer]:
+        """Do `work` as soon as a worker is free, before all other jobs if `first`.
+
+        The future raises what `work` raises, and ValueError if no worker can be had any more.
+        """
+        answer: Future[Answer] = Future()
+        with self._changed:
+            is_lost = self._num_threads == 0
+            if not is_lost:
+                (self._jobs.appendleft if first else self._jobs.append)((work, answer))
+                self._changed.notify()
+        if is_lost:
+            answer.set_exception(ValueError(self._reason))
+        return answer
+
+    def _take(self) -> tuple[Callable[[Worker], Any], Future[Any]] | None:
+        """The next job; None when there is none and no other can come, as jobs that are lost come back."""
+        with self._changed:
+            while not self._jobs:
+                if self._closed and not self._num_busy:
+                    return None
+                self._changed.wait()
+            self._num_busy += 1
+            return self._jobs.popleft()
+
+    def _done(self) -> None:
+        with self._changed:
+            self._num_busy -= 1
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        worker: Worker | None = None
+        with ExitStack() as stack:
+            while (job := self._take()) is not None:
+                work, answer = job
+                try:
+                    if worker is None:
+                        worker = stack.enter_context(self._make())
+                    if answer.set_running_or_notify_cancel():
+                        answer.set_result(work(worker))
+                except NoWorker as none:
+                    self._end_thread(str(none), job)
+                    return
+                except WorkerLost as lost:
+                    stack.close()
+                    answer.set_exception(lost)
+                    worker = self._another(stack)
+                except BaseException as error:
+                    answer.set_exception(error)
+                finally:
+                    self._done()
+
+    def _another(self, stack: ExitStack) -> Worker | None:
+        """A worker in place of one that was lost, made before the next job is taken: other threads have what was lost
+        first, in case the host is to blame. None if nothing is left to do, or it fails: the next job hears it."""
+        try:
+            return stack.enter_context(self._make()) if self._jobs else None
+        except Exception:
+            return None
+
+    def _end_thread(self, reason: str, job: tuple[Callable[[Worker], Any], Future[Any]]) -> None:
+        with self._changed:
+            self._num_threads -= 1
+            self._reason = reason
+            self._jobs.appendleft(job)
+            left = [] if self._num_threads else [answer for _, answer in self._jobs]
+            if left:
+                self._jobs.clear()
+        for answer in left:
+            answer.set_exception(ValueError(reason))
+
+
+class Workers:
+    """Child processes that run plans of one program, each driven by a thread. Use it as a context manager.
+
+    What one of them measures waits until the devices are free (`gst.machine.load`): plans on other GPUs are
+    measured at the same time, plans that use cores one after the other. A worker whose child dies goes on with another.
+
+    Args:
+        make: makes an executor, which a thread enters and keeps.
+        count: of processes.
+        repetitions, gate: of each measurement, see `gst.execution.measure.measure`.
+    """
+
+    def __init__(
+        self, make: Callable[[], IsolatedExecutor], count: int = 1, repetitions: int = 5, gate: LoadGate | None = None
+    ) -> None:
+        self._pool, self._repetitions, self._gate = Pool(make, count), repetitions, gate
+
+    def __enter__(self) -> Self:
+        self._pool.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.__exit__(kind, error, trace)
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        """See `gst.placement.objectives.Measurer`."""
+        return as_completed_batches(self.submit, batches)
+
+    def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
+        """Measure plans in turns, as soon as a worker is free; a plan that fails is an outcome.
+
+        The future raises ValueError if one of them is no plan for the program, or no child can be had.
+        """
+        return self._pool.call(lambda executor: measure_plans(executor, plans, self._repetitions, gate=self._gate))

@@ -1,1 +1,0 @@
-"""Job shop scheduling: problems and their reader, a learned constructive policy, tabu search, and lower bounds."""

@@ -1,1 +1,0 @@
-"""Searching among neighbours of plans, without learning: annealing, cross-entropy, evolution."""

@@ -1,0 +1,111 @@
+"""The constructive policy on a program's own task: its plan, and plans of weights fine-tuned on that task alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from gst.lowering.plan import Plan
+from gst.placement.baselines.computed import ComputedOperations
+from gst.placement.objectives import Budgeted
+from gst.placement.policies.constructive.evolution import Evolving, evolved
+from gst.placement.policies.constructive.network import Weights, load_weights
+from gst.placement.policies.constructive.rollout import roll_out, window_of
+from gst.placement.policies.constructive.tables import tables_of_arrays
+from gst.placement.task import Task
+from gst.util.progress import Progress, no_progress
+
+PAIRS = 8  # of opposite noises at a step
+MOST_STEPS = 50  # of fine-tuning, as GO's
+
+
+class TaskRollouts:
+    """Plans that the policy builds for a task, one for each vector of weights.
+
+    Operations that take time or read values are placed; inputs and constants go where the first that reads them is.
+    Links never queue and lanes of one accelerator do not slow each other down while a plan is built; whoever judges the
+    plan may know better.
+
+    Args:
+        task: what is placed where; devices may share cores.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._operations = ComputedOperations(task)
+        what = self._operations.what
+        self._arrays, self._window = what.arrays, window_of(len(what.use))
+        self._tables = tables_of_arrays(what.arrays, self._operations.transfers, what.use, is_view_free=True)
+
+    def __call__(self, weights: Weights) -> Plan | None:
+        """None if the memories do not hold what the weights build."""
+        count = len(self._operations.nodes)
+        home, order, state = np.empty(count, np.int64), np.empty(count, np.int64), np.ones(1, np.uint64)
+        span = roll_out(self._arrays, self._tables, weights, self._window, False, False, state, home, order)
+        return self._operations.plan(home, order) if np.isfinite(span) else None
+
+
+class FineTuning:
+    """Weights of the policy that follow one task: evolution strategies whose members are judged by an objective, as GO
+    is fine-tuned on a graph by policy gradient (Zhou et al., Transferable Graph Optimizers, 2020, section 4.3).
+
+        tuning = FineTuning(task, seed=0)
+        tuning.run(Budgeted(simulated, 500))      # and again, as the simulator is corrected by measurements
+
+    Args:
+        task: what is placed where.
+        seed: of the noise.
+        weights: to begin with; those that come with the package if None.
+    """
+
+    def __init__(self, task: Task, seed: int = 0, weights: Weights | None = None) -> None:
+        begin = load_weights() if weights is None else weights
+        nothing = np.zeros_like(begin)
+        self._rollouts = TaskRollouts(task)
+        self._state = Evolving(weights=begin, average=begin, first=nothing, second=nothing)
+        self._generator = np.random.default_rng([seed, 31])
+
+    def run(self, objective: Budgeted, progress: Progress = no_progress) -> None:
+        """Ask the objective about the plan of the weights, then about those of each step's members, until nothing is
+        left or `MOST_STEPS` steps are done; it remembers the best."""
+        self._ask(objective, self._state.average[None])
+        steps = min(MOST_STEPS, objective.left // (2 * PAIRS))
+        for step in range(steps):
+            progress("fine-tuning the policy", step, steps)
+            logs = partial(self._logs, objective)
+            self._state = evolved(self._state, logs, PAIRS, self._generator, step / steps)
+        if steps and objective.left > 0:
+            self._ask(objective, self._state.average[None])
+
+    def _logs(
+        self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
+    ) -> Float64[np.ndarray, "one members"]:
+        """Ranks alone count: a plan that fails comes after all others."""
+        took = self._ask(objective, weights)
+        return np.log(np.where(np.isfinite(took), took, 2 * np.nanmax(took, initial=1e-9)))[None]
+
+    def _ask(
+        self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
+    ) -> Float64[np.ndarray, " members"]:
+        """What the objective says of the plan of each row; NaN where there is none."""
+        plans = [self._rollouts(row) for row in weights]
+        took = np.full(len(plans), np.nan)
+        built = [number for number, plan in enumerate(plans) if plan is not None]
+        took[built] = objective([plan for plan in plans if plan is not None])
+        return took
+
+
+def fine_tune(task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress) -> None:
+    """The constructive policy, fine-tuned on a task within the objective's budget.
+
+    Examples:
+        >>> from gst.placement.objectives import SimulatedObjective
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> objective = Budgeted(SimulatedObjective(task), budget=100)
+        >>> fine_tune(task, objective)
+        >>> objective.num_asked
+        98
+    """
+    FineTuning(task, seed).run(objective, progress)

@@ -1,1 +1,0 @@
-"""Placement of problems that others published (`gst.data.public_graphs`): schedules, baselines, annealing, bounds."""

@@ -1,1 +1,0 @@
-"""What every scheduler reads and shares, for programs and published problems alike: arrays, ranks, list schedules."""

@@ -1,0 +1,306 @@
+"""Search for the fastest plan by real measurements: measure plans, fit a surrogate that corrects the simulator, propose
+plans by annealing and mutation, predict all of them, and measure the promising and the uncertain ones."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gst.cost.metrics import kendall_tau
+from gst.data.measured_plans import plans_graph
+from gst.execution.measure import Log, Measurement
+from gst.graphs.graph import Graph
+from gst.lowering.plan import Plan
+from gst.machine.devices import this_machine
+from gst.placement.objectives import Budgeted, Measurer, Objective
+from gst.placement.planning import InProgramOrder, Planned, restrict
+from gst.placement.policies.constructive.fine_tuning import FineTuning
+from gst.placement.search.annealing import anneal
+from gst.placement.search.population import crossover, mutate
+from gst.placement.search.surrogates import ScreenedObjective, Surrogate
+from gst.placement.task import Task, check_same
+from gst.util.progress import Progress, no_progress
+
+AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
+NUM_TOP = 5  # the fastest plans so far, from which others are made
+NUM_MUTATED = 256
+RAN = "ran"  # in a line of the log: the plan of the program that ran, where it is not the one that was proposed
+POLICY_COSTS = 8  # times what a step of annealing takes: to build a plan by the policy and to simulate it
+NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many is a lucky one
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A plan that was measured during the search.
+
+    Args:
+        origin: the baseline or method that proposed it, `mutation`, `uncertain`, or `again`.
+        round: 0 before anything was learned.
+        predicted_ms: what was expected before it was measured.
+    """
+
+    plan: Plan
+    origin: str
+    round: int
+    predicted_ms: float
+    measurement: Measurement
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a `Log`; NaN becomes None."""
+        return {
+            "origin": self.origin,
+            "round": self.round,
+            "predicted_ms": None if np.isnan(self.predicted_ms) else self.predicted_ms,
+            "measurement": self.measurement.to_dict(),
+            "plan": self.plan.to_dict(),
+        }
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Trial:
+        """What `to_dict` gave."""
+        predicted = record["predicted_ms"]
+        return Trial(
+            Plan.from_dict(record["plan"]),
+            record["origin"],
+            record["round"],
+            float("nan") if predicted is None else predicted,
+            Measurement.from_dict(record["measurement"]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A plan that might be measured, and who proposes it."""
+
+    plan: Plan
+    origin: str
+
+
+def as_is(plan: Plan) -> Plan:
+    """A plan that runs as it was proposed (`Search.as_run`)."""
+    return plan
+
+
+@dataclass(eq=False)
+class Search:
+    """A search for the fastest plan of a task. Every measurement is on disk before the next begins; a search that is
+    started again on the same log goes on with what is there.
+
+    Args:
+        task: what is placed where.
+        measurer: runs plans, in this process, in others, or on other hosts.
+        log: where trials are appended; trials of it are taken over.
+        starts: plans by name, baselines above all, the first that are measured.
+        budget: plans to measure, `starts` included.
+        evaluations: plans that annealing may ask the simulator about in each round, and as many the corrected one.
+        tasks: what is decided, see `gst.placement.planning.restrict`.
+        rounds: how often what was measured is learned from.
+        seed: of everything that is drawn.
+        progress: told what is going on.
+        as_run: a plan of the task as one that the measurer takes, where these differ.
+        surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
+        tuning: the policy, which proposes plans in each round too, fine-tuned on what is then predicted; none if None.
+        on_fleet: whether plans run on other hosts, whose kind of machine is checked elsewhere
+            (`gst.placement.fleet.cluster.kind_of_search`).
+    """
+
+    task: Task
+    measurer: Measurer
+    log: Log
+    starts: Mapping[str, Plan]
+    budget: int = 50
+    evaluations: int = 2_000
+    tasks: Sequence[str] = ("placement", "schedule")
+    rounds: int = 4
+    seed: int = 0
+    progress: Progress = no_progress
+    as_run: Callable[[Plan], Plan] = as_is
+    surrogate: Surrogate | None = None
+    tuning: FineTuning | None = None
+    on_fleet: bool = False
+    num_screened: int = 0
+    seconds: float = 0.0
+    trials: list[Trial] = field(init=False)
+
+    def __post_init__(self) -> None:
+        records = self.log.read()
+        self.trials = [Trial.from_dict(record) for record in records]
+        self._generator = np.random.default_rng([self.seed, len(self.trials)])
+        self.screen = ScreenedObjective(self.task, self.surrogate)
+        self._settings = {
+            "tasks": [name for name in self.tasks if name != "fusion"],
+            "memory_limits": self.task.memories,
+        }
+        for record, trial in zip(records, self.trials, strict=True):
+            self._check(record, trial)
+
+    def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
+        """Raises ValueError unless what was measured there and then says something of this search."""
+        then = {**record, "program": record.get("program"), "devices": list(trial.plan.devices)}
+        now = {"program": self.task.key, "devices": list(self.task.names), **self._settings}
+        check_same(self.log.path, then, now)
+        if not self.on_fleet:
+            check_same(self.log.path, trial.measurement.machine, this_machine())
+
+    def run(self) -> Plan:
+        """Spend the budget; returns the plan with the lowest median during the search.
+
+        Raises:
+            ValueError: no plan ran.
+        """
+        started = time.perf_counter()
+        self._measure(self._first(), 0)
+        reserve = NUM_AGAIN if self.budget > 3 * NUM_AGAIN else 0
+        for number in range(1, self.rounds + 1):
+            left = self.budget - reserve - len(self.trials)
+            if left <= 0 or len(self.task.devices) < 2:
+                break
+            self.progress("learning", number - 1, self.rounds)
+            self.screen.learn([t.plan for t in self._ran()], np.array([t.measurement.median_ms for t in self._ran()]))
+            self._measure(self._candidates(-(-left // (self.rounds + 1 - number)), number), number)
+        again = max(0, min(NUM_AGAIN, self.budget - len(self.trials)))
+        self._measure([Proposal(plan, "again") for plan in self._fastest(again)], self.rounds)
+        self.seconds += time.perf_counter() - started
+        return self.best()
+
+    def planned(self) -> Planned:
+        """Run the search; its best plan with the simulated runtime."""
+        plan = self.run()
+        return Planned(plan, float(self.screen.simulated([plan])[0]), self.seconds, len(self.trials))
+
+    def best(self) -> Plan:
+        """The plan with the lowest median of all its runs, among those measured again if any were.
+
+        Raises:
+            ValueError: no plan ran.
+        """
+        fastest = self._fastest()
+        if not fastest:
+            reasons = {trial.measurement.reason for trial in self.trials}
+            raise ValueError(
+                f"no plan ran on {', '.join(self.task.names)}: {'; '.join(sorted(reasons)) or 'none tried'}"
+            )
+        count = Counter(trial.plan.key for trial in self._ran())
+        return next((plan for plan in fastest if count[plan.key] > 1), fastest[0])
+
+    def _fastest(self, count: int | None = None) -> list[Plan]:
+        """Plans by the median of all their runs."""
+        runs: dict[str, list[float]] = {}
+        plans = {trial.plan.key: trial.plan for trial in self._ran()}
+        for trial in self._ran():
+            runs.setdefault(trial.plan.key, []).extend(trial.measurement.samples_ms)
+        in_order = sorted(runs, key=lambda key: float(np.median(runs[key])))
+        return [plans[key] for key in in_order[:count]]
+
+    def tau(self) -> float:
+        """Kendall's tau between predictions and the measurements made after them; NaN without two of them."""
+        ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms) and trial.origin != "again"]
+        pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in ran])
+        return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
+
+    def dataset(self) -> Graph | None:
+        """All plans that ran and their runtimes in ns; None if none did."""
+        good = self._ran()
+        runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
+        return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes) if good else None
+
+    def report_rows(self) -> list[dict[str, Any]]:
+        """The trials as the report draws them; one that is measured again has the origin that it had."""
+        first = {trial.plan.key: trial.origin for trial in reversed(self.trials)}
+        keys = ("median_ms", "low_ms", "high_ms", "outcome")
+        return [
+            {
+                "label": trial.plan.key[:8],
+                "origin": first[trial.plan.key],
+                "round": trial.round,
+                "predicted_ms": None if np.isnan(trial.predicted_ms) else trial.predicted_ms,
+                **{key: trial.measurement.to_dict()[key] for key in keys},
+            }
+            for trial in self.trials
+        ]
+
+    def _ran(self) -> list[Trial]:
+        """The trials whose plan ran to the end, in the order measured."""
+        return [trial for trial in self.trials if trial.measurement.outcome == "ok"]
+
+    def _first(self) -> list[Proposal]:
+        """`starts`, the fastest in simulation first, as far as half of the budget goes, the portfolio or not."""
+        measured_keys = {trial.plan.key for trial in self.trials}
+        plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
+        expected = dict(zip(plans, self.screen.simulated([each.plan for each in plans.values()]), strict=True))
+        in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
+        chosen = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in measured_keys]
+        return chosen[: max(0, self.budget - len(self.trials))]
+
+    def _candidates(self, count: int, number: int) -> list[Proposal]:
+        """Plans nobody measured: the best of what annealing finds and of mutations, one in six an uncertain one."""
+        measured_keys = {trial.plan.key for trial in self.trials}
+        pool = {each.plan.key: each for each in self._proposed(number) if each.plan.key not in measured_keys}
+        self.num_screened += len(pool)
+        keys = list(pool)
+        if not keys:
+            return []
+        predicted_ms, factor = self.screen.with_spread([pool[key].plan for key in keys])
+        order = np.argsort(np.where(np.isnan(predicted_ms), np.inf, predicted_ms), kind="stable").tolist()
+        num_uncertain = count // 6
+        chosen = order[: count - num_uncertain]
+        promising = order[count - num_uncertain : max(len(order) // 2, count)]
+        uncertain = sorted(promising, key=lambda i: -factor[i])[:num_uncertain]
+        return [pool[keys[i]] for i in chosen] + [Proposal(pool[keys[i]].plan, "uncertain") for i in uncertain]
+
+    def _proposed(self, number: int) -> list[Proposal]:
+        top = self._fastest(NUM_TOP)
+        proposed = self._annealed("the simulator", self.screen.simulated, self.seed + 2 * number, top[:1])
+        proposed += self._annealed("the cost model", self.screen, self.seed + 2 * number + 1, top)
+        sources = top + [each.plan for each in proposed[-NUM_TOP:]]
+        if self.tuning is not None:
+            tune = partial(self.tuning.run, progress=self.progress)
+            found = self._improved("policy", tune, self.screen, self.evaluations // POLICY_COSTS)
+            proposed += found
+            sources += [each.plan for each in found[-1:]]
+        mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
+        return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
+
+    def _annealed(self, by: str, runtime: Objective, seed: int, start: Sequence[Plan]) -> list[Proposal]:
+        def report(what: str, done: int, total: int) -> None:
+            self.progress(f"annealing by {by}", done, total)
+
+        def find(budgeted: Budgeted) -> None:
+            anneal(self.task, budgeted, seed, report, start)
+
+        return self._improved("annealing", find, runtime, self.evaluations)
+
+    def _improved(
+        self, origin: str, find: Callable[[Budgeted], None], runtime: Objective, evaluations: int
+    ) -> list[Proposal]:
+        """The latest plans, each better than all before it, that a method finds."""
+        budgeted = Budgeted(runtime if "schedule" in self.tasks else InProgramOrder(runtime), evaluations)
+        find(budgeted)
+        self.num_screened += budgeted.num_asked
+        return [Proposal(restrict(plan, self.tasks), origin) for plan in budgeted.improvements[-32:]]
+
+    def _neighbour(self, plans: Sequence[Plan]) -> Plan:
+        if self._generator.random() < 0.3:
+            return crossover(self.task, plans, self._generator)
+        return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
+
+    def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
+        """Measure a few plans at a time, in turns, and write down each as soon as it is there."""
+        several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
+        predicted = [self.screen([each.plan for each in few]) for few in several]
+        batches = [[self.as_run(each.plan) for each in few] for few in several]
+        for position, measurements in self.measurer.measure_batches(batches):
+            for each, ran, predicted_ms, measurement in zip(
+                several[position], batches[position], predicted[position], measurements, strict=True
+            ):
+                trial = Trial(each.plan, each.origin, number, float(predicted_ms), measurement)
+                as_run = {} if ran is each.plan else {RAN: ran.to_dict()}
+                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict(), **as_run})
+                self.trials.append(trial)
+            self.progress("measuring", len(self.trials), self.budget)

@@ -1,0 +1,165 @@
+"""Calibration of the simulator: contention between operations, fitted to timelines of plans that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import no_type_check
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from gst.execution.costs import Costs
+from gst.lowering.plan import Timeline
+from gst.simulation.simulator import UNCALIBRATED, Contention, Simulator
+from gst.util.compiled import compiled
+
+TRIMMED = 0.01  # share of the operations left out, those that fit least: interrupted by something else
+
+
+def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UNCALIBRATED) -> Contention:
+    """Fit the contention under which the simulator gives the operations of `runs` the durations they had.
+
+    Args:
+        costs: of the program, on the devices that ran it.
+        runs: of each plan, all in turns (`runs_in_turns`); a dozen plans that keep several devices busy will do.
+        start: what is not fitted, and what stands for times that no run shows.
+
+    An operation loses a share of its speed for as long as another runs beside it, so what its duration exceeds its time
+    alone by is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
+    least. Each operation counts in the run of its plan in which it was shortest: other processes interrupt some
+    operations of every run, but seldom the same one in all. Times from one operation to the next are medians over the
+    quickest run of each plan.
+    """
+    from scipy.optimize import nnls
+
+    simulator = Simulator(costs)
+    rows = np.concatenate([_shortest([_rows(simulator, run, start.helper_spin_us) for run in each]) for each in runs])
+    scale = np.maximum(np.abs(rows[:, :-1]).max(0), 1e-12)
+    terms, excess = rows[:, :-1] / scale, rows[:, -1]
+    weights, _ = nnls(terms, excess)
+    errors = excess - terms @ weights
+    usual_ones = np.abs(errors) <= np.quantile(np.abs(errors), 1 - TRIMMED)
+    weights, _ = nnls(terms[usual_ones], excess[usual_ones])
+    slowdown, memory_slowdown, remote, helper_us = weights / scale
+    quickest = [min(each, key=lambda run: run.makespan_us) for each in runs]
+    gaps = [_gaps(simulator, run, start.spin_us) for run in quickest]
+    medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
+    usual = (start.switch_us, start.hand_over_us, start.wake_us)
+    same, awake, asleep = (
+        float(np.median(seen)) if len(seen) else default for seen, default in zip(medians, usual, strict=True)
+    )
+    return start._replace(
+        slowdown=float(slowdown),
+        memory_slowdown=float(memory_slowdown),
+        remote_ns_per_byte=float(remote) * 1e3,
+        helper_us=float(helper_us),
+        switch_us=same,
+        hand_over_us=awake,
+        wake_us=asleep,
+    )
+
+
+def _shortest(rows: Sequence[Float64[np.ndarray, "operations 5"]]) -> Float64[np.ndarray, "operations 5"]:
+    """Of the rows of each operation, one for each run of a plan, those of the run in which it took least."""
+    of_runs = np.stack(rows)
+    return of_runs[of_runs[:, :, -1].argmin(0), np.arange(of_runs.shape[1])]
+
+
+def _rows(simulator: Simulator, run: Timeline, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:
+    """For each operation: microseconds beside others, the same times the traffic of both, bytes read from another
+    thread, whether its helpers slept, and by how much it took longer than alone."""
+    costs = simulator.costs
+    nodes = np.flatnonzero(costs.computed)
+    alone = costs.times_us[run.device[nodes], nodes]
+    intensity = np.zeros(costs.num_nodes)
+    intensity[nodes] = costs.traffic_bytes[nodes] / 1e4 / np.maximum(alone, 1e-3)
+    worker = simulator.worker[run.device]
+    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
+    crossing = worker[producers] != worker[consumers]
+    remote = np.bincount(
+        consumers[crossing], costs.output_bytes[producers[crossing]].astype(np.float64), costs.num_nodes
+    )
+    order = nodes[np.argsort(run.begin_us[nodes], kind="stable")]
+    beside, traffic = _overlaps(order, run.begin_us, run.end_us, intensity)
+    took = run.end_us[nodes] - run.begin_us[nodes]
+    asleep = _helpers_asleep(order, run, worker, simulator.threads[run.device] > 1, helper_spin_us)
+    return np.stack([beside[nodes], traffic[nodes], remote[nodes], asleep[nodes], took - alone], axis=1)
+
+
+def _helpers_asleep(
+    order: Int64[np.ndarray, " operations"],
+    run: Timeline,
+    worker: Int64[np.ndarray, " nodes"],
+    wide: Bool[np.ndarray, " nodes"],
+    helper_spin_us: float,
+) -> Float64[np.ndarray, " nodes"]:
+    """1 for each operation of several threads whose thread has run none for `helper_spin_us`."""
+    asleep = np.zeros(len(worker))
+    until: dict[int, float] = {}
+    for node in order[wide[order]].tolist():
+        asleep[node] = run.begin_us[node] - until.get(worker[node], -np.inf) > helper_spin_us
+        until[worker[node]] = run.end_us[node]
+    return asleep
+
+
+@compiled
+@no_type_check
+def _overlaps(order, begin, end, intensity):
+    """Time each node of `order` (by begin) ran beside others, and that time weighted by the intensities of both."""
+    beside, traffic = np.zeros(len(begin)), np.zeros(len(begin))
+    for position in range(len(order)):
+        node = order[position]
+        for later in range(position + 1, len(order)):
+            other = order[later]
+            if begin[other] >= end[node]:
+                break
+            shared = min(end[node], end[other]) - begin[other]
+            weight = intensity[node] * intensity[other]
+            beside[node] += shared
+            beside[other] += shared
+            traffic[node] += shared * weight
+            traffic[other] += shared * weight
+    return beside, traffic
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Microseconds from the event that allows an operation to start until it does, by who was waiting."""
+
+    same: np.ndarray
+    awake: np.ndarray
+    asleep: np.ndarray
+
+
+def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
+    """An operation may start when its inputs are there and its cores are free; whichever came last wakes its thread."""
+    costs = simulator.costs
+    worker, leader = simulator.worker[run.device], simulator.leader.tolist()
+    leading = [[core for core in mine if core in leader] for mine in simulator.cores]
+    latest = np.full(costs.num_nodes, -1)
+    latest_end = np.zeros(costs.num_nodes)
+    for producer, consumer in costs.edges[:, costs.computed[costs.edges[0]]].T.tolist():
+        if run.end_us[producer] > latest_end[consumer]:
+            latest[consumer], latest_end[consumer] = producer, run.end_us[producer]
+    gaps: tuple[list[float], list[float], list[float]] = ([], [], [])
+    last_on_core: dict[int, int] = {}
+    nodes = np.flatnonzero(costs.computed)
+    for node in nodes[np.argsort(run.begin_us[nodes], kind="stable")].tolist():
+        mine = leading[run.device[node]]
+        before = [last_on_core[core] for core in mine if core in last_on_core]
+        awaited = [*before, int(latest[node])] if latest[node] >= 0 else before
+        trigger = max(awaited, key=lambda n: run.end_us[n], default=-1)
+        own = last_on_core.get(leader[worker[node]], -1)
+        for core in mine:
+            last_on_core[core] = node
+        if trigger < 0:
+            continue
+        gap = run.begin_us[node] - run.end_us[trigger]
+        if worker[trigger] == worker[node]:
+            gaps[0].append(gap)
+        elif own >= 0 and worker[own] == worker[node] and run.end_us[trigger] - run.end_us[own] < spin_us:
+            gaps[1].append(gap)
+        else:
+            gaps[2].append(gap)
+    return _Gaps(*(np.array(each) for each in gaps))

@@ -1,0 +1,173 @@
+"""Memory of simulated runs: the most bytes that one run takes, and the stream program whose runs it is one of.
+
+A simulation decides in which order the operations of each device begin. Lowered in this order the plan is a stream
+program, and the simulated run is one of those that its events allow. So it takes at most the peak over all of them that
+`gst.lowering.race_check.check` proves, and just this peak where one device computes alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, no_type_check
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gst.execution.costs import Costs
+from gst.lowering.buffers import transient_bytes
+from gst.lowering.lower import lowered
+from gst.lowering.plan import Timeline
+from gst.lowering.stream_program import StreamProgram
+from gst.lowering.work import Work
+from gst.simulation.copies import copies_of
+from gst.util.compiled import compiled
+
+
+def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
+    """The stream program of a simulated run: each device takes its operations in the order in which they began. Inputs
+    lie wherever they are read; where a program is known, `gst.placement.streams.plan_streams` knows better.
+
+    Args:
+        costs: of what was simulated.
+        simulation: of a plan.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.lowering.race_check import check
+        >>> task = generated_task(0, num_nodes=30, num_devices=2)
+        >>> run = task.simulator.run(task.plan(np.arange(task.num_nodes) % 2))
+        >>> proven = check(costs_streams(task.costs, run)).peak_bytes
+        >>> all(peak <= proven[memory] for memory, peak in peak_bytes(task.costs, run).items())
+        True
+    """
+    memories = list(dict.fromkeys(device.memory for device in costs.devices))
+    computed = np.flatnonzero(costs.computed)
+    group = np.full(costs.num_nodes, -1)
+    group[computed] = np.arange(len(computed))
+    rank = np.empty(len(computed), np.int64)
+    rank[group[simulation.order[costs.computed[simulation.order]]]] = np.arange(len(computed))
+    results, nowhere = np.flatnonzero(costs.kept), np.full(costs.num_nodes, -1)
+    own = costs.own_bytes[simulation.device, np.arange(costs.num_nodes)]
+    transient = transient_bytes(costs.edges, group, results, costs.storages, own)
+    lane = simulation.device[computed]
+    work = Work(costs.edges, group, lane, rank, nowhere, results, costs.output_bytes, transient, costs.storages)
+    lane_memory = np.array([memories.index(device.memory) for device in costs.devices])
+    return lowered(work, memories, [device.name for device in costs.devices], lane_memory)
+
+
+class Holds(NamedTuple):
+    """Which values lie in memory that another node allocated, by increasing node.
+
+    Args:
+        node: whose value it is.
+        storage: in which it lies; -1 for that of an input.
+        parent: the hold of the value that it is a view of; -1 where its own node allocates, -2 for a view of an input.
+    """
+
+    node: np.ndarray
+    storage: np.ndarray
+    parent: np.ndarray
+
+
+_HOLDS: WeakKeyDictionary[Costs, Holds] = WeakKeyDictionary()
+
+
+def _holds(costs: Costs) -> Holds:
+    """Worked out once for each `costs`."""
+    if costs in _HOLDS:
+        return _HOLDS[costs]
+    holders: dict[int, list[int]] = {}
+    for storage, node in costs.storages.held.T.tolist():
+        holders.setdefault(node, []).append(storage)
+    in_input = np.array([node not in holders for node in range(costs.num_nodes)])
+    in_input &= ~costs.computed | (costs.output_bytes > 0)
+    reads: dict[int, list[int]] = {}
+    for producer, consumer in costs.edges[:, np.argsort(costs.edges[0], kind="stable")].T.tolist():
+        reads.setdefault(consumer, []).append(producer)
+    made_by = costs.storages.made_by.tolist()
+    number: dict[tuple[int, int], int] = {}
+    rows: list[tuple[int, int, int]] = []
+    for node in np.flatnonzero(costs.computed).tolist():
+        bases = [each for each in reads.get(node, ()) if in_input[each]]
+        if in_input[node] and bases:
+            base = bases[0]
+            number[-1, node] = len(rows)
+            rows.append((node, -1, number.get((-1, base), -2)))
+        for storage in holders.get(node, ()):
+            found = (number[storage, each] for each in reads.get(node, ()) if (storage, each) in number)
+            parent = -1 if made_by[storage] == node else next(found, -1)
+            number[storage, node] = len(rows)
+            rows.append((node, storage, parent))
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    _HOLDS[costs] = Holds(*map(np.ascontiguousarray, columns))
+    return _HOLDS[costs]
+
+
+def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
+    """The most bytes of intermediate values, outputs included, that each memory holds at any moment.
+
+    An operation takes its `own_bytes` while it runs, and at least what it makes, and leaves the storages it made. A
+    storage is freed when the last reader of the last value in it has ended. A value read in another memory is copied
+    there (`gst.simulation.copies.copies_of`): the value itself lies where it is until the copy has arrived, and
+    the copy from when it begins until the last reader there of it, or of a view of it that was made there, has ended.
+    """
+    begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
+    names = list(dict.fromkeys(each.memory for each in costs.devices))
+    place_of = np.array([names.index(each.memory) for each in costs.devices])
+    memory = place_of[device]
+    made_by, size = costs.storages.made_by, costs.storages.num_bytes
+    copies = copies_of(costs, simulation)
+    until = end.copy()
+    np.maximum.at(until, copies.node, copies.end_us)
+    freed, copy_freed = _last_uses(
+        costs.edges, costs.computed, costs.kept, end, until, memory, len(names), len(size), _holds(costs)
+    )
+    running = np.flatnonzero(costs.computed)
+    made_bytes = np.bincount(made_by, size, costs.num_nodes).astype(np.int64)
+    own = np.maximum(costs.own_bytes[device[running], running], made_bytes[running])
+    copied, place = costs.output_bytes[copies.node], place_of[copies.device]
+    when = np.concatenate(
+        [end[made_by], freed, begin[running], end[running], copies.begin_us, copy_freed[copies.node, place]]
+    )  # fmt: skip
+    change = np.concatenate([size, -size, own, -own, copied, -copied])
+    places = np.concatenate([memory[made_by], memory[made_by], memory[running], memory[running], place, place])
+    order = np.lexsort((change, when))  # what is freed at a moment is free for what begins then
+    peaks = {}
+    for number, name in enumerate(names):
+        mine = order[places[order] == number]
+        peaks[name] = int(np.cumsum(change[mine]).max(initial=0))
+    return peaks
+
+
+@compiled
+@no_type_check
+def _last_uses(edges, computed, kept, end, until, memory, memories, storages, holds):
+    """When each storage is freed, and each copy in each memory (0 where there is none).
+
+    Args:
+        until: when each value has been made and has arrived in all other memories; overwritten.
+    """
+    nodes = len(end)
+    hold_node, hold_storage, hold_parent = holds
+    copy_until = np.zeros((nodes, memories))
+    for edge in range(edges.shape[1]):
+        producer, consumer = edges[0, edge], edges[1, edge]
+        if not computed[producer]:
+            continue
+        if memory[producer] == memory[consumer]:
+            until[producer] = max(until[producer], end[consumer])
+        else:
+            copy_until[producer, memory[consumer]] = max(copy_until[producer, memory[consumer]], end[consumer])
+    for node in range(nodes):
+        if kept[node]:
+            until[node] = np.inf
+    freed = np.zeros(storages)
+    base = np.full(len(hold_node), -1)  # the node in whose copy a value lies, if it lies in one
+    for hold in range(len(hold_node)):
+        node, parent = hold_node[hold], hold_parent[hold]
+        if parent >= 0:
+            base[hold] = base[parent] if memory[hold_node[parent]] == memory[node] else hold_node[parent]
+        if base[hold] >= 0:
+            copy_until[base[hold], memory[node]] = max(copy_until[base[hold], memory[node]], until[node])
+        elif hold_storage[hold] >= 0:
+            freed[hold_storage[hold]] = max(freed[hold_storage[hold]], until[node])
+    return freed, copy_until

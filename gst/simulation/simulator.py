@@ -1,0 +1,214 @@
+"""Discrete-event simulator: how long a plan takes on measured costs, without running it.
+
+The rule is the interpreter's (`gst/execution/interpreter.cpp`): a core runs the ready operation of least rank
+among those that use it, and an operation on several cores starts when it is the choice of all of them. The order in
+which operations begin is that of a stream program (`gst.simulation.peaks.costs_streams`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt64
+
+from gst.execution.costs import Costs
+from gst.lowering.plan import Plan, Timeline, ranks
+from gst.machine.devices import MOST_CORES, Device, core_numbers
+from gst.simulation.event_kernel import Cores, Work, simulate
+from gst.simulation.shares import Factors, node_shares
+
+
+class Contention(NamedTuple):
+    """What operations cost each other, learned from runs by `gst.simulation.calibration`, and from pairs
+    of operations by `gst.simulation.share_fit`.
+
+    Args:
+        slowdown: share of its speed that an operation loses to each other one that runs.
+        memory_slowdown: further share, times the traffic of both in units of 10 GB/s.
+        remote_ns_per_byte: to read what another device's thread has written, from its caches.
+        helper_us: that an operation of several threads takes longer where its helpers have fallen asleep.
+        switch_us: from the end of an operation to the start of the next on the same thread.
+        hand_over_us: the same when another thread waits for it, awake.
+        wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
+        spin_us: how long threads look for work before they sleep.
+        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.util.tuning`.
+        threads_factor, memory_factor, arithmetic_factor: where several devices are lanes of an accelerator, an
+            operation takes a share of it: what it takes of the accelerator's threads, of its memory's rate and of its
+            rate of matrix products times these. The largest counts, and at most 1 (`gst.simulation.shares`).
+        least_share: share that every operation takes.
+    """
+
+    slowdown: float = 0.0
+    memory_slowdown: float = 0.0
+    remote_ns_per_byte: float = 0.0
+    helper_us: float = 0.0
+    switch_us: float = 0.3
+    hand_over_us: float = 1.0
+    wake_us: float = 30.0
+    spin_us: float = 500.0
+    helper_spin_us: float = 25.0
+    threads_factor: float = 0.0
+    memory_factor: float = 0.0
+    arithmetic_factor: float = 0.0
+    least_share: float = 0.0
+
+    @property
+    def factors(self) -> Factors:
+        """Of shares of accelerators."""
+        return Factors(*self[-len(SHARES) :])
+
+    def with_factors(self, factors: Factors) -> Contention:
+        """The same with other factors of shares.
+
+        Examples:
+            >>> Contention().with_factors(Factors(least=0.5)).least_share
+            0.5
+        """
+        return self._replace(**dict(zip(SHARES, factors, strict=True)))
+
+    def to_dict(self) -> dict[str, float]:
+        """For JSON; `Contention(**record)` reads it. Shares that are 0 are left out, for releases that know none.
+
+        Examples:
+            >>> "least_share" in Contention().to_dict(), Contention(least_share=0.5).to_dict()["least_share"]
+            (False, 0.5)
+        """
+        return {key: value for key, value in self._asdict().items() if value or key not in SHARES}
+
+
+SHARES = (
+    "threads_factor",
+    "memory_factor",
+    "arithmetic_factor",
+    "least_share",
+)  # fields that are 0 but on lanes of accelerators
+UNCALIBRATED = Contention()
+
+
+class Simulator:
+    """Simulates plans of one program. The same plan always takes the same time.
+
+    Args:
+        costs: of the program on the devices that plans name.
+        contention: what operations cost each other.
+
+    Attributes:
+        cores: numbers of the cores of each device, see `core_numbers`.
+        worker: number of the thread that runs each device.
+        leader: number of each thread's own core.
+        threads: of one operation on each device.
+    """
+
+    def __init__(self, costs: Costs, contention: Contention = UNCALIBRATED) -> None:
+        self.costs = costs
+        self.contention = Contention(*map(float, contention))  # the kernel is compiled for floats
+        self._positions = {device.name: position for position, device in enumerate(costs.devices)}
+        self._machine = _machine(costs)
+        self._work = _work(costs, contention.factors if self._machine.num_accelerators else None)
+        self.cores = core_numbers(costs.devices)
+        self.worker, self.leader, self.threads = self._machine.worker, self._machine.leader, self._machine.threads
+
+    def run(self, plan: Plan) -> Timeline:
+        """Simulate one plan.
+
+        Raises:
+            ValueError: the plan is for another number of nodes or names an unknown device.
+        """
+        home = self._home(plan)
+        begin, end = simulate(home, ranks(plan), self._work, self._machine, self.contention)
+        return Timeline(home, begin, end)
+
+    def makespans(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        """Microseconds that each plan takes."""
+        return np.array([self.run(plan).makespan_us for plan in plans])
+
+    def _home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
+        if len(plan.placement) != self.costs.num_nodes:
+            raise ValueError(f"the plan places {len(plan.placement)} nodes, the program has {self.costs.num_nodes}")
+        unknown = [name for name in plan.devices if name not in self._positions]
+        if unknown:
+            raise ValueError(f"the plan uses device {unknown[0]!r}; costs are known of {', '.join(self._positions)}")
+        return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
+
+
+def _work(costs: Costs, factors: Factors | None) -> Work:
+    """Operations of costs, with their shares if there are factors."""
+    edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
+    indptr, consumers = neighbour_lists(edges, costs.num_nodes)
+    producer_indptr, producers = neighbour_lists(edges[::-1], costs.num_nodes)
+    shares = np.zeros((0, 0)) if factors is None else node_shares(costs, factors)
+    return Work(
+        indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
+        costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64), shares,
+    )  # fmt: skip
+
+
+def _machine(costs: Costs) -> Cores:
+    numbers = core_numbers(costs.devices)
+    if (count := len({core for mine in numbers for core in mine})) > MOST_CORES:
+        raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
+    leaders = list(dict.fromkeys(mine[0] for mine in numbers))
+    thread_of = {leader: thread for thread, leader in enumerate(leaders)}
+    cores = core_words(numbers)
+    words = np.array([(min(mine) // 64, max(mine) // 64 + 1) for mine in numbers], np.int64).reshape(-1, 2)
+    worker = np.array([thread_of[mine[0]] for mine in numbers], np.int64)
+    pairs = [(device, core) for device, mine in enumerate(numbers) for core in mine[1:]]
+    covered = [(device, thread_of[core]) for device, core in pairs if core in thread_of]
+    covers = neighbour_lists(np.array(covered, np.int64).reshape(-1, 2).T, len(numbers))
+    threads = np.array([device.threads for device in costs.devices])
+    leader = np.array(leaders, np.int64)
+    memories = list(dict.fromkeys(device.memory for device in costs.devices))
+    memory, num_lanes = np.full(len(numbers), -1), 0
+    if costs.copies_queue and len(memories) > 1:
+        memory = np.array([memories.index(device.memory) for device in costs.devices])
+        num_lanes = len(memories)
+    return Cores(
+        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes,
+        *_shared_accelerators(costs.devices),
+    )  # fmt: skip
+
+
+def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, " devices"], int]:
+    """For each device the number of the accelerator that it shares with others, -1 for the rest; and how many such
+    accelerators there are."""
+    lanes = Counter(device.memory for device in devices if device.is_accelerator)
+    shared = [memory for memory, count in lanes.items() if count > 1]
+    of_device = [shared.index(each.memory) if each.is_accelerator and each.memory in shared else -1 for each in devices]
+    return np.array(of_device, np.int64), len(shared)
+
+
+def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
+    """The cores of each device as bits, 64 to a word, of as many words as the greatest number needs.
+
+    Examples:
+        >>> core_words([[0, 2], [65]]).tolist()
+        [[5, 0], [0, 2]]
+    """
+    words = np.zeros((len(numbers), max((core for mine in numbers for core in mine), default=0) // 64 + 1), np.uint64)
+    for device, mine in enumerate(numbers):
+        for core in mine:
+            words[device, core // 64] |= np.uint64(1) << np.uint64(core % 64)
+    return words
+
+
+def neighbour_lists(
+    edges: Int64[np.ndarray, "2 edges"], num_nodes: int
+) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " edges"]]:
+    """Where the list of each node begins and ends, and the heads of its edges one list after the other.
+
+    Args:
+        edges: from a node to one of its list; reversed (`edges[::-1]`) they give the lists of the heads.
+        num_nodes: of the graph; the first result has one number more.
+
+    Examples:
+        >>> indptr, heads = neighbour_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
+        >>> indptr.tolist(), heads.tolist()
+        ([0, 2, 3, 3], [1, 2, 2])
+    """
+    order = np.argsort(edges[0], kind="stable")
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    np.cumsum(np.bincount(edges[0], minlength=num_nodes), out=indptr[1:])
+    return indptr, np.ascontiguousarray(edges[1][order])

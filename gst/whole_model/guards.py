@@ -1,0 +1,181 @@
+"""What a placed model takes for granted: shapes, dtypes, devices, gradients, which inputs are expanded, autocast,
+training mode and, if they are constants, weights.
+
+Everything is compared before each call, in microseconds: what was found out once is kept as tuples, and the loops are
+those of C (`map`, `all`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gst.lowering.calls import is_expanded
+
+_training, _version = attrgetter("training"), attrgetter("_version")
+_requires_grad = attrgetter("requires_grad")
+_values: Callable[[Any], Iterable[Any]] = dict.values
+
+
+class Guard:
+    """Compares a call with what was placed.
+
+    Args:
+        model: a module, or None for a step, which has no state of its own.
+        inputs: what it was placed with.
+        weights: whether weights are constants, so that a new value of one is found too.
+        any_device: whether inputs may lie anywhere, as they are brought to where they are read.
+
+    Examples:
+        >>> model = nn.Linear(2, 2).eval()
+        >>> guard = Guard(model, (torch.ones(1, 2),), weights=True)
+        >>> guard.reason((torch.zeros(1, 2),)) is None
+        True
+        >>> guard.reason((torch.zeros(3, 2),))
+        'input 0 is torch.float32 (3, 2) on cpu, not torch.float32 (1, 2) on cpu'
+        >>> _ = model.train()
+        >>> guard.reason((torch.ones(1, 2),))
+        'a module changed between training and evaluation mode'
+    """
+
+    def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool, any_device: bool = False) -> None:
+        self._described = _form if any_device else _description
+        self._autocast = _autocast()
+        leaves, self._spec = pytree.tree_flatten(tuple(inputs))
+        self._is_flat = all(isinstance(each, Tensor) for each in inputs)
+        self._read = _reader(tuple(inputs)) or self._spec.flatten_up_to
+        self._wanted = tuple(map(self._described, leaves))
+        expanded = [number for number, each in enumerate(leaves) if isinstance(each, Tensor) and is_expanded(each)]
+        self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
+        self._modules = () if model is None else tuple(model.modules())
+        self._modes = tuple(map(_training, self._modules))
+        rooms = [room for each in self._modules for room in (each._modules, each._parameters, each._buffers) if room]
+        self._rooms, self._sizes = tuple(rooms), tuple(map(len, rooms))
+        self._held = tuple(chain.from_iterable(map(_values, rooms)))
+        self._parameters = () if model is None else tuple(model.parameters())
+        self._gradients = tuple(map(_requires_grad, self._parameters))
+        constants = [] if model is None or not weights else [*self._parameters, *model.buffers()]
+        self._constants = tuple(constants)
+        self._versions = tuple(map(_version, self._constants))
+        self._addresses = tuple(map(Tensor.data_ptr, self._constants))
+
+    def reason(self, inputs: tuple[Any, ...]) -> str | None:
+        """Why the call is another one than that which was placed; None if it is not."""
+        try:
+            leaves = self.leaves(inputs)
+        except ValueError as error:
+            return str(error)
+        for number, (value, wanted) in enumerate(zip(leaves, self._wanted, strict=True)):
+            got = self._described(value)
+            if got != wanted:
+                return f"input {number} is {_words(got)}, not {_words(wanted)}"
+        for number, stride in self._expanded:
+            if leaves[number].stride() != stride:
+                return f"input {number} has strides {leaves[number].stride()}, not those of an expanded one, {stride}"
+        if (autocast := _autocast()) != self._autocast:
+            return f"it is called {_autocast_words(autocast)}, and was placed {_autocast_words(self._autocast)}"
+        return self.change()
+
+    def change(self) -> str | None:
+        """How the model differs from what it was, apart from values of weights that are no constants; None if it does
+        not."""
+        if tuple(map(_training, self._modules)) != self._modes:
+            return "a module changed between training and evaluation mode"
+        held = chain.from_iterable(map(_values, self._rooms))
+        if tuple(map(len, self._rooms)) != self._sizes or not all(map(is_, held, self._held)):
+            return "a module, a parameter or a buffer was replaced"
+        if torch.is_grad_enabled() and tuple(map(_requires_grad, self._parameters)) != self._gradients:
+            return "parameters require other gradients"
+        if self._constants and (
+            tuple(map(_version, self._constants)) != self._versions
+            or tuple(map(Tensor.data_ptr, self._constants)) != self._addresses
+        ):
+            return "weights changed, which are constants of the compiled code"
+        return None
+
+    def leaves(self, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        """What the inputs hold, in the order of those that were placed.
+
+        Raises:
+            ValueError: they have another structure.
+        """
+        if self._is_flat:
+            if len(inputs) != len(self._wanted):
+                raise ValueError(f"{len(inputs)} inputs, not {len(self._wanted)}")
+            return inputs
+        try:
+            return self._read(inputs)
+        except (LookupError, TypeError, ValueError):
+            try:
+                return self._spec.flatten_up_to(inputs)
+            except ValueError as error:
+                raise ValueError(f"inputs have another structure: {error}") from error
+
+
+def _reader(example: Any) -> Callable[[Any], Sequence[Any]] | None:
+    """What reads the leaves of values that are made of lists, tuples and dictionaries as an example is, or raises a
+    LookupError; None of an example that is made of something else."""
+    kind = type(example)
+    if kind not in (tuple, list, dict):
+        return (lambda value: (value,)) if pytree.tree_is_leaf(example) else None
+    keys = list(example) if kind is dict else list(range(len(example)))
+    parts = [_reader(example[key]) for key in keys]
+    if any(part is None for part in parts):
+        return None
+    pick = itemgetter(*keys) if len(keys) > 1 else lambda value: tuple(value[key] for key in keys)
+    is_deep = any(not pytree.tree_is_leaf(example[key]) for key in keys)
+
+    def read(value: Any) -> Sequence[Any]:
+        if type(value) is not kind or len(value) != len(keys):
+            raise LookupError
+        picked: Sequence[Any] = pick(value)
+        if not is_deep:
+            return picked
+        return [leaf for part, each in zip(parts, picked, strict=True) if part is not None for leaf in part(each)]
+
+    return read
+
+
+def _description(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, value.requires_grad
+    return type(value), value
+
+
+def _form(value: Any) -> Any:
+    """Its description without the device."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, None, value.requires_grad
+    return type(value), value
+
+
+def _words(description: Any) -> str:
+    if len(description) == 2:
+        return repr(description[1])[:80]
+    shape, dtype, device, gradient = description
+    place = "" if device is None else f" on {device}"
+    return f"{dtype} {tuple(shape)}{place}" + " with a gradient" * gradient
+
+
+def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
+    """Kinds of devices for which autocast is on, and its dtype there: recorded and captured casts stay as they are."""
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _kinds() if torch.is_autocast_enabled(kind))
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> tuple[str, ...]:
+    """Of devices that this build of PyTorch computes on."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _autocast_words(autocast: Sequence[tuple[str, torch.dtype]]) -> str:
+    kinds = ", ".join(f"{kind} to {dtype}" for kind, dtype in autocast)
+    return f"under autocast of {kinds}" if kinds else "without autocast"

@@ -1,0 +1,317 @@
+"""Whatever the plan, outputs are those of the program; a failure is reported and the executor survives it."""
+
+import copy
+import dataclasses
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench.hostile import hostile_run
+from gst.execution.executor import Executor
+from gst.execution.lanes import LaneExecutor
+from gst.execution.reference import exact_convolutions
+from gst.lowering.calls import eager, pytorch
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import ExecutionError, Plan
+from gst.machine.devices import Device, discover
+from gst.programs import (
+    WORKLOADS,
+    Program,
+    Reference,
+    Step,
+    TrainingStep,
+    capture,
+    capture_module,
+    differ_beyond_rounding,
+    outputs_differ,
+)
+from tests.execution.conftest import STRUCTURES, pair
+from tests.programs.small import SMALL, small_program
+
+NAMES = ("cpu:0", "cpu:1")
+
+
+def random_plan(program: Program, rng: np.random.Generator, names: Sequence[str] = NAMES) -> Plan:
+    """Nodes anywhere, even a view far from its base, in any priority."""
+    placement = rng.integers(0, len(names), program.num_nodes)
+    return Plan(tuple(names), placement, rng.integers(-5, 5, program.num_nodes))
+
+
+def alone(program: Program, name: str = "cpu:0", priority: np.ndarray | None = None) -> Plan:
+    return Plan((name,), np.zeros(program.num_nodes, np.int64), priority)
+
+
+@pytest.mark.parametrize("separate_memory", [False, True])
+def test_ten_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
+    computes(program, separate_memory, 10)
+
+
+def test_an_expanded_value_is_copied_with_its_strides() -> None:
+    """As the heads of grouped-query attention are; written out, the product could not be viewed."""
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        repeated = x.transpose(1, 2)[:, :, None].expand(2, 1, 2, 8, 8)
+        return (repeated.view(2, 2, 8, 8) * 2.0).view(4, 8, 8)
+
+    program = capture(Step("heads", heads, (torch.randn(2, 8, 1, 8),)))
+    expanded = next(n for n, each in enumerate(program.operations) if str(each.target) == "aten.expand.default")
+    plan = Plan(NAMES, (np.arange(program.num_nodes) <= expanded).astype(np.int64))
+    devices = pair(separate_memory=True)
+    with Executor(program, devices) as executor:
+        assert outputs_differ(executor.run(plan), eager(program)) is None
+    streams = stream_program(program, plan, devices)
+    assert outputs_differ(LaneExecutor(program, streams, devices).run(), eager(program)) is None
+    assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
+
+
+@pytest.mark.parametrize("separate_memory", [False, True])
+def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Program, separate_memory: bool) -> None:
+    computes(bundled_program, separate_memory, 2)
+
+
+def computes(program: Program, separate_memory: bool, num_plans: int) -> None:
+    """Random plans give the outputs of the program run in order."""
+    want, rng = eager(program), np.random.default_rng(0)
+    with Executor(program, pair(separate_memory)) as executor:
+        for _ in range(num_plans):
+            assert outputs_differ(executor.run(random_plan(program, rng)), want) is None
+
+
+def test_a_plan_that_fuses_is_refused_where_operations_run_one_by_one() -> None:
+    layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+    program = capture_module(layers, (torch.ones(8),))
+    plan = dataclasses.replace(alone(program), fusion=np.array([-1, -1, 0, 0]))
+    no_groups = dataclasses.replace(plan, fusion=np.array([-1, -1, 0, -1]))
+    with Executor(program, pair(separate_memory=False)) as executor:
+        with pytest.raises(ExecutionError, match=r"^the plan fuses operations, .*; leave it out with --tasks"):
+            executor.run(plan)
+        assert outputs_differ(executor.run(no_groups), eager(program)) is None
+
+
+def test_three_devices_in_two_memories(program: Program) -> None:
+    """A value that crosses is copied once for its new memory; parameters that are only read lie there already."""
+    memories = ("a", "b", "b")
+    devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
+    want, rng = eager(program), np.random.default_rng(1)
+    computed = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
+    with Executor(program, devices) as executor:
+        for _ in range(4):
+            plan = random_plan(program, rng, ("cpu:0", "cpu:1", "cpu:2"))
+            assert outputs_differ(executor.run(plan), want) is None
+            memory = [memories[place] for place in plan.placement]
+            read = {(producer, memory[node]) for producer, node in program.graph.edges.T.tolist()}
+            there = {(node, memory[node]) for node in computed}
+            there |= {(node, "ab"[place]) for node, place in executor.compile(plan).streams.residents.T.tolist()}
+            assert executor.last_transfers.copies == len(read - there) > 0
+            assert executor.last_transfers.bytes == sum(program.output_bytes[node] for node, _ in read - there)
+
+
+def test_one_memory_copies_nothing(program: Program) -> None:
+    with Executor(program, pair(separate_memory=False)) as executor:
+        executor.run(random_plan(program, np.random.default_rng(0)))
+        assert executor.last_transfers.copies == executor.last_transfers.bytes == 0
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> None:
+    program, step = small_program(name), WORKLOADS[name](**SMALL[name])
+    plan = random_plan(program, np.random.default_rng(0))
+    parameters, data = (
+        list(program.inputs[: len(step.inputs[0])]),
+        list(program.inputs[len(step.inputs[0]) :]),
+    )
+    losses = []
+    with Executor(program, pair(separate_memory=True)) as executor:
+        for _ in range(20):
+            loss, *parameters = executor.run(plan, [*parameters, *data])
+            losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    assert losses[0] == pytest.approx(pytorch(step)[0].item(), rel=1e-4)
+
+
+def test_every_operation_runs_once_on_its_device(program: Program) -> None:
+    plan = random_plan(program, np.random.default_rng(3))
+    with Executor(program, pair(separate_memory=False)) as executor:
+        executor.run(plan)
+        for index, name in enumerate(NAMES):
+            nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation"]
+            assert sorted(executor.last_order[name]) == [node for node in nodes if plan.placement[node] == index]
+
+
+def test_priority_orders_what_is_ready() -> None:
+    step = TrainingStep("many", lambda p: (p["w"].sum(), {k: p["w"] * k for k in range(1, 9)}), ({"w": torch.ones(2)},))
+    program = capture(step)
+    priority = np.random.default_rng(0).permutation(program.num_nodes)
+    want = tuple(sorted(range(1, program.num_nodes), key=lambda node: -priority[node]))
+    split = Plan(NAMES, np.array([0] + [1] * (program.num_nodes - 1)), priority)
+    with Executor(program, pair(separate_memory=True)) as executor:
+        executor.run(alone(program, priority=priority))
+        assert executor.last_order == {"cpu:0": want}
+        executor.run(split)
+        assert executor.last_order == {"cpu:1": want}
+        executor.run(alone(program))
+        assert executor.last_order == {"cpu:0": tuple(range(1, program.num_nodes))}
+
+
+def broken(program: Program, node: int, error: BaseException) -> Program:
+    """The program with a node that raises when `flag` is set."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    operations = list(program.operations)
+    operations[node] = dataclasses.replace(operations[node], target=fail)
+    return dataclasses.replace(program, operations=tuple(operations))
+
+
+@pytest.mark.parametrize("separate_memory", [False, True])
+def test_a_failing_operation_is_reported_and_the_executor_survives(program: Program, separate_memory: bool) -> None:
+    node = max(n for n, each in enumerate(program.operations) if each.kind == "operation" and not each.is_view) // 2
+    while program.operations[node].kind != "operation":
+        node += 1
+    bad = broken(program, node, RuntimeError("out of luck"))
+    plan = random_plan(program, np.random.default_rng(0))
+    with Executor(bad, pair(separate_memory)) as executor:
+        for attempt in (plan, alone(bad), plan):
+            with pytest.raises(ExecutionError, match=f"node {node} failed on cpu:.*out of luck") as caught:
+                executor.run(attempt)
+            assert caught.value.node == node and caught.value.device == attempt.devices[attempt.placement[node]]
+        assert executor.submit("cpu:1", lambda: "alive") == "alive"
+
+
+def test_the_executor_runs_again_after_wrong_values() -> None:
+    """An operation that fails for some inputs only: the next run, with good inputs, is right."""
+    step = TrainingStep(
+        "pick", lambda p, i: (p["w"][i].sum(), {"w": p["w"] * 2}), ({"w": torch.ones(3)}, torch.tensor([1]))
+    )
+    program = capture(step)
+    plan = Plan(NAMES, np.arange(program.num_nodes) % 2)
+    with Executor(program, pair(separate_memory=True)) as executor:
+        with pytest.raises(ExecutionError, match="out of"):
+            executor.run(plan, [torch.ones(3), torch.tensor([7])])
+        assert outputs_differ(executor.run(plan), eager(program)) is None
+
+
+def test_a_plan_that_does_not_fit_is_refused(program: Program) -> None:
+    with Executor(program, pair(separate_memory=False)) as executor:
+        with pytest.raises(ValueError, match=r"device 'cuda:7'; the executor has cpu:0, cpu:1"):
+            executor.run(alone(program, "cuda:7"))
+        with pytest.raises(ValueError, match="the plan places 3 nodes"):
+            executor.run(Plan(("cpu:0",), np.zeros(3, np.int64)))
+    with pytest.raises(ValueError, match="closed"):
+        executor.run(alone(program))
+
+
+def test_threads_of_workers_are_their_own(program: Program) -> None:
+    before, alive = torch.get_num_threads(), set(threading.enumerate())
+    with Executor(program, pair(separate_memory=False)) as executor:
+        executor.run(random_plan(program, np.random.default_rng(0)))
+        assert torch.get_num_threads() == before
+        assert [executor.submit(name, torch.get_num_threads) for name in NAMES] == [1, 1]
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [before]
+    assert set(threading.enumerate()) <= alive
+
+
+def test_workers_keep_to_their_cores(program: Program) -> None:
+    devices = [device for device in discover() if device.kind == "cpu"]
+    with Executor(program, devices) as executor:
+        for device in devices:
+            assert executor.submit(device.name, lambda: tuple(sorted(os.sched_getaffinity(0)))) == device.cores
+
+
+@pytest.mark.parametrize("separate_memory", [False, True])
+def test_values_are_freed_at_their_last_use(separate_memory: bool) -> None:
+    """A chain of ten: at the end no more than the last two values may be alive, on either side."""
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def watched(value: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        result = value + 1
+        alive.append(weakref.ref(result))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return result
+
+    def chain(parameters: dict) -> tuple:
+        x = parameters["w"]
+        for _ in range(10):
+            x = x + 1
+        return x.sum(), {}
+
+    program = capture(TrainingStep("chain", chain, ({"w": torch.ones(4)},)))
+    operations = tuple(
+        dataclasses.replace(each, target=lambda value, _: watched(value)) if "add" in str(each.target) else each
+        for each in program.operations
+    )
+    program = dataclasses.replace(program, operations=operations)
+    gc.collect()
+    with Executor(program, pair(separate_memory)) as executor:
+        for plan in (alone(program), Plan(NAMES, np.arange(program.num_nodes) % 2)):
+            executor.compile(plan)
+            alive.clear()
+            most = 0
+            assert executor.run(plan)[0].item() == 44
+            assert most <= 4, f"{most} values alive at once"
+        assert sum(ref() is not None for ref in alive) == 0
+
+
+def test_inputs_and_outputs_are_not_shared_between_runs(program: Program) -> None:
+    before = [value.clone() for value in program.inputs]
+    plan = random_plan(program, np.random.default_rng(0))
+    with Executor(program, pair(separate_memory=False)) as executor:
+        first = executor.run(plan)
+        kept = [value.clone() for value in first if isinstance(value, torch.Tensor)]
+        executor.run(plan, [value * 0 if value.is_floating_point() else value for value in program.inputs])
+    assert outputs_differ(first, kept) is None
+    assert all(torch.equal(a, b) for a, b in zip(before, program.inputs, strict=True))
+
+
+def test_constants_inputs_and_plain_values_may_be_outputs() -> None:
+    mask = torch.tensor([1.0, 0.0])
+    step = TrainingStep(
+        "same", lambda p: ((p["w"] * mask).sum(), {"w": p["w"], "m": mask, "n": 3}), ({"w": torch.ones(2)},)
+    )
+    program = capture(step)
+    assert isinstance(program.outputs[1], Reference)
+    with Executor(program, pair(separate_memory=True)) as executor:
+        outputs = executor.run(Plan(NAMES, np.arange(program.num_nodes) % 2))
+    assert outputs_differ(outputs, eager(program)) is None and outputs[-1] == 3
+
+
+def test_lowered_plans_are_remembered_by_key(program: Program) -> None:
+    with Executor(program, pair(separate_memory=False)) as executor:
+        plan = random_plan(program, np.random.default_rng(0))
+        assert executor.compile(plan) is executor.compile(Plan.from_dict(plan.to_dict()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(bundled_program: Program) -> None:
+    rng, names, inputs = np.random.default_rng(0), ("cpu:0", "cuda:0"), bundled_program.inputs
+    there = partial(eager, bundled_program, device=torch.device("cuda:0"))
+    with Executor(bundled_program, discover()) as executor, exact_convolutions():  # as those of the CPU
+        want = there(inputs)
+        for _ in range(10):
+            got = executor.run(random_plan(bundled_program, rng, names))
+            assert differ_beyond_rounding(got, want, there, inputs) is None
+        assert executor.last_transfers.copies > 0
+        got = executor.run(alone(bundled_program, "cuda:0"))
+        assert differ_beyond_rounding(got, want, there, inputs) is None
+
+
+def test_an_error_of_a_run_is_the_same_in_another_process() -> None:
+    for error in (ExecutionError("out of luck", "cpu:1", 7), ExecutionError("timed out after 3 s")):
+        again = copy.copy(error)  # made as `pickle` makes it
+        assert (again.reason, again.device, again.node) == (error.reason, error.device, error.node)
+        assert str(again) == str(error)

@@ -1,0 +1,138 @@
+"""Measurements take turns, survive a failing callable, and say how sure they are."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gst.execution.costs import profile
+from gst.execution.executor import Executor
+from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
+from gst.machine.load import LoadGate
+from gst.programs import Program
+from tests.execution.conftest import pair
+
+
+def test_callables_take_turns_after_their_warm_up() -> None:
+    calls: list[str] = []
+    rounds: list[tuple[int, int]] = []
+    found = measure(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
+        repetitions=3,
+        warmup=2,
+        progress=lambda done, total: rounds.append((done, total)),
+        plan_keys={"b": "key"},
+    )
+    assert [sorted(calls[each : each + 2]) for each in range(0, 10, 2)] == [["a", "b"]] * 5
+    assert rounds == [(number, 5) for number in range(1, 6)]
+    assert found["a"].repetitions == len(found["a"].samples_ms) == 3
+    assert found["a"].plan_key is None and found["b"].plan_key == "key"
+
+
+def test_each_follows_every_other_about_as_often() -> None:
+    calls: list[str] = []
+    run: dict[str, Callable[[], None]] = {label: partial(calls.append, label) for label in "abc"}
+    measure(run, repetitions=300, warmup=0)
+    counts = Counter(pairwise(calls))
+    assert all(60 < counts[one, other] < 260 for one, other in permutations("abc", 2)), counts
+
+
+def test_no_round_begins_after_the_seconds_once_the_least_are_timed() -> None:
+    now = 0.0
+
+    def quarter() -> float:
+        nonlocal now
+        now += 0.25
+        return 250.0
+
+    measured = partial(measure, repetitions=100, warmup=1, time_of=lambda run: run(), clock=lambda: now)
+    assert measured({"quarter": quarter}, seconds=3.0)["quarter"].repetitions == 12
+    assert measured({"quarter": quarter}, seconds=0.0)["quarter"].repetitions == LEAST_ROUNDS
+
+
+def test_times_are_milliseconds_and_the_interval_holds_the_median() -> None:
+    found = measure({"sleep": lambda: time.sleep(0.01)}, repetitions=9, warmup=0)["sleep"]
+    assert 10 <= found.median_ms < 200
+    assert found.low_ms <= found.median_ms == np.median(found.samples_ms) <= found.high_ms
+
+
+def test_interval_of_a_known_sample() -> None:
+    samples = np.random.default_rng(0).normal(100, 10, 400).tolist()
+    median, low, high = median_interval(samples, np.random.default_rng(1))
+    assert low < median < high
+    assert high - low == pytest.approx(2 * 1.96 * 1.2533 * 10 / 20, rel=0.35)  # standard error of a median
+    assert median_interval([5.0], np.random.default_rng(0)) == (5.0, 5.0, 5.0)
+
+
+def test_a_failing_callable_is_an_outcome() -> None:
+    tries: list[int] = []
+
+    def fail() -> None:
+        tries.append(1)
+        raise RuntimeError("no memory")
+
+    found = measure({"bad": fail, "good": lambda: None}, repetitions=3, warmup=1)
+    assert found["bad"].outcome == "failed" and found["bad"].reason == "RuntimeError: no memory"
+    assert np.isnan(found["bad"].median_ms) and len(tries) == 1
+    assert found["good"].outcome == "ok" and found["good"].repetitions == 3
+
+
+def test_a_measurement_survives_the_log(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    found = measure({"bad": fail, "good": lambda: None}, repetitions=3)
+    log = Log(tmp_path / "log.jsonl")
+    for each in found.values():
+        log.append(each.to_dict())
+    bad, good = (Measurement.from_dict(record) for record in log.read())
+    assert good == found["good"] and np.isnan(bad.median_ms) and bad.reason == found["bad"].reason
+
+
+def test_the_record_of_the_machine_names_nobody() -> None:
+    found = measure({"a": lambda: None}, repetitions=1)["a"]
+    assert set(found.machine) <= {"cpu", "cores", "torch", "threads", "accelerators"} and found.machine["cores"] >= 1
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_no_repetitions_are_refused() -> None:
+    with pytest.raises(ValueError, match="repetitions >= 1"):
+        measure({}, repetitions=0)
+
+
+def test_the_gate_is_asked_before_every_round_and_its_patience_is_for_all() -> None:
+    class Busy:
+        """Other processes take all cores, always."""
+
+        def __init__(self) -> None:
+            self.now = 0.0
+
+        def clock(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+        def read(self) -> tuple[float, float]:
+            return 100 * self.now, 0.0
+
+    busy = Busy()
+    gate = LoadGate(patience_s=1.0, read=busy.read, sleep=busy.sleep, clock=busy.clock)
+    found = measure({"a": lambda: None}, repetitions=10, gate=gate)["a"]
+    assert not found.quiet and found.repetitions == 10
+    assert 1.0 <= busy.now < 1.3
+
+
+def test_profile_times_operations_and_only_those(program: Program) -> None:
+    with Executor(program, pair(separate_memory=False)) as executor:
+        one = profile(program, executor, "cpu:1", repetitions=3)
+    for times in (one, profile(program, repetitions=2)):
+        is_operation = np.array([each.kind == "operation" for each in program.operations])
+        assert times.shape == (program.num_nodes,) and times.dtype == np.float64
+        assert (times[is_operation] > 0).all() and (times[~is_operation] == 0).all()

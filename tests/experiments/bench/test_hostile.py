@@ -1,0 +1,136 @@
+"""Stream programs under bad luck: outputs are those of the program, and mistakes are not overlooked."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench.hostile import Memory, hostile_run, verify
+from experiments.bench.stream_programs import ROOT, hostile_plans
+from gst.lowering.calls import eager
+from gst.lowering.lower import stream_program
+from gst.lowering.plan import ExecutionError
+from gst.lowering.race_check import RaceError, check
+from gst.lowering.stream_program import COPY, WAIT, StreamProgram
+from gst.programs import WORKLOADS, Program, outputs_differ
+from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
+from tests.programs.small import SMALL, small_program
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer_xl", "wavenet"])
+def test_outputs_are_those_of_the_program_whatever_the_luck(name: str) -> None:
+    program = small_program(name)
+    streams = random_streams(program, np.random.default_rng(0), 2, 2)
+    assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
+
+
+def test_structures_on_up_to_eight_memories(program: Program) -> None:
+    rng = np.random.default_rng(1)
+    for memories, lanes in ((1, 4), (8, 1), (3, 3)):
+        verify(program, random_streams(program, rng, memories, lanes), runs=1)
+
+
+def test_on_one_lane_the_peak_is_what_a_run_takes(program: Program) -> None:
+    """Buffers as fake tensors tell are those that a run allocates, byte for byte."""
+    devices = lanes_of(1, 1)
+    plan = replace(random_plan(program, devices, np.random.default_rng(7)), fusion=None)
+    streams = stream_program(program, plan, devices, allocated(program))
+    assert hostile_run(program, streams, 0).most_bytes == check(streams).peak_bytes
+
+
+def test_what_was_written_as_json_runs(program: Program) -> None:
+    streams = random_streams(program, np.random.default_rng(2))
+    verify(program, StreamProgram.from_dict(json.loads(json.dumps(streams.to_dict()))), runs=1)
+
+
+def test_a_step_can_be_iterated_from_where_its_parameters_are() -> None:
+    """New parameters are made where the next step reads them, and inputs of a caller are not changed."""
+    program, step = small_program("rnnlm"), WORKLOADS["rnnlm"](**SMALL["rnnlm"])
+    streams = random_streams(program, np.random.default_rng(3))
+    count = len(step.inputs[0])
+    assert set(map(tuple, streams.residents.T.tolist())) >= {
+        (int(program.parameter_home[node]), memory)
+        for node, memory in streams.results.T.tolist()
+        if program.parameter_home[node] in streams.residents[0]
+    }
+    before = [value.clone() for value in program.inputs]
+    inputs, want = list(program.inputs), list(program.inputs)
+    for _ in range(3):
+        got, expected = hostile_run(program, streams, 1, inputs).outputs, eager(program, want)
+        assert outputs_differ(got, expected) is None
+        inputs[:count], want[:count] = got[1 : count + 1], expected[1 : count + 1]
+    assert all(torch.equal(a, b) for a, b in zip(before, program.inputs, strict=True))
+
+
+def test_a_race_is_an_error_or_nan_sooner_or_later(program: Program) -> None:
+    """Without any waits at all some run touches what is not there."""
+    streams = random_streams(program, np.random.default_rng(4), 2, 1)
+    keep = np.flatnonzero(streams.kind != WAIT)
+    bounds = np.searchsorted(keep, streams.bounds)
+    careless = replace(
+        streams, bounds=bounds, kind=streams.kind[keep], argument=streams.argument[keep], target=streams.target[keep]
+    )
+    with pytest.raises(RaceError):
+        verify(program, careless)
+    with pytest.raises(ExecutionError, match="is not in gpu"):
+        for seed in range(20):
+            hostile_run(program, careless, seed)
+
+
+def test_a_lane_that_waits_for_ever_is_given_up() -> None:
+    program = small_program("inception")
+    streams = random_streams(program, np.random.default_rng(5), 2, 1)
+    argument = streams.argument.copy()
+    waits = np.flatnonzero(streams.kind == WAIT)
+    argument[waits[0]] = streams.argument[streams.bounds[1] - 1]  # an event of its own future, or none
+    argument[waits] = streams.argument[waits[-1]]
+    stuck = replace(streams, argument=argument)
+    with pytest.raises(RaceError, match="waits for ever"):
+        check(stuck)
+    with pytest.raises(ExecutionError, match="nobody recorded event"):
+        hostile_run(program, stuck, 0, patience_s=0.2)
+
+
+def test_a_buffer_is_overwritten_when_its_last_value_is_freed() -> None:
+    memory, base = Memory("gpu"), torch.ones(4)
+    memory.write(0, base)
+    memory.write(1, base[:2])
+    memory.free(0)
+    assert base.tolist() == [1, 1, 1, 1]
+    with pytest.raises(LookupError, match="value 0 is not in gpu"):
+        memory.read(0)
+    memory.free(1)
+    assert base.isnan().all()
+    numbers = torch.arange(3)
+    memory.write(2, [numbers])
+    memory.free(2)
+    assert (numbers == torch.iinfo(torch.int64).max).all()
+
+
+def test_another_memory_is_out_of_reach(program: Program) -> None:
+    streams = random_streams(program, np.random.default_rng(6), 2, 1)
+    keep = np.flatnonzero(streams.kind != COPY)
+    bounds = np.searchsorted(keep, streams.bounds)
+    without = replace(
+        streams, bounds=bounds, kind=streams.kind[keep], argument=streams.argument[keep], target=streams.target[keep]
+    )
+    with pytest.raises(RaceError, match="no step writes it"):
+        check(without)
+    with pytest.raises(ExecutionError, match="is not in gpu"):
+        hostile_run(program, without, 0)
+
+
+@pytest.mark.e2e
+def test_many_random_plans_of_every_workload() -> None:
+    assert hostile_plans(100)["equal"] == 100
+
+
+@pytest.mark.e2e
+def test_a_thousand_random_plans_of_every_workload_were_equal() -> None:
+    """The recorded run of `python -m experiments.bench stream_programs`."""
+    record = json.loads((ROOT / "experiments" / "results" / "stream_program.json").read_text())
+    assert record["plans"]["equal"] == record["plans"]["of"] >= 1_000
+    assert record["mutants"]["caught"] == record["mutants"]["wrong"] > 1_000
+    assert record["mutants"]["refused_in_vain"] == 0

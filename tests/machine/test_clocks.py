@@ -1,0 +1,177 @@
+"""Clocks of accelerators from NVML: by recorded text of nvidia-smi, by a program of that name on the PATH, and by a
+made-up package. Without both there are none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gst.execution.measure import measure
+from gst.machine import nvml as module
+from gst.machine.clocks import Clocks, slowed_by
+from gst.machine.devices import Device
+from gst.machine.load import accelerators_of
+from gst.machine.nvml import FIELDS, REASON_FIELDS, Source, parsed, read_clocks
+
+ONE, TWO = "GPU-0d7a3c7e-6f1f-5f0a-9c38-1b2c3d4e5f60", "GPU-8d3c1a52-0001-0002-0003-4b5c6d7e8f90"
+# A data-centre card at its power limit; one that idles; a card of a laptop, and one split by MIG, which report little.
+STATES = f"""\
+{ONE}, 1410, 1980, 61, 0x0000000000000004
+{TWO}, 345, 1980, 34, 0x0000000000000001
+GPU-laptop, 300, [N/A], 45, [N/A]
+GPU-split, 1095, 1980, 39, 0x0000000000000000
+GPU-lost, [Unknown Error], [Unknown Error], [GPU requires reset], [Unknown Error]
+"""
+
+
+def test_what_nvidia_smi_prints_is_read_and_what_it_does_not_report_is_none() -> None:
+    assert parsed(STATES) == {
+        ONE: Clocks(1410.0, 1980.0, 61.0, ("power limit",)),
+        TWO: Clocks(345.0, 1980.0, 34.0, ()),
+        "GPU-laptop": Clocks(300.0, None, 45.0, ()),
+        "GPU-split": Clocks(1095.0, 1980.0, 39.0, ()),
+        "GPU-lost": Clocks(None, None, None, ()),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
+     "uuid, 1, 2, 3, 0x0\n", f"{ONE}, 1, 2\n", "\x1b[31m, , ,\x00\n"],
+)  # fmt: skip
+def test_lines_of_another_form_give_no_clocks(text: str) -> None:
+    assert parsed(text) == {}
+
+
+def test_reasons_are_said_in_words() -> None:
+    assert slowed_by(0x68) == ("hardware slowdown", "heat", "heat, by hardware")
+    assert slowed_by(0x1 | 0x2 | 0x10) == (), "it idles, or its clocks were set"
+
+
+def nvidia_smi(folder: Path, script: str) -> Path:
+    """A program of this name; the file whose lines are its calls."""
+    path, calls = folder / "nvidia-smi", folder / "calls"
+    tell = f"open({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\n{tell}\n{script}")
+    path.chmod(0o755)
+    return calls
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the PATH, on a machine without the package."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
+    return tmp_path
+
+
+ANSWERS = f"""
+query, flag, uuids, form = sys.argv[1:]
+assert flag == "-i" and form == "--format=csv,noheader,nounits", (flag, form)
+assert query.startswith("--query-gpu={",".join(FIELDS)},"), query
+if not query.endswith(",NAME.active"):
+    sys.exit("Field is not a valid field to query.")
+lines = {STATES!r}.splitlines(keepends=True)
+sys.stdout.writelines(line for line in lines if line.split(",")[0] in uuids.split(","))
+"""
+
+
+@pytest.mark.parametrize("name", ["clocks_event_reasons", "clocks_throttle_reasons"])
+def test_the_program_is_asked_by_the_names_of_new_and_old_drivers(folder: Path, name: str) -> None:
+    calls, source = nvidia_smi(folder, ANSWERS.replace("NAME", name)), Source()
+    for _ in range(2):
+        assert source.clocks([ONE, "GPU-none"]) == {ONE: parsed(STATES)[ONE]}
+    asked = REASON_FIELDS.index(f"{name}.active") + 1
+    assert len(calls.read_text().splitlines()) == asked + 1, "the name that it knows is asked by at once"
+
+
+def test_without_package_and_program_there_are_no_clocks_and_a_failure_is_not_met_again(folder: Path) -> None:
+    assert Source().clocks([ONE]) == {} == read_clocks(["cuda:0"])
+    calls, source = nvidia_smi(folder, "sys.exit('no driver')"), Source()
+    for _ in range(3):
+        assert source.clocks([ONE]) == {}
+    assert len(calls.read_text().splitlines()) == len(REASON_FIELDS)
+
+
+def test_a_program_that_hangs_is_left_and_not_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.5)
+    calls, source = nvidia_smi(folder, "time.sleep(60)"), Source()
+    monkeypatch.setattr("subprocess.Popen.wait", lambda *_: pytest.fail("it may be stuck in a driver"))
+    began = time.perf_counter()
+    for _ in range(3):
+        assert source.clocks([ONE]) == {}
+    assert time.perf_counter() - began < 5 and calls.read_text().count("\n") <= 1
+    monkeypatch.undo()
+    assert source.stuck is not None and source.stuck.wait(10) < 0
+
+
+class Package(SimpleNamespace):
+    """As much of `pynvml` as is used; the temperature fails."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    def nvmlInit(self) -> None:
+        pass
+
+    nvmlShutdown = nvmlInit
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != ONE:
+            raise LookupError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, handle: str, clock: int) -> int:
+        return 1410
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, clock: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        raise RuntimeError("Not Supported")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x24
+
+
+def test_the_package_is_asked_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(folder, "raise AssertionError")
+    monkeypatch.setitem(sys.modules, "pynvml", Package())
+    assert Source().clocks([ONE, TWO]) == {ONE: Clocks(1410.0, 1980.0, None, ("power limit", "heat"))}
+
+
+def test_accelerators_are_found_by_their_uuid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(folder, ANSWERS.replace("NAME", "clocks_event_reasons"))
+    monkeypatch.setattr(module, "_uuid", {"cuda:0": TWO, "cuda:1": ONE, "xpu:0": ""}.get)
+    clocks = read_clocks(["cuda:1", "xpu:0"], Source())
+    assert clocks == {"cuda:1": Clocks(1410.0, 1980.0, 61.0, ("power limit",))}
+
+
+LANES = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "test") for lane in range(2)]
+CORE = Device("cpu:0", "cpu", (0,), 1, "host", "test")
+
+
+def test_a_measurement_has_the_clocks_right_after_its_last_run() -> None:
+    events: list[str] = []
+
+    def read(names: Sequence[str]) -> dict[str, Clocks]:
+        events.append("clocks of " + ", ".join(names))
+        return {"xpu:0": Clocks(1000.0, 2000.0, 52.0, ("heat",))}
+
+    run = {"a": lambda: events.append("run")}
+    measurement = measure(run, 2, 1, accelerators=accelerators_of([CORE, *LANES]), clocks=read)["a"]
+    assert events == ["run"] * 3 + ["clocks of xpu:0"]
+    assert measurement.clocks == {
+        "xpu:0": {"sm_mhz": 1000.0, "most_sm_mhz": 2000.0, "celsius": 52.0, "slowed_by": ["heat"]}
+    }
+    assert type(measurement).from_dict(measurement.to_dict()) == measurement
+
+
+def test_without_accelerators_nothing_is_read_and_no_clocks_are_written() -> None:
+    measurement = measure({"a": lambda: None}, 2, accelerators=accelerators_of([CORE]), clocks=pytest.fail)["a"]
+    assert "clocks" not in measurement.to_dict()
+    assert type(measurement).from_dict(measurement.to_dict()) == measurement

@@ -1,0 +1,326 @@
+"""Call graphs of binaries: one worked out by hand, real ones against pyelftools and capstone, and damaged ones."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import capstone
+import numpy as np
+import pytest
+from elf_twin import slow_call_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.reproductions.elf import (
+    NODE_FEATURES,
+    Binary,
+    CallGraph,
+    arm64,
+    call_graph,
+    node_features,
+    open_binary,
+)
+from experiments.reproductions.elf.binary import Section
+from experiments.reproductions.elf.calls import call_depth, language
+from experiments.reproductions.elf.functions import function_bounds
+from experiments.reproductions.elf.instructions import BRANCH, CALL, INDIRECT_CALL, JUMP, KINDS, PADDING, RETURN
+from tests.conftest import FIXTURES
+
+ELF = FIXTURES / "elf"
+LIBRARIES = [ELF / "calls_x86_64.so", ELF / "calls_aarch64.so"]
+LEAF, MIDDLE, SHARED, TOP, TAIL, RECURSE, THROUGH, LOOP, OUTSIDE = range(9)
+EDGES = [
+    (MIDDLE, LEAF), (SHARED, MIDDLE), (TOP, MIDDLE), (TOP, SHARED), (TOP, OUTSIDE), (TAIL, MIDDLE), (RECURSE, RECURSE),
+]  # fmt: skip
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the twin reads x86-64 only")
+
+
+def pairs(graph: CallGraph) -> list[tuple[int, int]]:
+    return [(int(caller), int(callee)) for caller, callee in graph.edges.T]
+
+
+def kinds_by_start(graph: CallGraph) -> dict[int, Counter[str]]:
+    rows = zip(graph.bounds[:, 0].tolist(), graph.instructions.tolist(), strict=True)
+    return {start: Counter(dict(zip(KINDS, row, strict=True))) for start, row in rows}
+
+
+def built(tmp_path: Path, *flags: str, language: str = "c", text: str | None = None) -> Path:
+    source, library = tmp_path / f"source.{language}", tmp_path / "built.so"
+    source.write_text((ELF / "calls.c").read_text() if text is None else text)
+    command = ["gcc", "-fPIC", "-shared", "-o", str(library), *flags, str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+# A graph worked out by hand -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=["x86-64", "aarch64"])
+def test_the_calls_of_a_small_stripped_library(library: Path) -> None:
+    graph = call_graph(open_binary(library))
+    assert len(graph.bounds) == 8 and graph.imports == ("outside",) and graph.num_nodes == 9
+    assert pairs(graph) == EDGES and graph.unresolved == 0
+    sites = [
+        (MIDDLE, CALL, 2), (SHARED, CALL, 1), (TOP, CALL, 3), (TAIL, CALL, 0), (TAIL, JUMP, 1), (THROUGH, CALL, 0),
+        (THROUGH, INDIRECT_CALL, 1), (TAIL, RETURN, 0), (LEAF, RETURN, 1),
+    ]  # fmt: skip
+    assert all(graph.instructions[function, kind] == count for function, kind, count in sites)
+
+
+def test_sizes_and_kinds_of_instructions_as_objdump_shows_them() -> None:
+    graph = call_graph(open_binary(LIBRARIES[0]))
+    assert (graph.bounds[:, 1] - graph.bounds[:, 0]).tolist() == [4, 24, 9, 38, 4, 46, 19, 31]
+    kinds = lambda function: {k: n for k, n in zip(KINDS, graph.instructions[function].tolist(), strict=True) if n}  # noqa: E731
+    assert kinds(LEAF) == {"address": 1, "return": 1}
+    assert kinds(MIDDLE) == {"move": 2, "address": 1, "arithmetic": 1, "stack": 4, "call": 2, "return": 1}
+    assert kinds(TAIL) == {"arithmetic": 1, "jump": 1}
+    assert kinds(LOOP) == {"address": 1, "arithmetic": 5, "branch": 2, "move": 3, "return": 2}
+
+
+@needs_gcc
+@on_x86
+@pytest.mark.parametrize("flags", [["-s"], ["-g"], ["-fno-plt"], ["-Wl,-z,now"], ["-fcf-protection=full"]], ids=str)
+def test_whatever_way_it_is_linked(tmp_path: Path, flags: list[str]) -> None:
+    library = built(tmp_path, "-O1", "-foptimize-sibling-calls", "-fno-inline", "-nostdlib", *flags)
+    graph = call_graph(open_binary(library))
+    assert pairs(graph) == EDGES and graph.imports == ("outside",)
+
+
+@needs_gcc
+@on_x86
+@pytest.mark.parametrize("visibility", ["default", "hidden"])
+def test_a_function_chosen_by_the_loader_stands_for_its_choice(tmp_path: Path, visibility: str) -> None:
+    text = """
+    static int one(void) { return 1; }
+    static void *choice(void) { return one; }
+    __attribute__((ifunc("choice"))) int chosen(void);
+    int user(void) { return 1 + chosen(); }
+    """
+    graph = call_graph(open_binary(built(tmp_path, "-O1", "-nostdlib", f"-fvisibility={visibility}", text=text)))
+    choice, user = 1, 2
+    assert len(graph.bounds) == 3 and pairs(graph) == [(user, choice)] and graph.unresolved == 0
+
+
+def test_depth_of_calls_by_hand() -> None:
+    chains = [0, 1, 2, 3, 2, 0, 0, 0]  # recurse calls itself, which is no chain; outside is no function of this library
+    assert call_depth(call_graph(open_binary(LIBRARIES[0]))) == pytest.approx(np.log1p(np.mean(chains)))
+
+
+# Real binaries against the slow twin ------------------------------------------------------------------
+
+
+@on_x86
+@pytest.mark.parametrize("pattern", ["random/_pcg64*.so", "random/_common*.so", "linalg/_umath_linalg*.so"])
+def test_a_real_library_equals_its_slow_twin(pattern: str) -> None:
+    path = next(Path(np.__file__).parent.glob(pattern))
+    graph, slow = call_graph(open_binary(path)), slow_call_graph(path)
+    assert dict(graph.bounds.tolist()) == slow.bounds
+    names = [*graph.bounds[:, 0].tolist(), *graph.imports]
+    assert {(names[caller], names[callee]) for caller, callee in pairs(graph)} == slow.edges
+    assert kinds_by_start(graph) == slow.kinds
+
+
+@needs_gcc
+@on_x86
+def test_vector_code_equals_its_slow_twin(tmp_path: Path) -> None:
+    text = """
+    double dot(const double *a, const float *b, int n) {
+        double s = 0;
+        for (int i = 0; i < n; i++) s += a[i] * b[i];
+        return s;
+    }
+    long bits(unsigned long x) { return __builtin_popcountl(x) + __builtin_ctzl(x) + (x << 7 | x >> 57); }
+    short narrow(short *p) { *p = 0x1234; return (short)(*p * 0x4321 + 7); }
+    long wide(void) { return 0x123456789abcdefL; }
+    int choose(int x) {
+        switch (x) {
+            case 1: return 7; case 2: return dot(0, 0, x); case 3: return bits(x); case 4: return 5;
+            case 5: return narrow((short *)(long)x); default: return wide();
+        }
+    }
+    """
+    for flags in (["-O3", "-mavx512f", "-mavx512bw", "-mbmi2"], ["-O3", "-mfma4", "-mxop"], ["-O0"], ["-Os", "-mavx2"]):
+        path = built(tmp_path, "-ffast-math", *flags, text=text)
+        graph, slow = call_graph(open_binary(path)), slow_call_graph(path)
+        assert dict(graph.bounds.tolist()) == slow.bounds
+        assert kinds_by_start(graph) == slow.kinds, flags
+
+
+def test_branches_of_aarch64_equal_those_of_capstone() -> None:
+    generator = np.random.default_rng(0)
+    groups = np.array([0x14000000, 0x94000000, 0x54000000, 0x34000000, 0xB5000000, 0x36000000, 0xB7000000], np.uint32)
+    words = np.repeat(groups, 500) | generator.integers(1 << 24, size=3500, dtype=np.uint32) & 0x00FFFFEF
+    code = np.concatenate([words.view(np.uint8), np.zeros(PADDING, np.uint8)])
+    starts = np.arange(0, 4 * len(words), 4)
+    counts, branches = arm64.sweep(code, starts, starts + 4)
+    machine = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
+    slow = [(name, int(text.split("#")[-1], 16)) for _, _, name, text in machine.disasm_lite(words.tobytes(), 0)]
+    away = [(number, target) for number, (_, target) in enumerate(slow) if target != 4 * number]
+    assert [(number, target % 2**64) for number, target in branches[:2].T.tolist()] == away
+    kinds = [{"bl": CALL, "b": JUMP}.get(name, BRANCH) for name, _ in slow]
+    assert counts.argmax(1).tolist() == kinds and counts.sum() == len(words)
+
+
+# Bounds of functions, written byte by byte --------------------------------------------------------------
+
+
+def made(*sections: tuple[str, int, bytes, bool], machine: str = "x86-64") -> Binary:
+    """A binary of (name, address, content, executable)."""
+    offset, found = 0, []
+    for name, address, content, executable in sections:
+        found.append(Section(name, address, offset, len(content), True, executable))
+        offset += len(content)
+    data = np.frombuffer(b"".join(content for _, _, content, _ in sections), np.uint8)
+    return Binary(Path("made"), data, machine, tuple(found))
+
+
+def frames(encoding: int, entries: list[bytes]) -> bytes:
+    common = struct.pack("<IB3sBBBBB", 0, 1, b"zR\0", 1, 0x78, 16, 1, encoding)
+    table = struct.pack("<I", len(common)) + common
+    for entry in entries:
+        table += struct.pack("<II", 4 + len(entry), len(table) + 4) + entry
+    return table + bytes(4)
+
+
+CODE = (".text", 0x1000, b"\x90" * 64, True)
+
+
+def test_call_frames_with_addresses_relative_and_absolute() -> None:
+    absolute = frames(0x00, [struct.pack("<qq", 0x1000, 16), struct.pack("<qq", 0x1020, 8)])
+    assert function_bounds(made(CODE, (".eh_frame", 0x2000, absolute, False))).tolist() == [[4096, 4112], [4128, 4136]]
+    first = 0x2000 + 4 + 13 + 8  # where the first address stands
+    relative = frames(0x1B, [struct.pack("<ii", 0x1000 - first, 16), struct.pack("<ii", 0x1020 - first - 16, 8)])
+    assert function_bounds(made(CODE, (".eh_frame", 0x2000, relative, False))).tolist() == [[4096, 4112], [4128, 4136]]
+
+
+def test_bounds_neither_overlap_nor_leave_their_section() -> None:
+    entries = [(0x1000, 1 << 40), (0x1010, 8), (0x1010, 99), (0x1030, 999), (0x9000, 8), (0x1018, 0)]
+    table = frames(0x00, [struct.pack("<qq", *entry) for entry in entries])
+    bounds = function_bounds(made(CODE, (".eh_frame", 0x2000, table, False)))
+    assert bounds.tolist() == [[0x1000, 0x1010], [0x1010, 0x1018], [0x1030, 0x1040]]
+
+
+@pytest.mark.parametrize("name", [".gopclntab", ".data.rel.ro"])
+@pytest.mark.parametrize("text", [0x1000, 0], ids=["text start in the header", "text start of the section"])
+def test_functions_of_a_go_program(name: str, text: int) -> None:
+    header = bytes.fromhex("f1ffffff00000108") + struct.pack("<8Q", 2, 1, text, 0, 0, 0, 0, 72)
+    table = header + struct.pack("<5I", 0, 0, 24, 0, 40)
+    padded = bytes(8 if name == ".data.rel.ro" else 0) + table + bytes(16)
+    binary = made(CODE, (name, 0x2000, padded, False), (".go.buildinfo", 0x3000, b"\xff Go", False))
+    assert function_bounds(binary).tolist() == [[0x1000, 0x1018], [0x1018, 0x1028]]
+    assert language(binary) == "Go"
+
+
+# What a node knows ------------------------------------------------------------------------------------
+
+
+def test_features_of_nodes() -> None:
+    graph = call_graph(open_binary(LIBRARIES[0]))
+    features = node_features(graph)
+    assert features.shape == (9, len(NODE_FEATURES)) and features.dtype == np.float32
+    column = {name: features[:, i] for i, name in enumerate(NODE_FEATURES)}
+    assert np.expm1(column["log_callers"]).round().tolist() == [1, 3, 1, 0, 0, 1, 0, 0, 1]
+    assert np.expm1(column["log_callees"]).round().tolist() == [0, 1, 1, 3, 1, 1, 0, 0, 0]
+    assert np.expm1(column["log_degree"]).round().tolist() == [1, 4, 2, 3, 1, 0, 0, 0, 1]
+    assert np.expm1(column["log_bytes"][TOP]).round() == 38 and column["share_of_call"][TOP] == np.float32(3 / 15)
+    assert column["imported"].tolist() == [0] * 8 + [1]
+    shares = features[:, [name.startswith("share_of_") for name in NODE_FEATURES]]
+    np.testing.assert_allclose(shares.sum(1), [1] * 8 + [0], rtol=1e-6)
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2)))))
+def test_depth_equals_the_longest_chain_of_circles(drawn: tuple[int, list[tuple[int, int]]]) -> None:
+    nodes, edges = drawn
+    reach = np.eye(nodes, dtype=bool)
+    for _ in range(nodes):
+        for caller, callee in edges:
+            reach[caller] |= reach[callee]
+
+    def chain(node: int) -> int:
+        circle = [other for other in range(nodes) if reach[node, other] and reach[other, node]]
+        below = {callee for caller, callee in edges if caller in circle and callee not in circle}
+        return max((1 + chain(callee) for callee in below), default=0)
+
+    ends = np.unique(np.array(edges, np.int64).reshape(-1, 2), axis=0).T
+    graph = CallGraph(np.zeros((nodes, 2), np.int64), np.zeros((nodes, len(KINDS)), np.int64), (), ends, 0)
+    assert call_depth(graph) == pytest.approx(np.log1p(np.mean([chain(node) for node in range(nodes)])))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_language_by_what_the_compiler_left(tmp_path: Path) -> None:
+    assert language(open_binary(built(tmp_path, text="int x(void) { return 1; }"))) == "C"
+    assert language(open_binary(built(tmp_path, language="cpp", text="namespace a { int x() { return 1; } }"))) == "C++"
+    rust = made(CODE, (".comment", 0, b"GCC: 12\0rustc version 1.86.0\0", False))
+    assert language(rust) == "Rust"
+
+
+# Damage -----------------------------------------------------------------------------------------------
+
+
+def read_or_refuse(path: Path) -> None:
+    try:
+        graph = call_graph(open_binary(path))
+    except ValueError as error:
+        assert str(error)
+        return
+    assert graph.num_nodes and (graph.bounds[:, 0] < graph.bounds[:, 1]).all()
+    assert graph.edges.size == 0 or (graph.edges.min() >= 0 and graph.edges.max() < graph.num_nodes)
+    assert (graph.instructions.sum(1) <= graph.bounds[:, 1] - graph.bounds[:, 0]).all()
+    assert np.isfinite(node_features(graph)).all()
+    language(open_binary(path))
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=["x86-64", "aarch64"])
+def test_a_file_cut_off_anywhere_is_read_or_refused(tmp_path: Path, library: Path) -> None:
+    whole = library.read_bytes()
+    for length in range(0, len(whole), 37):
+        (tmp_path / "short").write_bytes(whole[:length])
+        read_or_refuse(tmp_path / "short")
+
+
+BYTES = st.one_of(st.sampled_from([0, 0xFF, 0x7F, 0x80]), st.integers(0, 255))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(LIBRARIES), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 8), BYTES), max_size=12))
+def test_a_damaged_file_is_read_or_refused(library: Path, damage: list[tuple[int, int, int]]) -> None:
+    data = bytearray(library.read_bytes())
+    headers = struct.unpack_from("<Q", data, 0x28)[0]  # half of the blows fall on the section headers
+    for at, length, value in damage:
+        at = at % len(data) if at % 2 else headers + at % (len(data) - headers)
+        data[at : at + length] = bytes([value]) * len(data[at : at + length])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "damaged.so")
+        path.write_bytes(data)
+        read_or_refuse(path)
+
+
+def test_what_is_no_binary_is_refused_with_its_reason(tmp_path: Path) -> None:
+    library = LIBRARIES[0].read_bytes()
+    for at, value, reason in [
+        (0, b"#!/b", "not an ELF file"),
+        (0x10, b"\1\0", "not a linked program"),
+        (0x12, b"\3\0", "for another machine"),
+        (0x3C, b"\xff\xff", "damaged"),
+    ]:
+        (tmp_path / "file").write_bytes(library[:at] + value + library[at + len(value) :])
+        with pytest.raises(ValueError, match=reason):
+            open_binary(tmp_path / "file")
+    with pytest.raises(ValueError, match="no function bounds"):
+        call_graph(made(CODE))
+
+
+def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.write(LIBRARIES[0].read_bytes())
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="larger than 1 GiB"):
+        open_binary(tmp_path / "huge")

@@ -1,0 +1,199 @@
+"""Binaries of a folder as a dataset: what is found, how it is labelled, and what may not be split."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.reproductions.elf import NODE_FEATURES, ElfBinaries
+from experiments.reproductions.elf.files import Package, groups, owners
+from gst.data import group_of
+from gst.graphs.graph import Graph
+from tests.conftest import FIXTURES
+
+LIBRARIES = [FIXTURES / "elf" / "calls_x86_64.so", FIXTURES / "elf" / "calls_aarch64.so"]
+
+
+def installed(root: Path, *names: str, text: bytes = b"") -> None:
+    """Different libraries, by bytes after the end of what is loaded."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(LIBRARIES[len(name) % 2].read_bytes() + os.fsencode(name) + text)
+
+
+def database(root: Path, **packages: tuple[str, str, list[str]]) -> Path:
+    """A package manager's, of name -> (source, section, files)."""
+    info = root / "dpkg" / "info"
+    info.mkdir(parents=True)
+    paragraphs = []
+    for name, (source, section, files) in packages.items():
+        paragraphs.append(
+            f"Package: {name}\nStatus: install ok installed\nSection: {section}\nSource: {source} (1:2-3)\n"
+            "Description: no\n field: here\n"
+        )
+        (info / f"{name}:amd64.list").write_text("/.\n" + "".join(f"{file}\n" for file in files))
+    (root / "dpkg" / "status").write_text("\n".join(paragraphs))
+    return root / "dpkg"
+
+
+def source(root: Path, **arguments: object) -> ElfBinaries:
+    options = {"min_bytes": 1000, "min_groups": 1, "dpkg": str(root / "dpkg")} | arguments
+    return ElfBinaries(str(root / "usr"), **options)  # type: ignore[arg-type]
+
+
+def test_every_file_counts_once_and_what_is_skipped_has_a_reason(tmp_path: Path) -> None:
+    root = tmp_path / "usr"
+    installed(root, "lib/one.so", "bin/two")
+    (root / "lib" / "link.so").symlink_to("one.so")
+    (root / "lib" / "circle").symlink_to(root, target_is_directory=True)
+    (root / "lib" / "nowhere").symlink_to("gone")
+    os.link(root / "bin" / "two", root / "bin" / "two-again")
+    shutil.copy(root / "bin" / "two", root / "bin" / "zwei")
+    os.mkfifo(root / "bin" / "pipe")
+    (root / "text").write_bytes(b"words " * 1000)
+    (root / "small").write_bytes(LIBRARIES[0].read_bytes()[:999])
+    (root / "short").write_bytes(LIBRARIES[0].read_bytes()[:3000])
+    found = source(tmp_path, label="call_depth")
+    graphs = list(found)
+    assert [graph.name.partition("/")[2] for graph in graphs] == ["bin/two", "lib/one.so"]
+    reasons = {path.relative_to(root).as_posix(): reason for path, reason in found.skipped.items()}
+    assert set(reasons) == {"bin/zwei", "text", "short"}
+    assert reasons["bin/zwei"] == "a copy of another file" and reasons["text"] == "not an ELF file"
+    assert reasons["short"].startswith("damaged")
+
+
+def test_unreadable_files_and_folders_are_skipped(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", "lib/one.so", "lib/closed.so", "closed/two.so")
+    (tmp_path / "usr" / "lib" / "closed.so").chmod(0)
+    (tmp_path / "usr" / "closed").chmod(0)
+    if os.access(tmp_path / "usr" / "closed", os.R_OK):
+        pytest.skip("this user may read everything")
+    found = source(tmp_path, label="call_depth")
+    assert len(list(found)) == 1 and set(found.skipped.values()) == {"Permission denied"}
+
+
+def test_a_file_that_vanishes_meanwhile_is_skipped(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
+    found = source(tmp_path, label="call_depth")
+    assert len(found.binaries) == 2
+    (tmp_path / "usr" / "lib" / "one.so").unlink()
+    assert len(list(found)) == 1
+    assert list(found.skipped.values()) == ["No such file or directory"]
+
+
+def test_graphs_are_named_by_group_and_path_and_the_same_at_every_call(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", "lib/libone.so.1", "bin/two")
+    dpkg = database(tmp_path, one=("one-1.2", "libs", [str(tmp_path / "usr/lib/libone.so.1")]))
+    found = source(tmp_path, label="call_depth")
+    first, second = list(found), list(found)
+    assert [graph.name for graph in first][1] == "one/lib/libone.so.1" and dpkg.is_dir()
+    assert [graph.digest() for graph in first] == [graph.digest() for graph in second]
+    assert all(isinstance(graph, Graph) and graph.node_features.shape == (9, len(NODE_FEATURES)) for graph in first)
+    assert first[0].targets.tolist() == first[1].targets.tolist() == pytest.approx([np.log(2)])
+    assert group_of("one/lib/libone.so.1") == "one"
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", os.fsdecode(b"lib/\xff.so"))
+    (graph,) = source(tmp_path, label="call_depth")
+    assert graph.name.isascii() and graph.name.endswith("/lib/\\xff.so")
+
+
+def test_sections_are_classes_and_rare_ones_are_left_out(tmp_path: Path) -> None:
+    root = tmp_path / "usr"
+    installed(root, "lib/liba.so", "lib/libbb.so", "lib/libccc.so", "bin/d", "bin/loose")
+    database(
+        tmp_path,
+        a=("a", "libs", [f"{root}/lib/liba.so"]),
+        b=("b", "contrib/libs", [f"{root}/lib/libbb.so"]),
+        c=("c", "utils", [f"{root}/lib/libccc.so"]),
+        d=("d", "admin", [f"{root}/bin/d"]),
+    )
+    every = source(tmp_path, label="section")
+    assert every.classes == ("admin", "libs", "utils")
+    assert {graph.name: graph.targets.tolist() for graph in every} == {
+        "a/lib/liba.so": [1.0], "b/lib/libbb.so": [1.0], "c/lib/libccc.so": [2.0], "d/bin/d": [0.0],
+    }  # fmt: skip
+    assert Counter(every.skipped.values()) == {"no section known": 1}
+    common = source(tmp_path, label="section", min_groups=2)
+    assert common.classes == ("libs",) and len(common.binaries) == 2
+    assert "section utils is rare" in common.skipped.values()
+
+
+def test_languages_are_classes(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
+    found = source(tmp_path, label="language")
+    assert found.classes == ("C",) and [graph.targets.tolist() for graph in found] == [[0.0], [0.0]]
+
+
+def test_a_limit_takes_evenly(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", *(f"lib/{'x' * i}.so" for i in range(1, 8)))
+    every = [found.path for found in source(tmp_path, label="call_depth").binaries]
+    assert [found.path for found in source(tmp_path, label="call_depth", limit=3).binaries] == every[0:5:2]
+    assert len(source(tmp_path, label="call_depth", limit=100).binaries) == 7
+
+
+def test_the_fingerprint_changes_with_files_and_settings(tmp_path: Path) -> None:
+    installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
+    seen = source(tmp_path).fingerprint()
+    assert source(tmp_path).fingerprint() == seen
+    assert source(tmp_path, label="call_depth").fingerprint() != seen
+    installed(tmp_path / "usr", "lib/one.so", text=b"changed")
+    assert source(tmp_path).fingerprint() != seen
+
+
+def test_wrong_arguments(tmp_path: Path, unchecked: None) -> None:
+    for arguments, words in [({"label": "size"}, "call_depth"), ({"limit": 0}, "starts at 1")]:
+        with pytest.raises(ValueError, match=words):
+            source(tmp_path, **arguments)
+    with pytest.raises(ValueError, match="no folder"):
+        next(iter(source(tmp_path)))
+    (tmp_path / "usr").mkdir()
+    with pytest.raises(ValueError, match="holds no binaries"):
+        next(iter(source(tmp_path)))
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "usr").mkdir()
+    monkeypatch.setitem(sys.modules, "elftools", None)
+    with pytest.raises(ValueError, match=r"graph-segment-training\[elf\]"):
+        next(iter(source(tmp_path)))
+
+
+def test_owners_are_found_where_a_list_names_a_linked_folder(tmp_path: Path) -> None:
+    real = tmp_path / "usr" / "lib"
+    real.mkdir(parents=True)
+    (tmp_path / "lib").symlink_to(real)
+    (real / "libx.so").touch()
+    dpkg = database(tmp_path, libx1=("x", "libs", [f"{tmp_path}/lib/libx.so", "/elsewhere/libx.so"]))
+    found = owners([real / "libx.so", real / "liby.so"], dpkg)
+    assert found == {real / "libx.so": Package("libx1", "x", "libs")}
+    assert owners([real / "libx.so"], tmp_path / "nothing") == {}
+
+
+def test_files_that_may_share_code_share_a_group() -> None:
+    llvm14, llvm15, gcc = (Package(name, name, "libs") for name in ("llvm-toolchain-14", "llvm-toolchain-15", "gcc-12"))
+    owned = {
+        Path("/usr/lib/libLLVM-14.so.1"): llvm14,
+        Path("/usr/lib/libLLVM-15.so.1"): llvm15,
+        Path("/usr/bin/cpp"): gcc,
+        Path("/usr/lib/libstdc++.so.6.0.30"): gcc,
+    }
+    loose = {
+        Path("/usr/local/cuda-13.0/lib/libstdc++.so.6"): "brings the C++ library with it",
+        Path("/usr/local/cuda-13.0/bin/ptxas"): "lies beside it",
+        Path("/usr/local/bin/docker"): "shares nothing",
+    }
+    paths = [*owned, *loose]
+    found = dict(zip(paths, groups(paths, owned), strict=True))
+    assert found[paths[0]] == found[paths[1]] == "llvm-toolchain"
+    assert found[paths[2]] == found[paths[3]] == found[paths[4]] == found[paths[5]] == "gcc"
+    assert found[paths[6]] == "usr-local-bin"
+    assert groups([], {}) == []

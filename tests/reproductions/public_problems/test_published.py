@@ -1,0 +1,156 @@
+"""The fast published objective equals its slow twin, bounds are bounds, and searches keep to what is admitted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from placement_graphs import FIXTURE, SHARED, cost_graph
+
+from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
+from experiments.reproductions.public_problems.published import (
+    PublishedObjective,
+    orders,
+    published_bound,
+    search_published,
+)
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Budgeted
+from gst.placement.search.annealing import anneal
+from gst.placement.task import Task
+from tests.reproductions.public_problems.published_latency import latency
+
+
+def slow(graph: CostGraph, plan: Plan) -> float:
+    try:
+        return latency(graph, plan)
+    except ValueError:
+        return float("nan")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_plans_take_what_the_slow_twin_says(seed: int) -> None:
+    graph, generator = cost_graph(12, seed), np.random.default_rng(seed)
+    runtime = PublishedObjective(graph)
+    plans = []
+    for _ in range(150):
+        home = generator.integers(-1, graph.num_accelerators, graph.num_nodes)
+        home[generator.random(graph.num_nodes) < 0.4] = -1
+        if generator.random() < 0.9:  # else the limits are left to chance
+            home = np.where(np.isinf(graph.accelerator_ms), -1, home)[
+                np.unique(graph.colocation, return_index=True)[1][graph.colocation]
+            ]
+        plans.append(runtime.plan(home))
+    want = np.array([slow(graph, plan) for plan in plans])
+    assert np.isnan(want).any() and np.isfinite(want).any()
+    np.testing.assert_allclose(runtime(plans), want, rtol=1e-12)
+    assert published_bound(graph) <= np.nanmin(want)
+
+
+def test_it_is_twenty_times_as_fast_as_the_slow_twin() -> None:
+    graph = read_cost_graph(FIXTURE)
+    runtime, plans = PublishedObjective(graph), PublishedObjective(read_cost_graph(FIXTURE)).starts()
+    runtime(plans)
+
+    def seconds(run: object) -> float:
+        assert callable(run)
+        best = float("inf")
+        for _ in range(5):
+            started = time.perf_counter()
+            run()
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    assert seconds(lambda: runtime(plans * 20)) < seconds(lambda: [latency(graph, plan) for plan in plans * 20]) / 5
+
+
+def test_plans_of_other_graphs_and_graphs_with_a_backward_pass_are_refused() -> None:
+    graph = cost_graph(8, 0)
+    runtime = PublishedObjective(graph)
+    with pytest.raises(ValueError, match="places 3 nodes, made has 8"):
+        runtime([Plan(("cpu:0",), np.zeros(3, np.int64))])
+    with pytest.raises(ValueError, match="uses accelerator:9"):
+        runtime([Plan(("accelerator:9",), np.zeros(8, np.int64))])
+    with pytest.raises(ValueError, match="backward pass"):
+        PublishedObjective(replace(graph, backward=np.ones(8, bool)))
+    with pytest.raises(ValueError, match="has no CPU"):
+        PublishedObjective(replace(graph, num_cores=0))
+
+
+def test_operations_that_take_no_time_are_placed() -> None:
+    graph = cost_graph(8, 0)
+    free = replace(graph, cpu_ms=np.zeros(8), transfer_ms=np.zeros_like(graph.transfer_ms))
+    assert PublishedObjective(free)([search_published(free, steps=2_000)])[0] == 0.0
+
+
+def test_excess_is_what_the_fullest_accelerator_takes_too_much() -> None:
+    graph = replace(cost_graph(8, 0, together=False), sizes=np.full(8, 100.0))
+    runtime = PublishedObjective(graph)
+    assert runtime.excess(runtime.plan(np.array([0] * 6 + [1] * 2))) == pytest.approx(0.5)
+    assert runtime.excess(runtime.plan(np.array([0] * 4 + [1] * 4))) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_starts_are_admitted_where_nothing_is_colocated_and_orders_are_topological(seed: int) -> None:
+    graph = cost_graph(20, seed, together=False)
+    runtime = PublishedObjective(graph)
+    took = runtime(PublishedObjective(graph).starts())
+    assert np.isfinite(took).all()
+    for order in orders(graph):
+        position = np.argsort(order)
+        assert sorted(order) == list(range(20)) and (position[graph.edges[0]] < position[graph.edges[1]]).all()
+
+
+def test_cuts_of_a_chain_are_its_best_contiguous_plan() -> None:
+    """Against all plans of a chain of six in which every accelerator has one stretch."""
+    graph = replace(
+        cost_graph(6, 3, accelerators=2, limit=250.0, together=False),
+        edges=np.stack([np.arange(5), np.arange(1, 6)]), transfer_ms=np.array([1.0, 4.0, 0.5, 2.0, 1.5, 0.0]),
+    )  # fmt: skip
+    runtime = PublishedObjective(graph)
+    stretches = [
+        home for home in product((-1, 0, 1), repeat=6)
+        if all(np.ptp(at) + 1 == len(at) for a in range(2) if len(at := np.flatnonzero(np.array(home) == a)))
+    ]  # fmt: skip
+    every = runtime([runtime.plan(np.array(home)) for home in stretches])
+    assert np.nanmin(runtime(PublishedObjective(graph).starts())) == pytest.approx(np.nanmin(every))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_finds_the_best_of_all_plans_of_small_graphs(seed: int) -> None:
+    graph = cost_graph(7, seed, accelerators=2)
+    runtime = PublishedObjective(graph)
+    every = runtime([runtime.plan(np.array(home)) for home in product((-1, 0, 1), repeat=7)])
+    best = search_published(graph, seed=0, steps=20_000)
+    assert runtime([best])[0] == pytest.approx(np.nanmin(every))
+    assert latency(graph, best) == pytest.approx(np.nanmin(every))
+
+
+def test_the_search_is_never_worse_than_its_start_and_the_same_for_the_same_seed() -> None:
+    graph = read_cost_graph(FIXTURE)
+    runtime = PublishedObjective(graph)
+    starts = PublishedObjective(graph).starts()
+    plans = [search_published(graph, seed=4, steps=2_000, start=starts[:1]) for _ in range(2)]
+    assert plans[0].key == plans[1].key
+    assert runtime(plans[:1])[0] <= np.nanmin(runtime(starts))
+
+
+def test_annealing_takes_the_published_runtime() -> None:
+    graph = cost_graph(15, 1)
+    runtime = PublishedObjective(graph)
+    budgeted = Budgeted(runtime, 300)
+    anneal(Task.of_cost_graph(graph), budgeted, seed=0)
+    assert budgeted.left == 0 and budgeted.best is not None
+    assert latency(graph, budgeted.best) == pytest.approx(budgeted.best_ms)
+    assert budgeted.best_ms <= np.nanmin(runtime(PublishedObjective(graph).starts()))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the published graphs in shared/data/placement")
+@pytest.mark.parametrize("name", ["bert24", "gnmt", "inceptionv3", "resnet50"])
+def test_experts_of_published_graphs_take_what_the_slow_twin_says(name: str) -> None:
+    graph = read_cost_graph(SHARED / "throughput_layer_graphs" / f"{name}_inference.json")
+    plan = read_split(SHARED / "human_experts" / f"{name}_inference_expert.json", graph)
+    assert PublishedObjective(graph)([plan])[0] == pytest.approx(latency(graph, plan))

@@ -1,0 +1,245 @@
+"""The compiled simulator agrees with its slow twin, with what can be worked out by hand, and with the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gst.execution.costs import Costs, measure_costs, profiled_costs
+from gst.execution.interpreter import compiler
+from gst.execution.native import NativeExecutor
+from gst.lowering.plan import Plan, Timeline, in_order_of
+from gst.lowering.race_check import check
+from gst.lowering.storages import Storages, storages
+from gst.machine.devices import Device
+from gst.programs import Program
+from gst.simulation.calibration import fit
+from gst.simulation.copies import copies_of
+from gst.simulation.peaks import costs_streams, peak_bytes
+from gst.simulation.simulator import Contention, Simulator
+from tests.execution.replay import assert_is_a_run_of
+from tests.execution.test_executor import alone, random_plan
+from tests.execution.test_native import CHAINED, MOLDABLE, names
+from tests.simulation import slow_simulator
+
+NOTHING = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
+ROUGH = Contention(
+    0.1, 0.05, 0.2, helper_us=7.0, helper_spin_us=15.0, switch_us=0.5, hand_over_us=2.0, wake_us=11.0, spin_us=20.0
+)  # fmt: skip
+
+
+def made(
+    devices: list[Device], edges: list[tuple[int, int]], times: np.ndarray, size: int = 1000, queue: bool = False
+) -> Costs:
+    """Operations that each make one storage of `size` bytes; the last is the output."""
+    nodes = times.shape[1]
+    every = np.arange(nodes)
+    kept = every == nodes - 1
+    apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
+    return Costs(
+        tuple(devices), np.array(edges, np.int64).reshape(-1, 2).T, np.ones(nodes, bool), kept,
+        times, np.full(nodes, size), np.full(times.shape, size),
+        Storages(np.full(nodes, size), every, np.stack([every, every])),
+        5.0 * apart, np.where(apart, 100.0, np.inf), queue,
+    )  # fmt: skip
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Costs, Plan]:
+    """A random program on devices that share cores, or have memories of their own, whose copies may queue."""
+    nodes = draw(st.integers(1, 25))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    apart = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(3)]
+    paired = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n // 2}", "test") for n in range(4)]
+    devices = draw(st.sampled_from([MOLDABLE, CHAINED, apart, paired]))
+    edges = [(a, b) for b in range(nodes) for a in range(b) if rng.random() < 3 / nodes]
+    times = rng.lognormal(2, 1, (len(devices), nodes))
+    plan = Plan(names(devices), rng.integers(0, len(devices), nodes), rng.integers(0, 4, nodes))
+    # Lanes of a memory that several devices share order the copies of all of them, which links that never queue ignore.
+    queue = devices is paired or draw(st.booleans())
+    return made(devices, edges, times, int(rng.choice([1, 300, 3_000, 100_000])), queue), plan
+
+
+@given(cases(), st.sampled_from([NOTHING, ROUGH]))
+@settings(max_examples=150)
+def test_the_compiled_simulator_agrees_with_its_slow_twin(case: tuple[Costs, Plan], contention: Contention) -> None:
+    costs, plan = case
+    got = Simulator(costs, contention).run(plan)
+    begin, end = slow_simulator.simulate(costs, contention, plan)
+    np.testing.assert_allclose(got.begin_us, begin, atol=1e-6)
+    np.testing.assert_allclose(got.end_us, end, atol=1e-6)
+
+
+def test_by_hand_a_wide_operation_waits_for_both_cores_and_holds_them() -> None:
+    """0 (10 us, core 0) and 1 (4 us, core 1) run at once; 2 needs both cores: 10 .. 16; 3 (core 1) has a lesser
+    priority than 2, so that core 1 waits for it from 4 to 10 and 3 runs 16 .. 17."""
+    times = np.array([[10.0, 9, 9, 9], [9, 4, 9, 1], [9, 9, 6, 9]])
+    costs = made(MOLDABLE, [(1, 2), (1, 3)], times)
+    plan = Plan(names(MOLDABLE), np.array([0, 1, 2, 1]), np.array([3, 2, 1, 0]))
+    got = Simulator(costs, NOTHING).run(plan)
+    assert got.begin_us.tolist() == [0, 0, 10, 16] and got.end_us.tolist() == [10, 4, 16, 17]
+    first = Plan(names(MOLDABLE), np.array([0, 1, 2, 1]), np.array([3, 2, 0, 1]))
+    assert Simulator(costs, NOTHING).run(first).end_us.tolist() == [10, 4, 16, 5]
+
+
+def test_by_hand_a_value_travels_between_memories() -> None:
+    """10 us of work, 5 us latency and 1,000 bytes at 100 bytes a microsecond, then 7 us there."""
+    devices = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(2)]
+    costs = made(devices, [(0, 1)], np.array([[10.0, 7], [10, 7]]))
+    got = Simulator(costs, NOTHING).run(Plan(names(devices), np.array([0, 1])))
+    assert got.end_us.tolist() == [10, 32]
+    assert peak_bytes(costs, got) == {"memory 0": 1000, "memory 1": 2000}
+
+
+def test_by_hand_a_value_crosses_once_and_copies_of_a_memory_go_one_after_the_other() -> None:
+    """Device 0 ends 0 at 10 and 1 at 12. A copy takes 15 us: the value of 0 is in memory 1, for both of its readers, at
+    25, then in memory 2 at 40; that of 1, made in between, is in memory 1 at 55."""
+    devices = [Device(f"gpu:{n}", "gpu", (), 1, f"memory {n}", "test") for n in range(3)]
+    edges = [(0, 2), (0, 3), (0, 4), (1, 5)]
+    times = np.tile([10.0, 2, 1, 1, 1, 1], (3, 1))
+    plan = Plan(names(devices), np.array([0, 0, 1, 1, 2, 1]), np.arange(6)[::-1].copy())
+    got = Simulator(made(devices, edges, times, queue=True), NOTHING).run(plan)
+    assert got.begin_us.tolist() == [0, 10, 25, 26, 40, 55]
+    copies = copies_of(made(devices, edges, times, queue=True), got)
+    assert list(zip(*(each.tolist() for each in copies), strict=True)) == [
+        (0, 1, 10, 25), (0, 2, 25, 40), (1, 1, 40, 55),
+    ]  # fmt: skip
+    free = Simulator(made(devices, edges, times), NOTHING).run(plan)
+    assert free.begin_us.tolist() == [0, 10, 25, 26, 25, 27]
+
+
+def test_by_hand_two_at_once_slow_each_other() -> None:
+    """Each loses a quarter of its speed while the other runs: 6 us of work end at 8, then 4 of 10 are left."""
+    costs = made(MOLDABLE, [], np.array([[10.0, 6], [10, 6], [10, 6]]), size=0)
+    got = Simulator(costs, Contention(0.25, switch_us=0, hand_over_us=0, wake_us=0)).run(
+        Plan(names(MOLDABLE), np.array([0, 1]))
+    )
+    assert got.end_us.tolist() == [12, 8]
+
+
+def test_contention_is_recovered_from_runs_under_it() -> None:
+    rng = np.random.default_rng(0)
+    nodes = 400
+    edges = [(a, b) for b in range(nodes) for a in range(max(0, b - 9), b) if rng.random() < 0.2]
+    times = rng.lognormal(4, 1, (3, nodes))
+    costs = made(MOLDABLE, edges, times, 200_000)
+    want = Contention(0.08, 0.02, 0.01, helper_us=40.0, switch_us=0.4, hand_over_us=1.5, wake_us=25.0)
+    plans = [Plan(names(MOLDABLE), rng.choice(3, nodes, p=[0.45, 0.45, 0.1])) for _ in range(6)]
+    runs = [Simulator(costs, want).run(plan) for plan in plans]
+    got = fit(costs, [[run] for run in runs])
+    learned = got.slowdown, got.memory_slowdown, got.remote_ns_per_byte, got.helper_us
+    assert learned == pytest.approx((0.08, 0.02, 0.01, 40.0), rel=0.15)  # LEAST_RATE is no law of it
+    assert (got.switch_us, got.hand_over_us, got.wake_us) == pytest.approx((0.4, 1.5, 25.0), rel=0.1)
+    several = [[interrupted(costs, want, plan, rng) for _ in range(5)] for plan in plans]
+    disturbed, of_one_run = fit(costs, several), fit(costs, [runs[:1] for runs in several])
+    assert disturbed.slowdown == pytest.approx(0.08, rel=0.15), "hardly any operation is interrupted in all five"
+    assert of_one_run.slowdown > 0.3
+
+
+def interrupted(costs: Costs, contention: Contention, plan: Plan, rng: np.random.Generator) -> Timeline:
+    """A run in which another process takes the core of every third operation for as long as that takes, or thrice."""
+    longer = rng.choice([1.0, 1.0, 1.0, 1.0, 2.0, 4.0], costs.num_nodes)
+    return Simulator(replace(costs, times_us=longer * costs.times_us), contention).run(plan)
+
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+
+
+@needs_compiler
+def test_on_one_device_order_and_memory_are_those_of_the_run(program: Program) -> None:
+    plan = alone(program, priority=np.random.default_rng(0).integers(0, 9, program.num_nodes))
+    with NativeExecutor(program, MOLDABLE) as native:
+        costs = measure_costs(native, repetitions=1)
+        native.run(plan)
+        ran = native.last_timeline
+    simulated = Simulator(costs).run(plan)
+    computed = np.flatnonzero(costs.computed)
+    assert (np.argsort(ran.begin_us[computed]) == np.argsort(simulated.begin_us[computed])).all()
+    assert peak_bytes(costs, simulated)["host"] == pytest.approx(ran.peak_bytes, rel=0.01)
+
+
+@needs_compiler
+def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
+    """Given the times at which operations really ran; those that run at once are taken to peak together, which is too
+    much by what kernels of such small tensors take for themselves."""
+    rng = np.random.default_rng(1)
+    with NativeExecutor(program, MOLDABLE) as native:
+        costs = measure_costs(native, repetitions=1)
+        for _ in range(4):
+            native.run(random_plan(program, rng, names(MOLDABLE)))
+            ran = native.last_timeline
+            assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.5
+
+
+def simulated(costs: Costs, plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
+    """Peaks of the simulated run, and those that are proven of all runs of its stream program."""
+    run = Simulator(costs, ROUGH).run(plan)
+    return peak_bytes(costs, run), check(costs_streams(costs, run)).peak_bytes
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_a_simulated_run_takes_no_more_than_is_proven_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
+    ran, proven = simulated(*case)
+    assert all(ran[memory] <= proven[memory] for memory in ran)
+
+
+def test_peaks_of_workloads_are_at_most_proven_and_equal_on_one_device(bundled_program: Program) -> None:
+    """On lanes that share a memory, and on memories of their own, where views lie in copies of their bases, with links
+    that queue and with links that do not."""
+    rng, total = np.random.default_rng(2), 0
+    for memories, queue in (("abc", True), ("aab", True), ("abc", False)):
+        devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
+        times = rng.lognormal(2, 1, (3, bundled_program.num_nodes))
+        costs = replace(profiled_costs(bundled_program, devices, times), copies_queue=queue)
+        for _ in range(2):
+            ran, proven = simulated(costs, random_plan(bundled_program, rng, names(devices)))
+            assert all(ran[memory] <= proven[memory] for memory in ran)
+            total += sum(ran.values())
+        ran, proven = simulated(costs, alone(bundled_program, "cpu:2"))
+        assert ran == proven
+    assert total > 0
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_a_simulated_run_keeps_the_order_and_the_waits_of_its_stream_program(case: tuple[Costs, Plan]) -> None:
+    costs, plan = case
+    run = Simulator(costs, ROUGH).run(plan)
+    assert_is_a_run_of(costs_streams(costs, run), run)
+
+
+@given(cases(), st.sampled_from([NOTHING, ROUGH]))
+@settings(max_examples=60)
+def test_a_plan_in_the_order_of_its_simulation_is_simulated_alike(case: tuple[Costs, Plan], rough: Contention) -> None:
+    costs, plan = case
+    simulator = Simulator(costs, rough)
+    run = simulator.run(plan)
+    again = simulator.run(in_order_of(plan, run))
+    assert (again.begin_us == run.begin_us).all() and (again.end_us == run.end_us).all()
+
+
+def test_values_in_one_memory_are_seen(bundled_program: Program) -> None:
+    """A view holds the storage of its base, and no input's memory counts."""
+    found = storages(bundled_program)
+    held = {node: set() for node in range(bundled_program.num_nodes)}
+    for storage, node in found.held.T.tolist():
+        held[node].add(storage)
+    for node, operation in enumerate(bundled_program.operations):
+        if operation.is_view and operation.producers:
+            assert held[node] <= held[operation.producers[0]]
+        if operation.kind != "operation":
+            assert not held[node]
+    assert (found.num_bytes > 0).all()
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    costs = made(MOLDABLE, [], np.ones((3, 2)))
+    with pytest.raises(ValueError, match="places 3 nodes"):
+        Simulator(costs).run(Plan(("cpu:0",), np.zeros(3, np.int64)))
+    with pytest.raises(ValueError, match="uses device 'cuda:0'"):
+        Simulator(costs).run(Plan(("cuda:0",), np.zeros(2, np.int64)))
