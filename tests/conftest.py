@@ -35,9 +35,7 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 from tests.checks import check_again, without_checks  # noqa: E402, by the path that was added above
-
-FIXTURES = Path(__file__).parent / "fixtures"
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
+from tests.files import shared_or_fixture  # noqa: E402
 
 
 @pytest.hookimpl(trylast=True)  # what `-m` leaves out does not count
@@ -76,11 +74,6 @@ def _process() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "gradients": torch.is_grad_enabled(),
     }
-
-
-def shared_or_fixture(shared: str, fixture: str) -> Path:
-    """The measured file where shared/data lies beside the repository, else its part in tests/fixtures."""
-    return SHARED / shared if (SHARED / shared).exists() else FIXTURES / fixture
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from gst.data.malnet import MalNet
 from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.store import open_store
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 ALEXNET = str(FIXTURES / "alexnet_small.npz")
 UNET = FIXTURES / "hlo" / "unet_3d_part.npz"

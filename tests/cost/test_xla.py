@@ -20,7 +20,7 @@ from gst.cost.step_time.xla import read_xla, xla_program
 from gst.data.hlo.counts import counts_of
 from gst.data.hlo.modules import read_module
 from gst.data.hlo.text import parse_module
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 XLA = FIXTURES / "xla"
 COUNTS = json.loads((XLA / "counts.json").read_text())

@@ -16,7 +16,7 @@ from gst.data.collections import COLLECTIONS, PARTS, download_command, download_
 from gst.data.tpugraphs import read
 from gst.graphs.store import open_store, prepare
 from gst.util.arrays import PackedArray
-from tests.conftest import FIXTURES, SHARED
+from tests.files import FIXTURES, SHARED
 
 ALEXNET = FIXTURES / "alexnet_small.npz"
 TILES = sorted((FIXTURES / "tile").glob("*.npz"))

@@ -22,7 +22,7 @@ from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.nn.encoders import signed_log
-from tests.conftest import FIXTURES, shared_or_fixture
+from tests.files import FIXTURES, shared_or_fixture
 
 HLO = FIXTURES / "hlo"
 UNET = shared_or_fixture("pb/module_tuning_data_layout.pb", "hlo/unet_3d_part.pb")

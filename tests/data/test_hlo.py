@@ -14,7 +14,7 @@ from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule, ModuleTuningData
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
-from tests.conftest import FIXTURES, shared_or_fixture
+from tests.files import FIXTURES, shared_or_fixture
 
 HLO = FIXTURES / "hlo"
 PART = HLO / "unet_3d_part.pb", HLO / "unet_3d_part.npz"

@@ -12,7 +12,7 @@ import pytest
 
 from gst.data import read_hlo
 from gst.data.hlo.messages import HloModule, ModuleTuningData
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 HLO = FIXTURES / "hlo"
 HUGE = 10**17

@@ -12,7 +12,7 @@ from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule
 from gst.data.hlo.text import parse_module
 from gst.graphs.graph import Graph
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 HLO = FIXTURES / "hlo"
 BODY = """HloModule small

@@ -16,7 +16,7 @@ from gst.data.source import fingerprint_of_files
 from gst.data.tpugraphs import TpuGraphs, read
 from gst.graphs.graph import Graph
 from gst.graphs.store import prepare
-from tests.conftest import FIXTURES, SHARED
+from tests.files import FIXTURES, SHARED
 
 LAYOUT = FIXTURES / "alexnet_small.npz"
 TILE = FIXTURES / "tile" / "fusion.261_f758aa847a9184c5.npz"

@@ -1,20 +1,9 @@
-"""Small programs and two one-thread devices, whatever the machine has."""
+"""Small programs, as fixtures."""
 
 import pytest
 
-from gst.machine.devices import Device
 from gst.programs import Program
 from tests.programs.small import SMALL, STRUCTURES, small_program
-
-__all__ = ["STRUCTURES", "bundled_program", "pair", "program"]
-
-
-def pair(separate_memory: bool) -> list[Device]:
-    """Two CPU devices, free to use any core: they exist on a machine with one core too."""
-    return [
-        Device(f"cpu:{number}", "cpu", (), 1, f"cpu:{number}" if separate_memory else "host", "test")
-        for number in range(2)
-    ]
 
 
 @pytest.fixture(params=STRUCTURES)

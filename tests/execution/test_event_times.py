@@ -18,9 +18,9 @@ from gst.lowering.calls import bind
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
 from gst.programs.seeded import drawn_from
-from tests.execution.conftest import pair
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR
+from tests.made_devices import pair
 
 CPU = torch.device("cpu")
 LAUNCH_S = 0.0005  # of calls that are slow to launch

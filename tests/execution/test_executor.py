@@ -32,8 +32,8 @@ from gst.programs import (
     differ_beyond_rounding,
     outputs_differ,
 )
-from tests.execution.conftest import STRUCTURES, pair
-from tests.programs.small import SMALL, small_program
+from tests.made_devices import pair
+from tests.programs.small import SMALL, STRUCTURES, small_program
 
 NAMES = ("cpu:0", "cpu:1")
 

@@ -27,7 +27,7 @@ from gst.machine.devices import Device
 from gst.machine.load import LoadGate, _ticks_of_descendants, read_busy
 from gst.programs import Program, Step, capture
 from tests import fragile
-from tests.execution.conftest import pair
+from tests.made_devices import pair
 from tests.processes import is_running
 from tests.programs.small import small_program
 

@@ -16,7 +16,7 @@ from gst.execution.executor import Executor
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
 from gst.machine.load import LoadGate
 from gst.programs import Program
-from tests.execution.conftest import pair
+from tests.made_devices import pair
 
 
 def test_callables_take_turns_after_their_warm_up() -> None:

@@ -19,9 +19,9 @@ from gst.lowering.storages import storages
 from gst.lowering.stream_program import COPY
 from gst.machine.devices import Device, select
 from gst.programs import Program, TrainingStep, capture, outputs_differ
-from tests.execution.conftest import pair
 from tests.execution.replay import assert_is_a_run_of, bytes_behind
 from tests.execution.test_executor import alone, random_plan
+from tests.made_devices import pair
 from tests.programs.small import small_program
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

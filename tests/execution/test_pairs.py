@@ -23,9 +23,9 @@ from gst.programs import Program, Step, capture
 from gst.programs.features import flops
 from gst.simulation.share_fit import fit_sharing, pair_shares, pair_us
 from gst.simulation.simulator import Contention
-from tests.execution.conftest import pair
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR
+from tests.made_devices import pair
 from tests.programs.small import small_program
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from experiments.bench.timeline import draw
 from gst.execution.trace import KINDS, chrome_trace, kind_of, save_trace
 from gst.lowering.plan import Timeline
 from gst.programs import Program
-from tests.execution.conftest import pair
+from tests.made_devices import pair
 from tests.programs.small import small_program
 
 

@@ -30,7 +30,7 @@ from experiments.reproductions.elf.binary import Section
 from experiments.reproductions.elf.calls import call_depth, language
 from experiments.reproductions.elf.functions import function_bounds
 from experiments.reproductions.elf.instructions import BRANCH, CALL, INDIRECT_CALL, JUMP, KINDS, PADDING, RETURN
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 ELF = FIXTURES / "elf"
 LIBRARIES = [ELF / "calls_x86_64.so", ELF / "calls_aarch64.so"]

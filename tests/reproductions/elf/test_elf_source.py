@@ -15,7 +15,7 @@ from experiments.reproductions.elf import NODE_FEATURES, ElfBinaries
 from experiments.reproductions.elf.files import Package, groups, owners
 from gst.data import group_of
 from gst.graphs.graph import Graph
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 LIBRARIES = [FIXTURES / "elf" / "calls_x86_64.so", FIXTURES / "elf" / "calls_aarch64.so"]
 

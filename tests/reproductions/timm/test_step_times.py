@@ -20,7 +20,7 @@ from gst.cost.step_time.rows import kernel_times
 from gst.data.fx_graphs import COLUMNS, FxGraphs, fx_graph
 from gst.data.graphnet import operator_graph, read_sources
 from gst.graphs.store import open_store
-from tests.conftest import FIXTURES
+from tests.files import FIXTURES
 
 SAMPLES = FIXTURES / "graphnet"
 FIRST = "benchmark-infer-amp-nhwc-pt240-cu124-rtx3090.csv"
